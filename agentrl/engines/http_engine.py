@@ -1,8 +1,9 @@
-"""An engine behind HTTP: the embedded one, or SGLang's server by its native API.
+"""The client of an engine behind HTTP: the embedded one, or SGLang's server by its native API.
 
-Invariants: every failure is an EngineError that says whether the engine is gone, busy, or refuses the call; a call ends
-within its deadline plus a short grace, and what an aborted call had generated is returned; tokens are never guessed: an
-answer whose ids, log-probs and versions do not fit each other is an error.
+Invariants:
+- every failure is an EngineError whose class shows whether the engine is gone, busy, or refuses the call;
+- a call ends within its deadline plus a short grace, and an aborted call returns what it has generated;
+- an answer whose ids, log-probs and versions do not match each other is an error.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ UPDATE_WITHIN_S = 600.0
 FLUSH_EVERY_S = 0.05
 T = TypeVar("T")
 ABORT_GRACE_S = 5.0
-"""An aborted call answers with what it has; it gets this long."""
+"""How long an aborted call has to answer."""
 
 
 class FinishReason(msgspec.Struct):
@@ -45,7 +46,7 @@ class FinishReason(msgspec.Struct):
 
 
 class VersionSpan(msgspec.Struct):
-    """SGLang tells versions by places in the output."""
+    """One version of an answer, by places in the output."""
 
     version: str | int
     start: int
@@ -53,7 +54,7 @@ class VersionSpan(msgspec.Struct):
 
 
 class Meta(msgspec.Struct):
-    """What is read of `meta_info`."""
+    """The part of `meta_info` that is read."""
 
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
@@ -69,7 +70,7 @@ class Answer(msgspec.Struct):
 
 
 class HttpEngine:
-    """Implements `Engine`. One instance per engine process; it keeps connections open, so close it."""
+    """Implements `Engine`. One instance per engine process; it keeps connections open until it is closed."""
 
     def __init__(self, url: str, token: str, *, headers: Mapping[str, str] | None = None) -> None:
         self.url = url.rstrip("/")
@@ -83,7 +84,7 @@ class HttpEngine:
     ) -> Generated:
         began = time.monotonic()
         body = _generate_body(rid, ids, sampling, version)
-        with self._aborted_late(rid, deadline_s):
+        with self._aborted_at_deadline(rid, deadline_s):
             answer = await self._post("/generate", body, within_s=deadline_s + ABORT_GRACE_S)
         made = _generated(_answer(answer), time.monotonic() - began)
         _check_version(made, version)
@@ -95,7 +96,7 @@ class HttpEngine:
         began = time.monotonic()
         body = {**_generate_body(rid, ids, sampling, version), "stream": True}
         try:
-            with self._aborted_late(rid, deadline_s):
+            with self._aborted_at_deadline(rid, deadline_s):
                 async with (
                     asyncio.timeout(deadline_s + ABORT_GRACE_S),
                     self._http.ask("POST", "/generate", msgspec.json.encode(body)) as reply,
@@ -112,30 +113,30 @@ class HttpEngine:
             raise self._rubbish(endless) from endless
 
     @contextlib.contextmanager
-    def _aborted_late(self, rid: str, deadline_s: float) -> Iterator[None]:
-        """The engine is told to end the call if it is still under way by then."""
-        telling: list[asyncio.Task[None]] = []
+    def _aborted_at_deadline(self, rid: str, deadline_s: float) -> Iterator[None]:
+        """Aborts the call at the engine if it is still under way after `deadline_s`."""
+        aborts: list[asyncio.Task[None]] = []
 
-        def tell() -> None:
-            telling.append(asyncio.create_task(self._abort_late(rid), name=f"abort {rid}"))
+        def abort() -> None:
+            aborts.append(asyncio.create_task(self._abort(rid), name=f"abort {rid}"))
 
-        timer = asyncio.get_running_loop().call_later(deadline_s, tell)
+        timer = asyncio.get_running_loop().call_later(deadline_s, abort)
         try:
             yield
         finally:
             timer.cancel()
-            for task in telling:
+            for task in aborts:
                 task.cancel()
 
-    async def _abort_late(self, rid: str) -> None:
-        """An engine that cannot be told has no answer either, which the call itself will find out."""
+    async def _abort(self, rid: str) -> None:
+        # If the engine cannot be reached, the call itself fails with the reason.
         with contextlib.suppress(EngineError):
             await self._post("/abort_request", {"rid": _sent_rid(rid)}, within_s=ABORT_GRACE_S)
 
     async def score(
         self, ids: Sequence[int], *, deadline_s: float, version: int | None = None, vocabulary: int | None = None
     ) -> list[float]:
-        """`vocabulary`: how many ids the model of an SGLang server has, which tells the last of them as 0."""
+        """`vocabulary`: the number of ids of the model of an SGLang server, which reports the last id as 0."""
         body = {
             **_generate_body("", ids, Sampling(max_new_tokens=0, temperature=0.0), version),
             "logprob_start_len": 0,
@@ -144,7 +145,7 @@ class HttpEngine:
         pairs = _answer(await self._post("/generate", body, within_s=deadline_s)).meta_info.input_token_logprobs or []
         found = [value for value, _, _ in pairs[1:] if value is not None]
         if not _is_echo([token for _, token, _ in pairs], ids, vocabulary) or len(found) != len(pairs) - 1:
-            raise EngineRubbishError(f"The engine {self.url} scored another sequence than it was given.")
+            raise EngineRubbishError(f"The engine {self.url} scored another sequence than the one that was sent.")
         return found
 
     async def abort(self, rid: str) -> None:
@@ -157,40 +158,40 @@ class HttpEngine:
         await self._post("/continue_generation", {})
 
     async def release_memory(self) -> None:
-        """SGLang does it if it was started with `--enable-memory-saver`."""
+        """SGLang supports it only with `--enable-memory-saver`."""
         await self._post("/release_memory_occupation", {"tags": ["kv_cache"]})
 
     async def restore_memory(self) -> None:
         await self._post("/resume_memory_occupation", {"tags": ["kv_cache"]})
 
     async def flush(self, within_s: float = ORDER_WITHIN_S) -> None:
-        """SGLang only: forget what is in the cache, as soon as no call is in it. A call whose answer was read is in it
-        a moment longer."""
+        """SGLang only: empties the cache as soon as no call is in it. A call stays in it for a moment after its answer
+        was read."""
         end = time.monotonic() + within_s
         while True:
             try:
                 return await self.order("/flush_cache")
             except CallRefusedError as refused:
                 if time.monotonic() > end:
-                    told = f"The engine {self.url} did not flush its cache within {within_s:g} s: {refused.message}"
-                    raise EngineBusyError(told) from None
+                    sentence = f"The engine {self.url} did not flush its cache within {within_s:g} s: {refused.message}"
+                    raise EngineBusyError(sentence) from None
             await asyncio.sleep(FLUSH_EVERY_S)
 
     async def update(self, path: str, version: int, *, keep_cache: bool = False) -> None:
-        """`keep_cache`: what calls in flight have computed is continued by the new weights. SGLang does nothing else
-        for calls that are paused in place; the embedded engine always computes anew. An SGLang server that is to keep
-        nothing is flushed first: with a call in its cache it takes the weights and then says that it did not."""
+        """`keep_cache`: the new weights continue what calls in flight have computed. SGLang always does so for calls
+        that are paused in place; the embedded engine always computes again. Flush an SGLang server first if it should
+        keep nothing: with a call in its cache it loads the weights and then reports a failure."""
         body = {"model_path": path, "weight_version": str(version), "flush_cache": not keep_cache}
         try:
             answer = await self._post("/update_weights_from_disk", body, within_s=UPDATE_WITHIN_S)
         except CallRefusedError as refused:
             raise WeightsRefusedError(refused.message) from refused
-        told = _decode(answer, _Success)
-        if not told.success:
-            raise WeightsRefusedError(f"The engine {self.url} refuses version {version}: {told.message}.")
+        result = _decode(answer, _Success)
+        if not result.success:
+            raise WeightsRefusedError(f"The engine {self.url} refuses version {version}: {result.message}.")
 
     async def pin(self, version: int, path: str = "") -> None:
-        """The embedded engine only: hold this version beside the current one."""
+        """The embedded engine only: holds this version beside the current one."""
         await self._post("/pin_weights", {"version": version, "model_path": path}, within_s=UPDATE_WITHIN_S)
 
     async def unpin(self) -> None:
@@ -220,7 +221,7 @@ class HttpEngine:
         )
 
     async def order(self, path: str) -> None:
-        """An order without arguments."""
+        """Posts a request without arguments."""
         await self._post(path, {})
 
     async def _post(self, path: str, body: dict[str, Any], *, within_s: float = ORDER_WITHIN_S) -> bytes:
@@ -244,7 +245,7 @@ class HttpEngine:
         return EngineGoneError(f"The engine {self.url} is gone: {broken}.")
 
     def _rubbish(self, endless: BodyTooLargeError) -> EngineRubbishError:
-        return EngineRubbishError(f"The engine {self.url} does not answer as one: {endless}.")
+        return EngineRubbishError(f"The engine {self.url} gave a malformed answer: {endless}.")
 
 
 class _RankLoad(msgspec.Struct):
@@ -288,22 +289,22 @@ def _generate_body(rid: str, ids: Sequence[int], sampling: Sampling, version: in
     return body if version is None else {**body, "version": version}
 
 
-def _is_echo(told: Sequence[int], ids: Sequence[int], vocabulary: int | None) -> bool:
+def _is_echo(scored: Sequence[int], ids: Sequence[int], vocabulary: int | None) -> bool:
     """Whether these are the ids that were sent. The last one of the vocabulary has its own log-prob under the id 0."""
     last = None if vocabulary is None else vocabulary - 1
-    return list(told) in (list(ids), [0 if sent == last else sent for sent in ids])
+    return list(scored) in (list(ids), [0 if sent == last else sent for sent in ids])
 
 
 def _sent_rid(rid: str) -> str:
-    """With an end to it: SGLang aborts every call whose name begins with what it is told, and c1 begins c10."""
+    """The rid with an end mark: SGLang aborts every call whose rid begins with the given one (c1 and c10)."""
     return f"{rid};" if rid else ""
 
 
 def _check_version(made: Generated, wanted: int | None) -> None:
-    """SGLang knows nothing of a wanted version, and may have got another since it was asked."""
+    """SGLang does not know the wanted version and may have loaded another one meanwhile."""
     others = [version for version, _ in made.versions if version != wanted]
     if wanted is not None and others:
-        raise VersionNotServedError(f"Version {wanted} was asked for, and version {others[0]} answered.")
+        raise VersionNotServedError(f"Version {wanted} was requested, and version {others[0]} answered.")
 
 
 def _generated(answer: Answer, seconds: float, *, ended: bool = True) -> Generated:
@@ -312,35 +313,35 @@ def _generated(answer: Answer, seconds: float, *, ended: bool = True) -> Generat
     ids = [token for _, token, _ in pairs]
     log_probs = [value for value, _, _ in pairs if value is not None]
     if len(log_probs) != len(ids) or (answer.output_ids is not None and answer.output_ids != ids):
-        raise EngineRubbishError("The engine's answer has other tokens than log-probs.")
+        raise EngineRubbishError("The engine's answer has log-probs of other tokens.")
     versions = _spans(meta, len(ids))
     if sum(count for _, count in versions) != len(ids):
-        raise EngineRubbishError("The engine's answer does not say by which version each token was made.")
+        raise EngineRubbishError("The engine's answer does not have a version for each token.")
     kind = meta.finish_reason.type if meta.finish_reason else "abort"
     if kind not in ("stop", "length", "abort") or (ended and meta.finish_reason is None):
-        raise EngineRubbishError(f"The engine's answer ends in an unknown way, {kind!r}.")
+        raise EngineRubbishError(f"The engine's answer has an unknown finish reason, {kind!r}.")
     return Generated(
         ids=ids,
         log_probs=log_probs,
         versions=versions,
-        finish=kind,  # type: ignore[arg-type] # one of the three, as just checked
+        finish=kind,  # type: ignore[arg-type] # checked above
         cached_tokens=meta.cached_tokens,
         seconds=seconds,
     )
 
 
 def _spans(meta: Meta, tokens: int) -> list[tuple[int, int]]:
-    """Spans of versions, in whichever way the server tells them."""
+    """The runs of versions. A server that names one version generated all tokens by it."""
     try:
         if meta.weight_versions:
             return [(int(one.version), one.end - one.start) for one in meta.weight_versions if one.end > one.start]
         return [(int(meta.weight_version), tokens)] if tokens else []
     except ValueError as wrong:
-        raise EngineRubbishError("The engine's answer names a version that is no number.") from wrong
+        raise EngineRubbishError("The engine's answer names a version that is not a number.") from wrong
 
 
 async def _events(reply: Reply) -> AsyncIterator[bytes]:
-    """The events of a stream; an error among them is raised."""
+    """The events of a stream. Raises an error that the stream contains."""
     rest = b""
     async for piece in reply.pieces():
         *lines, rest = (rest + piece).split(b"\n")
@@ -361,22 +362,22 @@ def _decode(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
-        raise EngineRubbishError(f"The engine's answer makes no sense: {wrong}.") from wrong
+        raise EngineRubbishError(f"The engine's answer cannot be read: {wrong}.") from wrong
 
 
-class _Told(msgspec.Struct):
+class _Message(msgspec.Struct):
     message: str = ""
 
 
 class _Failure(msgspec.Struct):
-    error: _Told = msgspec.field(default_factory=_Told)
+    error: _Message = msgspec.field(default_factory=_Message)
     message: str = ""
 
 
 def _raise_for(status: int, content: bytes) -> None:
     try:
-        told = msgspec.json.decode(content, type=_Failure)
-        sentence = told.error.message or told.message
+        failure = msgspec.json.decode(content, type=_Failure)
+        sentence = failure.error.message or failure.message
     except (msgspec.MsgspecError, UnicodeDecodeError):
         sentence = ""
     sentence = sentence or f"The engine answers with status {status}."
@@ -384,7 +385,7 @@ def _raise_for(status: int, content: bytes) -> None:
         case 409:
             raise VersionNotServedError(sentence)
         case 401 | 403:
-            raise CallRefusedError(sentence, hint="Its token is in http.token of the run's state directory.")
+            raise CallRefusedError(sentence, hint="The token is in http.token of the run's state directory.")
         case 400 | 404 | 405 | 413 | 422:
             raise CallRefusedError(sentence)
         case 503:

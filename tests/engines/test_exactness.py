@@ -12,8 +12,8 @@ from agentrl.engines.embedded import slot_scheduler as slots_module
 from agentrl.engines.embedded.decoder import Model, score
 from agentrl.engines.embedded.generation_request import Request
 from agentrl.engines.interface import EngineError
-from tests.engines.asking import CLOSE, ask, assert_exact, engine_of, random_ids, run
 from tests.engines.conftest import Weights
+from tests.engines.http_requests import CLOSE, ask, assert_exact, engine_of, random_ids, run
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_many_conversations_in_few_shuffled_slots(
     first: Weights, model: Model, monkeypatch: pytest.MonkeyPatch, most_prompt_tokens: int, temperature: float
 ) -> None:
     """Groups with one prompt, turns of uneven length, aborts, more conversations than slots, slots in any order."""
-    monkeypatch.setattr(slots_module, "MOST_PROMPT_TOKENS", most_prompt_tokens)
+    monkeypatch.setattr(slots_module, "MAX_PROMPT_TOKENS", most_prompt_tokens)
     engine, chance = engine_of(model, slots=5), random.Random(most_prompt_tokens)
     done: list[Request] = []
     histories = {

@@ -1,8 +1,10 @@
-"""The embedded engine: the slot engine in a thread of its own, with an asynchronous face.
+"""The embedded engine: the slot engine in a thread of its own, with an asynchronous interface.
 
-Invariants: only that thread touches the slot engine, everybody else hands it orders, which it carries out between two
-steps; if it fails, every call fails with it and `failure` says why: an engine in an unknown state is replaced, not
-repaired. Weights are read and checked outside of the thread, so that it goes on generating meanwhile.
+Invariants:
+- only that thread touches the slot engine; other code gives it orders, which it executes between two steps;
+- if the thread fails, every call fails and `failure` has the reason: an engine in an unknown state is replaced, not
+  repaired;
+- weights are read and checked outside of the thread, so it generates meanwhile.
 """
 
 from __future__ import annotations
@@ -40,17 +42,17 @@ log = logging.getLogger("engine")
 T = TypeVar("T")
 CLOSE_WITHIN_S = 5.0
 ORDER_WITHIN_S = 60.0
-"""An order waits for one step at most; a step that takes longer than this is a hang."""
+"""An order waits for one step at most; a longer step is a hang."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Order(Generic[T]):
-    """Something that the thread is to do. It is done even if nobody waits for it any more."""
+    """Work for the thread. It is done even if its caller no longer waits."""
 
     act: Callable[[], T]
     done: concurrent.futures.Future[T]
 
-    def carry_out(self) -> None:
+    def execute(self) -> None:
         try:
             self.done.set_result(self.act())
         except EngineError as refused:
@@ -76,14 +78,14 @@ class EmbeddedEngine:
         self._closing = False
         self._updating = asyncio.Lock()
         self.failure: BaseException | None = None
-        """What ended the thread, if something did."""
+        """The error that ended the thread, if it ended."""
         self.steps = 0
-        """Rounds of computing so far: whoever watches for a hang looks here."""
+        """Rounds of computing so far; a watchdog sees a hang by it."""
         self.agreement: Agreement | None = None
-        """How the canary of the weights that serve compared."""
+        """The canary result of the weights that serve."""
         self._thread = threading.Thread(target=self._work, name="engine-loop", daemon=True)
 
-    # ---- life ----
+    # ---- start and end ----
 
     def start(self) -> None:
         self._thread.start()
@@ -98,11 +100,11 @@ class EmbeddedEngine:
 
     @property
     def busy(self) -> bool:
-        """Does it have something to compute? Then `steps` grows."""
+        """Whether there is anything to compute; then `steps` grows."""
         return self._slots.busy and self.failure is None
 
     def check(self) -> None:
-        """Raises what ended the thread, if something did."""
+        """Raises the error that ended the thread, if it ended."""
         if self.failure is not None:
             raise self.failure
 
@@ -118,7 +120,7 @@ class EmbeddedEngine:
         version: int | None = None,
         on_progress: Callable[[Generated], None] | None = None,
     ) -> Generated:
-        """`on_progress` is told, on the caller's loop, what there is after every token."""
+        """`on_progress` gets the output so far after every token, on the caller's loop."""
         began = time.monotonic()
         loop = asyncio.get_running_loop()
         ended: concurrent.futures.Future[Generated] = _promise()
@@ -142,7 +144,7 @@ class EmbeddedEngine:
             on_end=end,
         )
         submitted = _promise()
-        # Whatever keeps it from being taken is its answer, so nobody has to wait for the order as well.
+        # An error of the order becomes the answer of the request, so the order itself is not awaited.
         submitted.add_done_callback(lambda order: _fail_with(request, order))
         if not self._hand_over(_Order(lambda: self._slots.submit(request, version), submitted)):
             raise self._gone()
@@ -197,7 +199,7 @@ class EmbeddedEngine:
         await self._order(self._slots.restore_memory)
 
     async def update(self, path: str, version: int, manifest: Manifest | None = None) -> None:
-        """Check and load; then serve. Without `manifest` that of the directory counts. Raises WeightsRefusedError."""
+        """Checks, loads and serves weights. `manifest` defaults to the directory's own. Raises WeightsRefusedError."""
         async with self._updating:
             directory = Path(path)
             model, agreement = await asyncio.to_thread(_load, directory, version, manifest)
@@ -205,7 +207,7 @@ class EmbeddedEngine:
             self.agreement = agreement
 
     async def pin(self, version: int, path: str = "") -> None:
-        """Hold a version beside the current one, for calls that name it. It is loaded unless it is held already."""
+        """Holds a version beside the current one, for calls that name it. Without `path` it must be held already."""
         async with self._updating:
             if not path:
                 await self._order(lambda: self._slots.pin(self._slots.model_of(version)))
@@ -238,7 +240,7 @@ class EmbeddedEngine:
     # ---- between the loop and the thread ----
 
     async def _order(self, act: Callable[[], T]) -> T:
-        """Have it done by the thread, between two steps."""
+        """Has the thread do it between two steps."""
         order = _Order(act, _promise())
         if not self._hand_over(order):
             raise self._gone()
@@ -270,8 +272,7 @@ class EmbeddedEngine:
             self._end_all()
 
     def _next_round(self) -> bool:
-        """Carry out what is ordered until the next round is due; wait if there is nothing else to do. False at the
-        end."""
+        """Executes orders until the next round is due; waits if there is nothing else to do. False at the end."""
         while self._next_orders():
             now = time.monotonic()
             if self._slots.busy and (now >= self._next_round_at or self._slots.half_taken):
@@ -280,7 +281,7 @@ class EmbeddedEngine:
         return False
 
     def _next_orders(self) -> bool:
-        """Carry out what was ordered; wait if there is neither that nor a round that is due. False at the end."""
+        """Executes the orders; waits if there is neither an order nor a round that is due. False at the end."""
         with self._news:
             if not (self._orders or self._closing):
                 self._news.wait(self._until_next_round())
@@ -290,15 +291,15 @@ class EmbeddedEngine:
                 return False
         for place, order in enumerate(orders):
             try:
-                order.carry_out()
+                order.execute()
             except BaseException:
-                # The thread ends with it; those behind it are still to be told.
+                # The thread ends with this error; the remaining orders get it too.
                 self._orders = [*orders[place + 1 :], *self._orders]
                 raise
         return True
 
     def _until_next_round(self) -> float | None:
-        """Seconds; None if nothing would be computed in it."""
+        """Seconds; None if there is nothing to compute."""
         if not self._slots.busy:
             return None
         return 0.0 if self._slots.half_taken else max(0.0, self._next_round_at - time.monotonic())
@@ -309,7 +310,7 @@ class EmbeddedEngine:
             orders, self._orders = self._orders, []
         if self.failure is None:
             for order in orders:
-                order.carry_out()
+                order.execute()
             self._slots.abort("")
             return
         for order in orders:
@@ -346,7 +347,7 @@ def _fail_with(request: Request, order: concurrent.futures.Future[None]) -> None
 
 
 def _promise() -> concurrent.futures.Future[Any]:
-    """A future that cannot be cancelled from the waiting side: the thread must be able to keep it, whoever waits."""
+    """A future that the waiting side cannot cancel, so the thread can always set it."""
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
     return future

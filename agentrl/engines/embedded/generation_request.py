@@ -1,6 +1,6 @@
 """One call inside the engine, from its arrival to its end.
 
-Invariants: `versions` spans exactly the tokens of `output`; a request ends once, and whoever asked is told once.
+Invariants: `versions` covers exactly the tokens of `output`; a request ends once and calls `on_end` once.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def conversation_of(rid: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What was asked, and what there is of the answer."""
+    """A call and the output that it has so far."""
 
     rid: str
     prompt: list[int]
     sampling: Sampling
     seed: int
     pinned: Model | None = None
-    """The weights it insists on; otherwise those that are current, token by token."""
+    """The weights that it requires; None uses the current ones, token by token."""
     on_token: Callable[[Request], None] | None = None
     on_end: Callable[[Request], None] = lambda request: None
     output: list[int] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Request:
     finish: Finish | None = None
     error: EngineError | None = None
     begun: bool = False
-    """It had a slot already: what was cached for it is counted once."""
+    """It has had a slot: cached tokens are counted once."""
 
     @property
     def conversation(self) -> str:
@@ -45,7 +45,7 @@ class Request:
 
     @property
     def ids(self) -> list[int]:
-        """Everything that its next token follows."""
+        """All ids before its next token."""
         return self.prompt + self.output
 
     @property

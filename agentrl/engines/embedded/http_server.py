@@ -1,7 +1,10 @@
-"""The embedded engine over HTTP, in the words of SGLang's native API.
+"""The HTTP server of the embedded engine, with SGLang's native API.
 
-Invariants: nothing is answered without the run's token; a caller that goes away has its call aborted; an aborted call
-answers 200 with what it had generated; the loop only moves bytes, computing is done by the engine's own thread.
+Invariants:
+- requests without the run's token get no information;
+- the call of a caller that disconnects is aborted;
+- an aborted call answers 200 with what it has generated;
+- the event loop only moves bytes; the engine's own thread computes.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -32,12 +35,12 @@ from agentrl.http.token_server import Act, Application, BodyError, Route, bears,
 
 log = logging.getLogger("engine")
 LONGEST_CALL_S = 3600.0
-"""A call without an end of its own; whoever called has an earlier deadline and aborts."""
+"""Callers have an earlier deadline of their own and abort."""
 Decode = Callable[[list[int]], str]
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What of SGLang's sampling parameters is served; a parameter that is not known is refused, not ignored."""
+    """The supported sampling parameters of SGLang. Unknown parameters are refused, not ignored."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -52,10 +55,10 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     sampling_params: SamplingParams = msgspec.field(default_factory=SamplingParams)
     return_logprob: bool = False
     logprob_start_len: int = -1
-    """0 asks for the log-probs of the prompt."""
+    """0 returns the log-probs of the prompt."""
     stream: bool = False
     version: int | None = None
-    """The version of the weights that must answer; otherwise whichever is current."""
+    """The version that must answer; None is the current one."""
 
 
 class AbortBody(msgspec.Struct, kw_only=True):
@@ -74,20 +77,20 @@ class UpdateBody(msgspec.Struct, kw_only=True):
 
 class PinBody(msgspec.Struct, kw_only=True):
     version: int | None
-    """None lets go of the pinned version."""
+    """None unpins."""
     model_path: str = ""
 
 
 def build_app(engine: EmbeddedEngine, token: str, *, decode: Decode | None = None, model_path: str = "") -> Application:
-    """`decode` makes the `text` of answers; without it they have ids only."""
+    """`decode` produces the `text` of answers; without it answers have ids only."""
     handlers = _Handlers(engine, decode, model_path)
     table = (
         Route("/generate", "POST", handlers.generate),
         Route("/abort_request", "POST", handlers.abort),
         Route("/pause_generation", "POST", handlers.pause),
-        Route("/continue_generation", "POST", handlers.resume),
-        Route("/release_memory_occupation", "POST", handlers.release_memory),
-        Route("/resume_memory_occupation", "POST", handlers.restore_memory),
+        Route("/continue_generation", "POST", _order(engine.resume)),
+        Route("/release_memory_occupation", "POST", _order(engine.release_memory)),
+        Route("/resume_memory_occupation", "POST", _order(engine.restore_memory)),
         Route("/update_weights_from_disk", "POST", handlers.update),
         Route("/pin_weights", "POST", handlers.pin),
         Route("/health", "GET", handlers.health),
@@ -134,18 +137,6 @@ class _Handlers:
         await self._engine.pause((await body_of(request, PauseBody)).mode)
         return _json({"success": True})
 
-    async def resume(self, request: Request) -> Response:
-        await self._engine.resume()
-        return _json({"success": True})
-
-    async def release_memory(self, request: Request) -> Response:
-        await self._engine.release_memory()
-        return _json({"success": True})
-
-    async def restore_memory(self, request: Request) -> Response:
-        await self._engine.restore_memory()
-        return _json({"success": True})
-
     async def update(self, request: Request) -> Response:
         body = await body_of(request, UpdateBody)
         if not body.weight_version.isdecimal():
@@ -188,7 +179,7 @@ class _Handlers:
         )
 
     async def _stream(self, rid: str, body: GenerateBody) -> Response:
-        """Every event has all of the output so far, as SGLang's have."""
+        """Each event has the whole output so far, as in SGLang."""
         news: asyncio.Queue[Generated | None] = asyncio.Queue()
         call = asyncio.create_task(self._call(rid, body, news.put_nowait), name=f"stream {rid}")
         call.add_done_callback(lambda _: news.put_nowait(None))
@@ -197,7 +188,7 @@ class _Handlers:
             try:
                 while (sofar := await news.get()) is not None:
                     while not news.empty() and (newer := news.get_nowait()) is not None:
-                        sofar = newer  # a slow reader skips what it would have read
+                        sofar = newer  # a slow reader skips older events
                     if not call.done():
                         yield _event(self._answer(rid, body, sofar, ended=False))
                     else:
@@ -243,6 +234,16 @@ class _Handlers:
         return {"text": text, "output_ids": made.ids, "meta_info": meta}
 
 
+def _order(act: Callable[[], Awaitable[None]]) -> Act:
+    """A request without arguments."""
+
+    async def answer(request: Request) -> Response:
+        await act()
+        return _json({"success": True})
+
+    return answer
+
+
 def _sampling(params: SamplingParams) -> Sampling:
     return Sampling(
         temperature=params.temperature,
@@ -264,11 +265,11 @@ def _finish_reason(made: Generated) -> dict[str, Any]:
 
 
 def _guarded(token: str, act: Act) -> Act:
-    """The token first; then every failure becomes an answer with a sentence."""
+    """Checks the token, then turns every failure into an answer with a sentence."""
 
     async def answer(request: Request) -> Response:
         if not bears(request, token):
-            return _failure(401, "This engine wants the token of its run.", {"WWW-Authenticate": "Bearer"})
+            return _failure(401, "This engine requires the token of its run.", {"WWW-Authenticate": "Bearer"})
         try:
             return await act(request)
         except ClientDisconnect:
@@ -279,7 +280,7 @@ def _guarded(token: str, act: Act) -> Act:
             return _failure(_status_of(failed), failed.message)
         except Exception:
             log.exception("%s %s failed", request.method, request.url.path)
-            return _failure(500, "The engine failed in an unforeseen way; its log has the story.")
+            return _failure(500, "The engine failed unexpectedly; see its log.")
 
     return answer
 
@@ -297,7 +298,7 @@ def _status_of(failed: EngineError) -> int:
 
 
 async def _disconnected(request: Request) -> None:
-    """Returns when the caller went away; to be asked after the body was read."""
+    """Returns when the caller has disconnected. Call it after the body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

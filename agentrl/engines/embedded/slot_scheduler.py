@@ -1,9 +1,11 @@
 """The slot engine: which sequence has which row of the cache, and what is computed next. One thread owns it.
 
-Invariants: keys and values of a row are those of its first `cached` ids under its own weights, so nothing computed by
-one version is ever continued by another: new weights mean that sequences in flight are computed again; a row that a
-request has is given to nobody else; a request that waits is admitted in its turn, except that it may be passed over
-while the prompt it shares with another is being computed; whatever happens, every request ends.
+Invariants:
+- keys and values of a row are those of its first `cached` ids under its own weights: with new weights, sequences in
+  flight are computed again;
+- a row belongs to one request at a time;
+- waiting requests are admitted in order, except that one may wait while a prompt that it shares is being computed;
+- every request ends.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from agentrl.engines.interface import (
     WeightsRefusedError,
 )
 
-MOST_PROMPT_TOKENS = 1024
-"""Tokens of prompts in one step: those who generate already wait no longer than these take."""
-LEAST_SHARED = 16
-"""A shared beginning shorter than this is computed again rather than copied or waited for."""
-MOST_WAITING = 4096
+MAX_PROMPT_TOKENS = 1024
+"""Prompt tokens of one step. It limits how long requests that generate wait for prompts."""
+MIN_SHARED = 16
+"""A shared prefix shorter than this is computed again: copying or waiting for it costs more."""
+MAX_WAITING = 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +44,7 @@ class Slot:
     model: Model | None = None
     """The weights that its cache was computed with."""
     length: int = 0
-    """Ids that it holds; they stay after its request ended, for the next turn of the conversation."""
+    """Ids that it holds. They stay after the request ended, for the next turn of the conversation."""
     cached: int = 0
     conversation: str = ""
     used_at: int = 0
@@ -56,7 +58,7 @@ class Slot:
 
 
 class SlotEngine:
-    """`step` does one round of computing; everything else is bookkeeping between two rounds."""
+    """`step` computes one round; everything else happens between two rounds."""
 
     def __init__(self, *, slots: int, context: int) -> None:
         self.context = context
@@ -64,19 +66,19 @@ class SlotEngine:
         self.waiting: deque[Request] = deque()
         self.paused = False
         self.released = False
-        """Its cache is given up for a while."""
+        """The memory of its cache is released."""
         self.current: Model | None = None
         self.pinned: Model | None = None
         self.generated_tokens = 0
-        # Both have the shape of the first weights, and nothing is computed before those are there.
+        # Both get the shape of the first weights; nothing is computed before.
         self._cache: Cache
         self._rotation: Rotation
-        # One column more than ids: it differs from every prompt, so that each comparison finds an end.
+        # The last column differs from every prompt, so each comparison of prefixes finds an end.
         self._ids = torch.full((slots, context + 1), -1, dtype=torch.int64)
         self._requests: dict[str, Request] = {}
         self._clock = 0
 
-    # ---- what others ask of it ----
+    # ---- requests and orders ----
 
     @property
     def running(self) -> list[Request]:
@@ -84,12 +86,12 @@ class SlotEngine:
 
     @property
     def busy(self) -> bool:
-        """Is there anything that a step would advance?"""
+        """Whether a step would compute anything."""
         return not self.paused and not self.released and bool(self._requests)
 
     @property
     def half_taken(self) -> bool:
-        """Are there sequences for half of the slots, waiting ones included?"""
+        """Whether there are sequences for half of the slots, including waiting ones."""
         return 2 * len(self._requests) >= len(self.slots)
 
     @property
@@ -98,7 +100,7 @@ class SlotEngine:
         return tuple(sorted({model.version for model in held if model is not None}))
 
     def model_of(self, version: int | None) -> Model:
-        """The weights of a version; the current ones for None. Raises if they are not held."""
+        """The weights of a version; None is the current one. Raises an error if they are not held."""
         if self.current is None:
             raise EngineBusyError("The engine has no weights yet.")
         if version is None:
@@ -111,7 +113,7 @@ class SlotEngine:
         )
 
     def submit(self, request: Request, version: int | None = None) -> None:
-        """Take a request. Raises an EngineError for one that cannot be served."""
+        """Accepts a request. Raises an EngineError for one that cannot be served."""
         model = self.model_of(version)
         vocabulary = model.architecture.vocab_size
         if problem := request.sampling.problem():
@@ -124,8 +126,8 @@ class SlotEngine:
             )
         if request.rid in self._requests:
             raise CallRefusedError(f"The request {request.rid} is under way already.")
-        if len(self.waiting) >= MOST_WAITING:
-            raise EngineBusyError(f"{MOST_WAITING} requests wait already.")
+        if len(self.waiting) >= MAX_WAITING:
+            raise EngineBusyError(f"{MAX_WAITING} requests wait already.")
         if request.sampling.max_new_tokens == 0:
             request.end("length")
             return
@@ -134,7 +136,7 @@ class SlotEngine:
         self.waiting.append(request)
 
     def abort(self, rid: str) -> None:
-        """End one request, or all for an empty `rid`; what it has is its answer."""
+        """Ends one request, or all for an empty `rid`; they return what they have."""
         for request in [one for one in self._requests.values() if rid in ("", one.rid)]:
             self._release(request)
             request.end("abort")
@@ -155,9 +157,9 @@ class SlotEngine:
         self.paused = False
 
     def release_memory(self) -> None:
-        """Give up the cache. What comes meanwhile waits."""
+        """Releases the memory of the cache. Requests that come meanwhile wait."""
         if self._requests:
-            raise EngineBusyError(f"{len(self._requests)} calls are under way; their cache cannot be given up.")
+            raise EngineBusyError(f"{len(self._requests)} calls are under way; their cache cannot be released.")
         self.released = True
         for slot in self.slots:
             slot.forget()
@@ -169,7 +171,7 @@ class SlotEngine:
         self.released = False
 
     def switch(self, model: Model) -> None:
-        """New current weights. Requests in flight go on with them; those that insist on a version keep it."""
+        """Sets the current weights. Requests in flight continue with them; pinned requests keep their version."""
         self._fit(model)
         former, self.current = self.current, model
         for slot in self.slots:
@@ -179,13 +181,13 @@ class SlotEngine:
                 slot.forget()
 
     def pin(self, model: Model | None) -> None:
-        """Hold these weights beside the current ones, for calls that name their version; None lets go of them."""
+        """Holds these weights beside the current ones, for calls that name their version; None releases them."""
         if model is not None:
             self._fit(model)
         self.pinned = model
 
     def _fit(self, model: Model) -> None:
-        """The cache has the shape of the first weights; others must fit into it."""
+        """The cache has the shape of the first weights; later ones must have the same shape."""
         if self.current is None:
             self._cache = Cache.empty(model.architecture, len(self.slots), self.context)
             self._rotation = Rotation.of(model.architecture, self.context)
@@ -195,7 +197,7 @@ class SlotEngine:
     # ---- one round ----
 
     def step(self) -> None:
-        """Admit whom there is room for, compute, and take one token for every sequence that is complete."""
+        """Admits requests, computes, and samples one token for every sequence whose ids are all computed."""
         if self.paused or self.released:
             return
         self._admit()
@@ -237,7 +239,7 @@ class SlotEngine:
             if not -1e30 < log_prob <= 0.0:
                 self._release(request)
                 slot.forget()
-                request.fail(EngineError(f"Version {model.version} answers with {log_prob}, which is no log-prob."))
+                request.fail(EngineError(f"Version {model.version} gives {log_prob}, which is not a log-prob."))
                 continue
             slot.length += 1
             request.accept(token, log_prob, model.version)
@@ -253,7 +255,7 @@ class SlotEngine:
             self._release(request)
             request.end("length")
 
-    # ---- who gets which slot ----
+    # ---- assigning slots ----
 
     def _admit(self) -> None:
         free = sum(slot.request is None for slot in self.slots)
@@ -282,7 +284,7 @@ class SlotEngine:
                 best, shared = slot, usable
             if slot.request is not None:
                 promised = max(promised, min(prefix, slot.length, length - 1))
-        if promised - shared >= LEAST_SHARED:
+        if promised - shared >= MIN_SHARED:
             return False
         slot, shared = self._choose(best, shared, request.conversation)
         slot.request, slot.model, slot.conversation = request, model, request.conversation
@@ -298,7 +300,7 @@ class SlotEngine:
         if best is not None and best.request is None and best.conversation == conversation:
             return best, shared
         oldest = min((slot for slot in self.slots if slot.request is None), key=lambda slot: slot.used_at)
-        if best is None or shared < LEAST_SHARED:
+        if best is None or shared < MIN_SHARED:
             return oldest, 0
         if best is not oldest:
             self._cache.copy_prefix(best.row, oldest.row, shared)
@@ -340,15 +342,15 @@ class SlotEngine:
 
 
 def _plan(slots: Iterable[Slot]) -> list[Run]:
-    """What to compute now: every sequence that generates, and prompts up to the limit, at least a piece of one."""
+    """What to compute now: every sequence that generates, and prompts up to the limit, at least a part of one."""
     single, longer = [], []
-    room = MOST_PROMPT_TOKENS
+    room = MAX_PROMPT_TOKENS
     for slot in slots:
         if slot.pending == 1:
             single.append(Run(slot.row, slot.cached, 1))
         elif room > 0:
             count = min(slot.pending, room)
-            # A piece of one token would have to stand among the single ones.
+            # A part of one token is sorted among the single ones below.
             longer.append(Run(slot.row, slot.cached, count))
             room -= count
     pieces: Iterator[Run] = (run for run in longer if run.size == 1)

@@ -35,7 +35,7 @@ def chance(seed: int, place: int) -> float:
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
-    """Token and log-prob of every row. A log-prob that is not a number tells of broken weights."""
+    """Token and log-prob of every row. A log-prob that is not a number is a sign of broken weights."""
     scaled = logits.float()
     if any(draw.temperature not in (0.0, 1.0) for draw in draws):
         scaled = scaled / torch.tensor([[draw.temperature or 1.0] for draw in draws])

@@ -1,12 +1,15 @@
-"""SGLang's server behind a door: a script for the Python of SGLang's own environment.
+"""SGLang's server behind a guard: a script for the Python of SGLang's own environment.
 
-    python -P server.py TOKEN_FILE PARENT_PID [arguments of SGLang]
+    python -P guarded_server.py TOKEN_FILE PARENT_PID [arguments of SGLang]
 
-Invariants: nothing is answered without the run's token, and the token is in no argument list, environment or log
-(SGLang writes its own `--api-key` into its log); while the door is shut, calls to generate are answered with 503, but
-for those of the unit, which compares the canary; an order to give up memory reaches SGLang only when it can follow it,
-because it dies of one that it cannot; the server never outlives the process that started it. Nothing of agentrl is
-imported here: its dependencies are not in that environment.
+Invariants:
+- requests without the run's token get no information, and the token is in no argument list, environment or log (SGLang
+  writes its own `--api-key` into its log);
+- while the guard is closed, calls to generate get 503, except those of the unit, which compares the canary;
+- a request to release memory reaches SGLang only when SGLang can follow it, because it dies of one that it cannot;
+- the server never outlives the process that started it.
+
+This script imports nothing of agentrl: its dependencies are not in that environment.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from typing import Any
 OPEN, SHUT = "/door/open", "/door/shut"
 RELEASE, RESTORE = "/release_memory_occupation", "/resume_memory_occupation"
 UNIT_HEADER = b"x-agentrl-unit"
-BUSY = "Calls are under way; their cache cannot be given up."
+BUSY = "Calls are under way; their cache cannot be released."
 PR_SET_PDEATHSIG = 1
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -34,8 +37,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-class Door:
-    """In front of everything that SGLang serves. It is shut until it is told to open."""
+class Guard:
+    """The ASGI middleware in front of SGLang. It is closed until the unit opens it."""
 
     def __init__(self, app: App, *, token: str, gives_memory: bool) -> None:
         self._app = app
@@ -46,7 +49,7 @@ class Door:
         self._has_memory.set()
         self._one_at_a_time = asyncio.Lock()
         self._under_way: set[object] = set()
-        """Calls to generate, also those that the scheduler has not heard of yet."""
+        """Calls to generate, including those that have not reached the scheduler yet."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,7 +57,7 @@ class Door:
             return
         headers = dict(scope["headers"])
         if not hmac.compare_digest(headers.get(b"authorization", b""), self._wanted):
-            await _answer(send, 401, "This engine wants the token of its run.")
+            await _answer(send, 401, "This engine requires the token of its run.")
         elif scope["path"] in (OPEN, SHUT):
             self._open = scope["path"] == OPEN
             await _answer(send, 200, "")
@@ -76,7 +79,7 @@ class Door:
         self._under_way.add(call)
 
         async def answer(message: Message) -> None:
-            # Whoever has the whole answer may order what he likes.
+            # A caller that has the whole answer may send any request.
             if message["type"] == "http.response.body" and not message.get("more_body", False):
                 self._under_way.discard(call)
             await send(message)
@@ -88,7 +91,7 @@ class Door:
 
     async def _release(self, scope: Message, receive: Receive, send: Send) -> None:
         if not self._gives_memory:
-            await _answer(send, 400, "This server gives up no memory: it was started without --enable-memory-saver.")
+            await _answer(send, 400, "This server cannot release memory: it was started without --enable-memory-saver.")
             return
         if not self._has_memory.is_set():
             await _answer(send, 200, "")
@@ -99,7 +102,7 @@ class Door:
         self._has_memory.clear()
         released = False
         try:
-            # The scheduler answers this one for what it has under way, where it would assert the same and die.
+            # The scheduler answers this request if calls are under way; a release would make it die of an assertion.
             if await _status_of(self._app, {**scope, "path": "/flush_cache", "raw_path": b"/flush_cache"}) != 200:
                 await _answer(send, 503, BUSY)
                 return
@@ -116,7 +119,7 @@ class Door:
             self._has_memory.set()
 
     async def _succeeds(self, scope: Message, receive: Receive, send: Send) -> bool:
-        """Also where nobody waits for the answer any more."""
+        """Returns the outcome also if the caller has disconnected."""
         status = 500
 
         async def answer(message: Message) -> None:
@@ -130,7 +133,7 @@ class Door:
 
 
 async def _status_of(app: App, scope: Message) -> int:
-    """How it answers a request without a body."""
+    """The status of the answer to a request without a body."""
     status = 500
 
     async def receive() -> Message:
@@ -160,7 +163,7 @@ def _die_with(parent: int) -> None:
 
 def main(token_file: str, parent: str, *arguments: str) -> None:
     _die_with(int(parent))
-    # A question to /health would otherwise generate, and find an engine ill that is only paused.
+    # Otherwise /health generates a token and reports a paused engine as unhealthy.
     os.environ.setdefault("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "0")
     from sglang.launch_server import run_server
     from sglang.srt.entrypoints.http_server import app
@@ -168,7 +171,7 @@ def main(token_file: str, parent: str, *arguments: str) -> None:
     from sglang.srt.utils import kill_process_tree
 
     token = Path(token_file).read_text(encoding="utf-8").strip()
-    app.add_middleware(Door, token=token, gives_memory="--enable-memory-saver" in arguments)
+    app.add_middleware(Guard, token=token, gives_memory="--enable-memory-saver" in arguments)
     try:
         run_server(prepare_server_args(list(arguments)))
     finally:

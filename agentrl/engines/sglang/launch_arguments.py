@@ -1,4 +1,4 @@
-"""How an SGLang server is started for a version of the weights, and how exact it can be. Pure."""
+"""The arguments of an SGLang server for a version of the weights, and the limit of its canary. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.engines.manifest import MEAN_LIMIT, MEAN_LIMIT_HALF
 
 
 def arguments(engines: Engines, *, context: int, path: str, version: int) -> list[str]:
-    """What the run decides comes first; `engines.args` can only add to it, which the configuration takes care of."""
+    """`engines.args` only adds arguments; the configuration refuses those that the run decides."""
     return [
         *("--model-path", path, "--weight-version", str(version)),
         *("--context-length", str(context), "--max-running-requests", str(engines.slots)),
@@ -21,24 +21,24 @@ def arguments(engines: Engines, *, context: int, path: str, version: int) -> lis
 
 
 class _Numbers(msgspec.Struct):
-    """What `config.json` says of the numbers that a model is stored in."""
+    """The numeric type and the vocabulary in `config.json`."""
 
     dtype: str = ""
     torch_dtype: str = ""
     vocab_size: int | None = None
     text_config: _Numbers | None = None
-    """Of a model that also sees or hears."""
+    """Of a model that also reads images or audio."""
 
 
 def vocabulary(config: bytes) -> int | None:
-    """How many ids a model has; None if its configuration does not say."""
+    """The number of ids of a model; None if its configuration does not have it."""
     stored = msgspec.json.decode(config, type=_Numbers)
     return (stored.text_config or stored).vocab_size
 
 
 def canary_limit(engines: Engines, config: bytes) -> float:
-    """What the canary may differ by, given the numbers that the server computes with."""
+    """The limit of the canary for the precision that the server computes in."""
     stored = msgspec.json.decode(config, type=_Numbers)
-    asked = value_of(engines.args, "--dtype") or "auto"
-    dtype = (stored.dtype or stored.torch_dtype) if asked == "auto" else asked
+    wanted = value_of(engines.args, "--dtype") or "auto"
+    dtype = (stored.dtype or stored.torch_dtype) if wanted == "auto" else wanted
     return MEAN_LIMIT if dtype in ("float", "float32") else MEAN_LIMIT_HALF

@@ -1,7 +1,7 @@
-"""The process of an SGLang server: from its start to the end of everything that it started.
+"""The process of an SGLang server, from its start to the end of all its children.
 
-Invariants: whoever waits for a server that ended is told so at once; a server has a process group of its own, and
-nothing of it is left when `close` returns.
+Invariants: waiting for a server that has ended raises immediately; a server has a process group of its own, of which
+nothing is left when `close` returns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOST = "127.0.0.1"
 
 
 class SglangServer:
-    """One server. `client` passes its door while that is shut."""
+    """One server. `client` passes its guard also while that is closed."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str, token: str) -> None:
         self._process = process
@@ -41,7 +41,7 @@ class SglangServer:
         token_file: Path,
         environment: Mapping[str, str],
     ) -> SglangServer:
-        """Begin to start it. It reads the token from the file; its output goes where this process's goes."""
+        """Starts it without waiting. It reads the token from the file and shares the output of this process."""
         process = await asyncio.create_subprocess_exec(
             *(python, "-P", guarded_server.__file__, str(token_file), str(os.getpid())),
             *("--host", HOST, "--port", str(port), *arguments),
@@ -57,11 +57,11 @@ class SglangServer:
 
     @property
     def ended(self) -> int | None:
-        """How it ended; None while it runs."""
+        """The exit status; None while it runs."""
         return self._process.returncode
 
     async def until_up(self, within_s: float) -> None:
-        """Raises EngineGoneError if it ends instead, EngineError if it takes longer."""
+        """Waits until it answers. Raises EngineGoneError if it ends, EngineError if it takes longer."""
         try:
             async with asyncio.timeout(within_s):
                 while True:
@@ -71,11 +71,11 @@ class SglangServer:
                         return
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError:
-            raise EngineError(f"SGLang's server was not up within {within_s:g} s; its output has the story.") from None
+            raise EngineError(f"SGLang's server was not up within {within_s:g} s; see its output.") from None
 
     def check(self) -> None:
         if self.ended is not None:
-            raise EngineGoneError(f"SGLang's server ended with {self.ended}; its output has the story.")
+            raise EngineGoneError(f"SGLang's server ended with {self.ended}; see its output.")
 
     async def open(self) -> None:
         await self.client.order(guarded_server.OPEN)

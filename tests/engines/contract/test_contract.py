@@ -312,7 +312,7 @@ async def gives_up(client: HttpEngine) -> bool:
 async def test_only_the_token_of_the_run_opens_it(subject: Subject, first: Weights) -> None:
     stranger = HttpEngine(subject.url, "wrong")
     for asked in (stranger.load, stranger.resume, lambda: stranger.generate("x", PROMPT, Sampling(), deadline_s=5)):
-        with pytest.raises(CallRefusedError, match="wants the token of its run"):
+        with pytest.raises(CallRefusedError, match="requires the token of its run"):
             await asked()
     assert not await stranger.health()
     await stranger.close()

@@ -14,8 +14,8 @@ from agentrl.engines.embedded.decoder import Model
 from agentrl.engines.embedded.generation_request import Request, conversation_of, weight_versions
 from agentrl.engines.embedded.slot_scheduler import SlotEngine
 from agentrl.engines.interface import CallRefusedError, EngineBusyError, EngineError, Sampling, WeightsRefusedError
-from tests.engines.asking import ask, assert_exact, engine_of, run
 from tests.engines.conftest import Weights
+from tests.engines.http_requests import ask, assert_exact, engine_of, run
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +137,7 @@ def test_weights_that_answer_no_numbers_fail_their_calls_only(model: Model) -> N
     request = ask(engine, "r", [1, 2], 4)
     run(engine)
     assert isinstance(request.error, EngineError)
-    assert "Version 9 answers with nan" in request.error.message
+    assert "Version 9 gives nan" in request.error.message
     engine.switch(model)
     after = ask(engine, "s", [1, 2], 4)
     run(engine)

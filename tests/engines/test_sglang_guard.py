@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import CallRefusedError, EngineBusyError, EngineError
-from agentrl.engines.sglang.guarded_server import OPEN, RELEASE, RESTORE, Door, Message, Receive, Send, _answer
+from agentrl.engines.sglang.guarded_server import OPEN, RELEASE, RESTORE, Guard, Message, Receive, Send, _answer
 from agentrl.http.token_server import listening
 from tests.waiting import PATIENCE_S, aeventually
 
@@ -52,7 +52,7 @@ def behind() -> Behind:
 @pytest.fixture(params=[True])
 async def client(behind: Behind, request: pytest.FixtureRequest) -> AsyncIterator[HttpEngine]:
     """At an open door; the parameter says whether the server was started so that it gives up memory."""
-    async with listening(Door(behind, token=TOKEN, gives_memory=request.param)) as url:
+    async with listening(Guard(behind, token=TOKEN, gives_memory=request.param)) as url:
         client = HttpEngine(url, TOKEN)
         await client.order(OPEN)
         yield client

@@ -23,8 +23,8 @@ from agentrl.engines.interface import (
     WeightsRefusedError,
 )
 from agentrl.http.http_client import HttpClient
-from tests.engines.asking import CLOSE
 from tests.engines.conftest import TOKEN, Weights
+from tests.engines.http_requests import CLOSE
 from tests.waiting import PATIENCE_S, aeventually
 
 LENGTH = 1000
@@ -380,6 +380,6 @@ async def test_nobody_at_the_address_is_known_at_once() -> None:
 
 async def test_a_wrong_token_is_no_dead_engine(url: str) -> None:
     stranger = HttpEngine(url, "wrong")
-    with pytest.raises(CallRefusedError, match=r"wants the token of its run\. Its token is in http\.token"):
+    with pytest.raises(CallRefusedError, match=r"requires the token of its run\. The token is in http\.token"):
         await stranger.load()
     await stranger.close()
