@@ -1,4 +1,4 @@
-"""A post-mortem: what a run that is down has left is read by the same verbs."""
+"""Logs and events of a run that is down are read with the same commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.e2e.running import Run
 from tests.waiting import PATIENCE_S, eventually
 
 
-def test_logs_and_events_are_read_after_the_end(run: Run) -> None:
+def test_logs_and_events_can_be_read_after_down(run: Run) -> None:
     run.sidecar("web", ["sh", "-c", "echo a last word from $AGENTRL_INCARNATION; exec sleep 1000"])
     run.up()
     eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log of the first life")
@@ -41,7 +41,7 @@ def test_logs_and_events_are_read_after_the_end(run: Run) -> None:
     assert run.raw("events", "--follow").returncode == ExitCode.NO_COORDINATOR
 
 
-def test_what_was_killed_altogether_is_read_too(run: Run) -> None:
+def test_logs_and_events_can_be_read_after_every_process_was_killed(run: Run) -> None:
     run.sidecar("web", ["sh", "-c", "echo a last word; exec sleep 1000"])
     run.up()
     eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log")
@@ -52,7 +52,7 @@ def test_what_was_killed_altogether_is_read_too(run: Run) -> None:
     assert [row["command"] for row in run.cli("events", "--kind", "operation")] == ["apply"]
 
 
-def test_of_several_runs_it_is_the_one_that_nobody_took_down_else_a_name_is_asked_for(run: Run) -> None:
+def test_run_without_down_is_chosen_and_otherwise_a_name_is_required(run: Run) -> None:
     other = run.state_dir.parent / "other"
     other.mkdir(parents=True)
     body = {"name": "other", "uuid": str(uuid.uuid4()), "run_dir": str(other), "created_at": 1.0}

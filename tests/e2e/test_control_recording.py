@@ -1,4 +1,4 @@
-"""What the console would have shown at any past moment is on disk, whoever died meanwhile."""
+"""The recording has every past moment, also when units and the coordinator died meanwhile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ready_at(recordings: Path, unit: str) -> float | None:
     return now if isinstance(row, UnitRow) and row.state is UnitState.READY else None
 
 
-def test_the_past_is_there_over_deaths_of_units_and_of_the_coordinator(run: Run) -> None:
+def test_recording_spans_deaths_of_units_and_of_the_coordinator(run: Run) -> None:
     run.unit("tick", "step_loop", "--every", "0.05")
     run.up()
     run.wait_state("tick-0", "ready")

@@ -59,7 +59,7 @@ def units_of(run: Run) -> dict[str, str]:
 # ---- up ----
 
 
-def test_two_ups_at_once_both_succeed_and_nothing_is_started_twice(run: Run) -> None:
+def test_two_ups_at_once_both_succeed_and_start_each_unit_once(run: Run) -> None:
     run.sidecar("web", ["sleep", "1000"], count=5)
     run.write()
     both = [run.start("up", str(run.file), "--json") for _ in range(2)]
@@ -73,7 +73,7 @@ def test_two_ups_at_once_both_succeed_and_nothing_is_started_twice(run: Run) -> 
         assert len([p for p in run.processes() if daemon in p.cmdline()]) == 1
 
 
-def test_up_again_keeps_what_is_equal_and_replaces_only_what_changed(run: Run) -> None:
+def test_second_up_replaces_only_changed_units(run: Run) -> None:
     run.sidecar("same", ["sleep", "1000"], count=2)
     run.sidecar("other", ["sleep", "1001"])
     run.sidecar("gone", ["sleep", "1002"])
@@ -130,7 +130,7 @@ def test_up_is_refused_while_another_host_coordinates_the_run_directory(run: Run
     assert run.raw("up", str(run.file), "--dry-run").returncode == 0
 
 
-def test_ctrl_c_during_up_ends_the_waiting_and_says_that_the_run_goes_on(run: Run) -> None:
+def test_ctrl_c_during_up_stops_waiting_and_reports_that_the_run_goes_on(run: Run) -> None:
     gate = slow_to_be_ready(run)
     run.write()
     up = run.start("up", str(run.file))
@@ -143,7 +143,7 @@ def test_ctrl_c_during_up_ends_the_waiting_and_says_that_the_run_goes_on(run: Ru
     assert run.wait_state("slow-0", "ready").incarnation == 1
 
 
-def test_a_terminal_that_is_closed_during_up_leaves_a_run_behind_that_comes_up(run: Run) -> None:
+def test_run_comes_up_after_the_terminal_of_up_was_closed(run: Run) -> None:
     gate = slow_to_be_ready(run)
     run.write()
     # Once at the earliest moment, and once while the command waits for the units.
@@ -228,7 +228,7 @@ def test_up_during_down_brings_the_run_up_again(run: Run) -> None:
 # ---- down ----
 
 
-def test_the_second_ctrl_c_on_down_kills(run: Run) -> None:
+def test_second_ctrl_c_during_down_kills_the_units(run: Run) -> None:
     run.sidecar("deaf", DEAF, term_grace_s=600.0)
     run.up()
     deaf(run, "deaf-0.1")
@@ -254,7 +254,7 @@ def _line_with(process: subprocess.Popen[str], words: str) -> str:
     raise AssertionError(f"it ended without saying {words!r}")
 
 
-def test_down_of_nothing_says_so(run: Run) -> None:
+def test_down_without_a_run_says_so(run: Run) -> None:
     never = run.cli("down", "--yes")
     assert never["proven"]
     assert not never["was_up"]
@@ -267,7 +267,7 @@ def test_down_of_nothing_says_so(run: Run) -> None:
     assert f"The run {run.name} is not up" in again.stdout
 
 
-def test_down_names_and_removes_what_a_crash_left_behind(run: Run) -> None:
+def test_down_names_and_removes_processes_that_a_crash_left_behind(run: Run) -> None:
     daemon = run.file.parent / "unmarked.pid"
     # A child that forks away into a session of its own and drops its environment: only a cgroup can know it.
     unmarked = f"(env -i setsid sh -c 'echo $$ > {daemon}; exec sleep 3601' &) ; exec sleep 1000"
@@ -307,7 +307,7 @@ def test_down_names_and_removes_what_a_crash_left_behind(run: Run) -> None:
             os.kill(hidden, signal.SIGKILL)
 
 
-def test_down_of_a_living_run_finds_a_daemon_that_dropped_its_mark(run: Run) -> None:
+def test_down_finds_a_daemon_that_dropped_its_mark(run: Run) -> None:
     daemon = run.file.parent / "unmarked.pid"
     unmarked = f"(env -i setsid sh -c 'echo $$ > {daemon}; exec sleep 3601' &) ; exec sleep 1000"
     run.sidecar("plain", ["sh", "-c", unmarked])

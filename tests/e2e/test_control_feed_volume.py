@@ -1,4 +1,4 @@
-"""How much a console has to read: the feed of a run of 200 units, measured at its socket."""
+"""The volume of the feed of 200 units, measured at its socket."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bring_up(run: Run) -> None:
 
 
 @pytest.mark.slow
-async def test_the_feed_of_two_hundred_units_is_small(run: Run) -> None:
+async def test_feed_of_two_hundred_units_is_below_20_kb_per_second(run: Run) -> None:
     await asyncio.to_thread(bring_up, run)
     frames: list[bytes] = []
     subscriber = Subscriber(feed_address(run.uuid()), on_message=frames.append)

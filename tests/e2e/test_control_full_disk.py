@@ -1,4 +1,4 @@
-"""A full disk: units go on, nothing new is accepted or started, somebody is told, and room cures everything.
+"""A full disk: units go on, no command is accepted and no unit started, an alert fires; free space ends all of it.
 
 State and logs are on two small disks of their own, so that each can be full while the other is not.
 """
@@ -109,7 +109,7 @@ def accepted_again(run: Run) -> None:
     assert run.run_row().journal_full == ""
 
 
-def test_a_full_disk_of_logs_stops_no_unit_and_condemns_none(run: Run) -> None:
+def test_full_disk_of_logs_stops_no_unit_and_makes_none_fatal(run: Run) -> None:
     before = run.units()
     log = run.dir / "logs" / "chat-0" / "1.log"
     with filled(run.dir):
@@ -137,7 +137,7 @@ def test_a_full_disk_of_logs_stops_no_unit_and_condemns_none(run: Run) -> None:
         assert (after[unit].incarnation, after[unit].pid) == (before[unit].incarnation, before[unit].pid)
 
 
-def test_a_full_disk_of_state_stops_no_unit_and_refuses_commands(run: Run) -> None:
+def test_full_disk_of_state_stops_no_unit_and_refuses_commands(run: Run) -> None:
     run.cli("scale", "web", "3")
     before = run.units()
     with filled(run.home):
@@ -162,7 +162,7 @@ def test_a_full_disk_of_state_stops_no_unit_and_refuses_commands(run: Run) -> No
         assert (after[unit].incarnation, after[unit].pid) == (before[unit].incarnation, before[unit].pid)
 
 
-def test_a_coordinator_that_dies_on_a_full_disk_is_back_when_there_is_room(run: Run) -> None:
+def test_coordinator_that_dies_on_a_full_disk_restarts_when_there_is_space(run: Run) -> None:
     before = run.units()
     pid = run.coordinator_pid()
     with filled(run.home):
@@ -181,7 +181,7 @@ def test_a_coordinator_that_dies_on_a_full_disk_is_back_when_there_is_room(run: 
     goes_on(run)
 
 
-def test_a_file_size_limit_is_a_full_disk_as_well(run: Run) -> None:
+def test_file_size_limit_acts_like_a_full_disk(run: Run) -> None:
     coordinator = psutil.Process(run.coordinator_pid())
     usual = coordinator.rlimit(resource.RLIMIT_FSIZE)
     coordinator.rlimit(resource.RLIMIT_FSIZE, (1, usual[1]))

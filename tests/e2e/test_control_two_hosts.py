@@ -1,4 +1,4 @@
-"""Two hosts with a network between them: what happens when the network goes away, and comes back.
+"""Two hosts with a network between them that breaks and comes back.
 
 Each host agent lives in a network namespace of its own; a pair of virtual devices joins them. The processes of both are
 seen by this test, as by nobody in the run: it can count the lives of a unit on both sides of a broken link.
@@ -171,7 +171,7 @@ def _bring_up(hosts: TwoHosts) -> None:
     run.cli("scale", "fenced", "1")  # to where fewer units are
 
 
-def test_units_there_are_supervised_as_units_here(hosts: TwoHosts) -> None:
+def test_units_on_the_other_host_are_supervised_like_local_ones(hosts: TwoHosts) -> None:
     run, units = hosts.run, hosts.all_ready()
     assert {unit: units[unit].host for unit in (*FAR, "fenced-0")} == dict.fromkeys((*FAR, "fenced-0"), THERE)
     assert _network(units["near-0"].pid) != _network(units["far-0"].pid)
@@ -190,7 +190,7 @@ def test_units_there_are_supervised_as_units_here(hosts: TwoHosts) -> None:
 
 
 @pytest.mark.parametrize("coordinator_dies", [False, True], ids=["the link alone", "the coordinator as well"])
-def test_a_broken_link_loses_units_and_doubles_none(
+def test_broken_link_loses_units_and_runs_none_twice(
     hosts: TwoHosts, coordinator_dies: bool, request: pytest.FixtureRequest
 ) -> None:
     run = hosts.run
@@ -230,7 +230,7 @@ def test_a_broken_link_loses_units_and_doubles_none(
     eventually(lambda: {unit: run.lives_of(unit) for unit in lives} == lives, what="one life of each unit")
 
 
-def test_a_drained_host_is_empty_until_it_is_taken_back(hosts: TwoHosts) -> None:
+def test_drained_host_stays_empty_until_the_drain_is_cancelled(hosts: TwoHosts) -> None:
     run, before = hosts.run, hosts.all_ready()
     run.cli("drain", "--host", THERE, "--yes")
     for unit in FAR:
@@ -243,7 +243,7 @@ def test_a_drained_host_is_empty_until_it_is_taken_back(hosts: TwoHosts) -> None
     assert {unit: after[unit].incarnation for unit in FAR} == {u: before[u].incarnation + 1 for u in FAR}
 
 
-def test_down_proves_that_both_hosts_are_empty(hosts: TwoHosts) -> None:
+def test_down_reports_that_both_hosts_are_empty(hosts: TwoHosts) -> None:
     run = hosts.run
     down = run.cli("down", "--yes")
     assert down["proven"]

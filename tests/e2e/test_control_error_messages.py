@@ -1,4 +1,4 @@
-"""What a person reads and what a script tells apart, where something was mistyped or did not come to be."""
+"""Messages and exit codes for mistyped names and failed commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 @pytest.mark.parametrize("verb", ["drain", "stop", "logs"])
-def test_a_group_is_not_taken_for_a_unit(run: Run, verb: str) -> None:
+def test_group_name_is_refused_where_a_unit_is_needed(run: Run, verb: str) -> None:
     code, document = run.cli(verb, "web", check=False)
     assert code == ExitCode.UNKNOWN
     said = document["error"]
@@ -29,20 +29,20 @@ def test_a_group_is_not_taken_for_a_unit(run: Run, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["restart", "drain", "stop", "logs", "stacks"])
-def test_a_mistyped_unit_names_the_nearest(run: Run, verb: str) -> None:
+def test_mistyped_unit_gets_the_nearest_name(run: Run, verb: str) -> None:
     code, document = run.cli(verb, "wbe-1", check=False)
     assert code == ExitCode.UNKNOWN
     assert document["error"]["hint"] == "Did you mean web-1?"
 
 
-def test_what_there_is_not_is_unknown_before_anything_is_asked(run: Run) -> None:
+def test_unknown_name_is_reported_before_any_question(run: Run) -> None:
     for arguments in (("logs", "web-1.99"), ("keys", "revoke", "nobody"), ("alerts", "ack", "nobody"), ("tune", "no")):
         code, document = run.cli(*arguments, check=False)
         assert code == ExitCode.UNKNOWN, arguments
         assert document["error"]["name"] == "unknown"
 
 
-def test_operations_are_called_as_they_were_typed(run: Run) -> None:
+def test_operations_are_named_like_their_commands(run: Run) -> None:
     assert "restart: restarts web-1: done in" in run.raw("restart", "web-1").stdout
     assert run.raw("tune", "supervision.max_deaths", "7").stdout.count("\n") == 1
     assert "tune --undo: supervision.max_deaths: 7 -> 5" in run.raw("tune", "supervision.max_deaths", "--undo").stdout
@@ -55,7 +55,7 @@ def test_operations_are_called_as_they_were_typed(run: Run) -> None:
     assert verbs == ["up", "restart", "tune", "tune --undo", "stacks", "alerts test"]
 
 
-def test_the_knobs_take_a_line_each_in_eighty_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_knob_takes_one_line_of_eighty_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(run.environ, "COLUMNS", "80")
     lines = run.raw("tune").stdout.splitlines()
     assert max(map(len, lines)) <= 80

@@ -1,4 +1,4 @@
-"""A run whose port is somebody else's: refused beforehand, and no reason to die for a coordinator that comes back."""
+"""Ports that another program uses: `up` is refused, and a restarted coordinator goes on without them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def listening(run: Run) -> str:
     return listens_at(run)
 
 
-def test_a_port_that_is_taken_is_refused_and_nothing_is_changed(alone: Run) -> None:
+def test_up_with_a_taken_port_is_refused_and_changes_nothing(alone: Run) -> None:
     port, pid = free_triplet(), alone.coordinator_pid()
     before = alone.unit_row("web-0")
     alone.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{port}"}
@@ -67,7 +67,7 @@ def test_a_port_that_is_taken_is_refused_and_nothing_is_changed(alone: Run) -> N
 
 
 @pytest.mark.parametrize("options", [("--json",), ("--yes",)])
-def test_a_first_up_that_is_refused_leaves_nobody_behind(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_refused_first_up_leaves_no_process_behind(tmp_path: Path, options: tuple[str, ...]) -> None:
     for run in running(tmp_path, f"t-{uuid.uuid4().hex[:8]}"):
         port = free_triplet()
         run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{port}"}
@@ -85,7 +85,7 @@ def test_a_first_up_that_is_refused_leaves_nobody_behind(tmp_path: Path, options
         assert not run.dir.exists()
 
 
-def test_what_was_up_once_stays_a_run_when_its_next_up_is_refused(tmp_path: Path) -> None:
+def test_existing_run_stays_when_its_next_up_is_refused(tmp_path: Path) -> None:
     for run in running(tmp_path, f"t-{uuid.uuid4().hex[:8]}"):
         run.sidecar("web", ["sleep", "1000"])
         run.up()
@@ -99,7 +99,7 @@ def test_what_was_up_once_stays_a_run_when_its_next_up_is_refused(tmp_path: Path
         assert run.cli("events"), "its journal is still there"
 
 
-def test_an_up_that_is_refused_after_both_keepers_died_leaves_the_units_to_the_new_ones(alone: Run) -> None:
+def test_refused_up_after_coordinator_and_agent_died_leaves_units_to_the_new_ones(alone: Run) -> None:
     web = alone.unit_row("web-0").pid
     as_it_is = alone.config.get("coordinator", {})
     alone.kill_keepers()
@@ -113,7 +113,7 @@ def test_an_up_that_is_refused_after_both_keepers_died_leaves_the_units_to_the_n
     assert alone.unit_row("web-0").pid == web
 
 
-def test_a_coordinator_that_finds_its_port_taken_works_here_and_tries_again(alone: Run) -> None:
+def test_coordinator_whose_port_is_taken_works_locally_and_tries_again(alone: Run) -> None:
     listen, agent, before = listening(alone), alone.agent_pid(), alone.coordinator_pid()
     web = alone.unit_row("web-0").pid
     alone.kill(agent, signal.SIGSTOP)
@@ -134,7 +134,7 @@ def firing(run: Run) -> list[str]:
     return [alert["rule"] for alert in run.cli("alerts", "list")]
 
 
-def test_ports_are_given_back_when_the_file_does_not_want_them_any_more(alone: Run) -> None:
+def test_ports_are_released_when_the_run_file_has_no_listen(alone: Run) -> None:
     listen = listening(alone)
     assert why_not_free(listen)
     alone.config["coordinator"] = {}

@@ -1,4 +1,4 @@
-"""A whole life of a run at the supervision times that people get."""
+"""A run from `up` to `down` with the default supervision times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 @pytest.mark.slow
-def test_a_run_at_the_default_times(run: Run) -> None:
+def test_run_works_with_the_default_times(run: Run) -> None:
     run.unit("step", "step_loop", "--every", "0.1", count=2)
     run.sidecar("web", ["sleep", "1000"], count=2)
     run.sidecar("late", ["sleep", "1000"], after=["step", "web"])

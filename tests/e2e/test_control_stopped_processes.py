@@ -1,4 +1,4 @@
-"""Time that is not what it seems: keepers that are stopped for a while, and everybody's leases meanwhile.
+"""A coordinator or host agent that a signal stops for a while, and the leases of units meanwhile.
 
 Jumps of the wall clock are tested where a clock can be injected: leases and deadlines in tests/supervision, alerts in
 tests/control. A pid that belongs to another process now is tested with the host agent.
@@ -61,7 +61,7 @@ def moves(run: Run) -> list[tuple[str, float]]:
     return sorted((row.unit + row.state, row.since_at) for row in run.units().values())
 
 
-def test_a_coordinator_that_was_stopped_makes_nobody_pay_for_it(run: Run) -> None:
+def test_stopped_coordinator_extends_all_leases_when_it_continues(run: Run) -> None:
     goes_on(run)
     before, pid, since = run.units(), run.coordinator_pid(), moves(run)
     with stopped(run, pid):
@@ -74,7 +74,7 @@ def test_a_coordinator_that_was_stopped_makes_nobody_pay_for_it(run: Run) -> Non
     assert not run.client.events(kinds=("incident",))
 
 
-def test_what_died_while_the_coordinator_was_stopped_is_replaced_with_its_status_known(run: Run) -> None:
+def test_unit_that_died_while_the_coordinator_was_stopped_is_replaced_with_its_exit_status(run: Run) -> None:
     before, pid = run.units(), run.coordinator_pid()
     with stopped(run, pid):
         run.kill(before["web-1"].pid)
@@ -85,7 +85,7 @@ def test_what_died_while_the_coordinator_was_stopped_is_replaced_with_its_status
     assert after | {"web-1": ()} == lives(before) | {"web-1": ()}
 
 
-def test_a_host_agent_that_was_stopped_loses_what_only_it_can_see_and_finds_it_again(run: Run) -> None:
+def test_stopped_host_agent_loses_its_foreign_units_and_finds_them_again(run: Run) -> None:
     before, pid = run.units(), run.agent_pid()
     with stopped(run, pid):
         eventually(lambda: run.host().state == "lost")

@@ -1,4 +1,4 @@
-"""What strangers, late-comers and people with keys can say to a run that works; it goes on whatever they say."""
+"""Requests of unknown, late and unauthorised peers are refused, and the run goes on."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def well(run: Run) -> Callable[[], None]:
 # ---- commands ----
 
 
-def test_a_command_that_is_sent_twice_is_carried_out_once(talking: Run) -> None:
+def test_command_sent_twice_is_executed_once(talking: Run) -> None:
     client = talking.client
     first = client.call("scale", commands.Scale("web", by=1), id="the-same")
     again = client.call("scale", commands.Scale("web", by=1), id="the-same")
@@ -113,7 +113,7 @@ def test_a_command_that_is_sent_twice_is_carried_out_once(talking: Run) -> None:
     assert sorted(talking.units()) == ["tick-0", "web-0", "web-1"]
 
 
-async def test_what_is_late_unknown_or_wrong_is_refused_with_a_sentence(talking: Run) -> None:
+async def test_late_unknown_or_invalid_request_is_refused_with_a_reason(talking: Run) -> None:
     def fine() -> dict[str, Any]:
         return {"group": "web", "to": 2}
 
@@ -140,13 +140,13 @@ async def test_what_is_late_unknown_or_wrong_is_refused_with_a_sentence(talking:
 
 @pytest.mark.parametrize("words", ["stacks nosuch", "stacks web-0.7777", "keys revoke nosuch"])
 @pytest.mark.parametrize("further", [[], ["--dry-run"]], ids=["done", "previewed"])
-def test_a_name_that_nobody_has_is_refused_and_not_accepted(talking: Run, words: str, further: list[str]) -> None:
+def test_command_for_an_unknown_name_is_refused(talking: Run, words: str, further: list[str]) -> None:
     code, told = talking.cli(*words.split(), *further, check=False)
     assert code in (ExitCode.UNKNOWN, ExitCode.CONFLICT)
     assert words.split()[-1].partition(".")[0] in told["error"]["message"]
 
 
-async def test_another_major_version_is_refused_by_naming_both(talking: Run) -> None:
+async def test_other_major_version_is_refused_with_both_versions(talking: Run) -> None:
     run = await asyncio.to_thread(talking.uuid)
     facts = messages.HostFacts(agent_version="99.1")
     for hello in (
@@ -166,7 +166,7 @@ async def test_another_major_version_is_refused_by_naming_both(talking: Run) -> 
     assert talking.name in answer.message
 
 
-async def test_nobody_speaks_for_a_unit_without_its_token(talking: Run) -> None:
+async def test_unit_without_its_token_is_refused(talking: Run) -> None:
     run = await asyncio.to_thread(talking.uuid)
     async with talk(talking) as peer:
         answer = await peer.ask(messages.UnitHello(PROTOCOL_MAJOR, 0, run, "tick-0", 1, "guessed", 1))
@@ -179,7 +179,7 @@ async def test_nobody_speaks_for_a_unit_without_its_token(talking: Run) -> None:
 
 
 @pytest.mark.parametrize("way", ["ipc", "tcp"])
-def test_noise_on_every_socket_harms_nothing(talking: Run, way: str, tmp_path: Path) -> None:
+def test_random_bytes_on_every_socket_do_no_harm(talking: Run, way: str, tmp_path: Path) -> None:
     still_well = well(talking)
     target = find(state_dir=talking.state_dir)
     key: ClientKey | None = None
@@ -243,7 +243,7 @@ def _throw_messages(addresses: list[str], key: ClientKey | None) -> None:
         context.term()
 
 
-async def test_a_subscriber_that_never_reads_holds_nobody_up(talking: Run) -> None:
+async def test_subscriber_that_never_reads_delays_no_other(talking: Run) -> None:
     target = find(state_dir=talking.state_dir)
     context = zmq.Context()
     lazy = context.socket(zmq.SUB)
@@ -281,7 +281,7 @@ def keys(talking: Run) -> dict[str, Path]:
     return made
 
 
-def test_a_key_may_do_what_its_permission_says(talking: Run, keys: dict[str, Path]) -> None:
+def test_key_may_do_what_its_permission_allows(talking: Run, keys: dict[str, Path]) -> None:
     def with_key(permission: str, *args: str) -> tuple[int, str]:
         done = talking.raw(*args, "--key", str(keys[permission]))
         assert "Traceback" not in done.stderr
@@ -311,7 +311,7 @@ def test_a_key_may_do_what_its_permission_says(talking: Run, keys: dict[str, Pat
     assert "a-operator" in {row["who"] for row in audit if row["command"] == "scale"}
 
 
-async def test_a_viewer_key_registers_no_unit(talking: Run, keys: dict[str, Path]) -> None:
+async def test_viewer_key_cannot_register_a_unit(talking: Run, keys: dict[str, Path]) -> None:
     key = ClientKey.load(keys["viewer"])
     run = await asyncio.to_thread(talking.uuid)
     async with talk(talking, key) as peer:
@@ -321,7 +321,7 @@ async def test_a_viewer_key_registers_no_unit(talking: Run, keys: dict[str, Path
     assert not [key for key in await asyncio.to_thread(talking.rows) if key == "host/far"]
 
 
-def test_a_key_that_nobody_admitted_is_refused(talking: Run, keys: dict[str, Path]) -> None:
+def test_unknown_key_is_refused(talking: Run, keys: dict[str, Path]) -> None:
     from agentrl.client import new_keypair
 
     pair = new_keypair()
@@ -334,7 +334,7 @@ def test_a_key_that_nobody_admitted_is_refused(talking: Run, keys: dict[str, Pat
     assert "Traceback" not in done.stderr
 
 
-async def test_a_revoked_key_is_cut_off_at_once_and_others_are_not(talking: Run) -> None:
+async def test_revoked_key_loses_its_connections_at_once(talking: Run) -> None:
     async def new_key(name: str) -> Path:
         file = talking.file.parent / f"{name}.key"
         await asyncio.to_thread(talking.cli, "keys", "new", name, "--out", str(file))

@@ -1,4 +1,4 @@
-"""What operators ask when something is wrong: the fault is real, and the answer is in `--json` within seconds."""
+"""Operators find the cause of real faults in the `--json` output within seconds."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def answer(run: Run, check: Callable[[Any], Any], *command: str, what: str) -> A
 # ---- who is dead ----
 
 
-def test_who_is_dead_since_when_and_what_is_being_done(run: Run) -> None:
+def test_dead_unit_is_shown_with_time_reason_and_next_action(run: Run) -> None:
     before = run.unit_row("collector-0")
     (run.dir / "no-store").touch()
     killed = time.time()
@@ -123,7 +123,7 @@ def test_who_is_dead_since_when_and_what_is_being_done(run: Run) -> None:
     run.wait_state("collector-0", "ready")
 
 
-def test_an_error_of_a_tool_server_is_an_incident_with_its_last_lines(run: Run) -> None:
+def test_error_of_a_tool_server_is_an_incident_with_its_last_log_lines(run: Run) -> None:
     (run.dir / "no-index").touch()
     happened = time.time()
 
@@ -144,7 +144,7 @@ def test_an_error_of_a_tool_server_is_an_incident_with_its_last_lines(run: Run) 
     onscreen.recorded(run, ("2", "end", "up", "i"), "incident tools-0.1", "IndexError: the index is corrupt")
 
 
-def test_a_unit_that_cannot_be_placed_says_what_is_missing(run: Run) -> None:
+def test_unit_that_cannot_be_placed_shows_what_is_missing(run: Run) -> None:
     status = run.cli("status")
     gpu, far, wide = (unit_in(status, unit) for unit in UNPLACEABLE)
     assert {row["state"] for row in (gpu, far, wide)} == {"pending"}
@@ -165,7 +165,7 @@ def test_a_unit_that_cannot_be_placed_says_what_is_missing(run: Run) -> None:
 # ---- what does everybody do ----
 
 
-def test_the_stacks_of_all_units_come_into_one_file(run: Run) -> None:
+def test_stacks_of_all_units_are_written_to_one_file(run: Run) -> None:
     alive = sorted(f"{unit}.{row.incarnation}" for unit, row in run.units().items() if row.pid)
     done = run.cli("stacks")["operation"]
     assert done["state"] == "succeeded"
@@ -184,7 +184,7 @@ def test_the_stacks_of_all_units_come_into_one_file(run: Run) -> None:
     assert Path(one["file"]).name.startswith("ticker-0-"), "who was asked for is seen without opening it"
 
 
-def test_memory_over_time_and_its_slope(run: Run) -> None:
+def test_memory_over_time_and_its_slope_are_shown(run: Run) -> None:
     run.cli("scale", "grower", "1")
 
     def grows(status: Any) -> None:
@@ -211,7 +211,7 @@ def test_memory_over_time_and_its_slope(run: Run) -> None:
 # ---- two at one knob ----
 
 
-def test_two_operators_at_one_knob_do_not_overwrite_each_other(run: Run) -> None:
+def test_second_operator_cannot_overwrite_an_unseen_knob_value(run: Run) -> None:
     knob = "supervision.max_failed_starts"
     seen = run.cli("tune", knob)["knob"]
     both_saw = str(seen["revision"])
@@ -254,7 +254,7 @@ def stray(mark: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def test_what_still_holds_the_node_is_named_while_the_run_is_up(run: Run, stray: subprocess.Popen[bytes]) -> None:
+def test_stray_process_is_named_while_the_run_is_up(run: Run, stray: subprocess.Popen[bytes]) -> None:
     def named(status: Any) -> None:
         assert [each for each in status["hosts"][0].get("strays", ()) if each["pid"] == stray.pid]
 
@@ -266,7 +266,7 @@ def test_what_still_holds_the_node_is_named_while_the_run_is_up(run: Run, stray:
     onscreen.recorded(run, ("2",), f"stray: pid {stray.pid} sleep 3333 (mark;")
 
 
-def test_what_still_holds_the_node_after_the_end_is_named_and_removed(
+def test_stray_process_is_named_and_removed_by_down(
     run: Run, stray: subprocess.Popen[bytes], mark: dict[str, str]
 ) -> None:
     """The last test of this run: it ends it."""

@@ -1,4 +1,4 @@
-"""A page on its way to somebody who cannot be reached just now is lost neither by `up` nor by a coordinator's death."""
+"""A page that cannot be delivered yet survives `up` and the death of the coordinator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def lines(path: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def test_a_page_arrives_whatever_happens_while_it_waits(run: Run) -> None:
+def test_waiting_page_is_delivered_after_up_and_a_coordinator_death(run: Run) -> None:
     folder = run.file.parent
     tries, pages, reachable = folder / "tries", folder / "pages", folder / "reachable"
     pager = f"echo try >> {tries}; test -e {reachable} && echo $AGENTRL_ALERT_ID >> {pages}"
