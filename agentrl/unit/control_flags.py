@@ -1,7 +1,7 @@
-"""What a unit was told: to pause, to drain, to stop; and that others died.
+"""What the coordinator wants from a unit: pause, drain, stop; and the ends of other incarnations.
 
-Invariants: threads and asyncio tasks wait for orders in the same way, and an order wakes all of them; a stop includes a
-drain and cannot be taken back.
+* Threads and asyncio tasks wait for a change in the same way, and a change wakes all of them.
+* A stop includes a drain and cannot be cancelled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Listener = Callable[[], None]
 
 
 class ControlFlags:
-    """Written by the thread that owns the socket, read by the work loop."""
+    """The thread of the socket writes them, the main loop reads them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -27,7 +27,7 @@ class ControlFlags:
         self.stopping = False
 
     def on_drain(self, callback: Listener) -> None:
-        """Call back when a drain begins; at once if it has begun already."""
+        """Call back when a drain begins; at once if it has already begun."""
         with self._changed:
             self._on_drain.append(callback)
             late = self.draining
@@ -35,7 +35,7 @@ class ControlFlags:
             callback()
 
     def on_death(self, callback: Callable[[str], None]) -> None:
-        """Call back with the name of every life that has ended from now on (`web-0.7`)."""
+        """Call back with the name of every incarnation that ends from now on (`web-0.7`)."""
         self._on_death.append(callback)
 
     @property
@@ -52,7 +52,7 @@ class ControlFlags:
             self._wake()
 
     def drain(self) -> None:
-        """Finish what is under way, take nothing new."""
+        """Finish the work at hand, take nothing new."""
         with self._changed:
             begins, self.draining = not self.draining, True
             callbacks = list(self._on_drain)
@@ -67,23 +67,23 @@ class ControlFlags:
             self._wake()
 
     def stop(self) -> None:
-        """Drain, and hurry: the process will be killed soon."""
+        """Drain quickly: the process will be killed soon."""
         with self._changed:
             self.stopping = True
         self.drain()
 
     def wait(self, until: Callable[[ControlFlags], bool], timeout_s: float | None) -> bool:
-        """Block this thread until the orders say so, or the time is over: False."""
+        """Block this thread until `until` holds; False if the time is over before."""
         with self._changed:
             return self._changed.wait_for(lambda: until(self), timeout_s)
 
     async def wait_async(self, until: Callable[[ControlFlags], bool], timeout_s: float | None) -> bool:
-        """Like `wait`, for a task: its loop goes on turning."""
+        """Like `wait`, for a task; does not block its loop."""
         changed = asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def wake() -> None:
-            # A loop that was closed meanwhile has nobody left to wake.
+            # The loop may have been closed meanwhile.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(changed.set)
 

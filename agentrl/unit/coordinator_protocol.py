@@ -1,8 +1,9 @@
-"""What a unit says to its coordinator, and when: events in, acts out. No socket, no clock.
+"""The protocol between a unit and its coordinator: takes events, returns acts. It has no socket and no clock.
 
-Invariants: nothing but a hello is said before the Welcome; a beat goes out every `heartbeat_s` whatever the work loop
-does; a report goes out at most twice a second unless it announces a long phase; the orphan lease counts only time in
-which this process ran.
+* Before the Welcome the unit sends nothing but its hello.
+* A heartbeat goes out every `heartbeat_s`, whatever the main loop does.
+* Reports go out at most twice a second, except for one that announces a long phase.
+* The orphan lease counts only time in which this process ran.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ METRICS_EVERY_S = 1.0
 HELLO_AGAIN_S = 2.0
 HELLO_AFTER_REFUSAL_S = 10.0
 ACK_EVERY = 5
-"""Every fifth beat asks for an answer."""
+"""Every fifth heartbeat asks for an answer."""
 ANNOUNCE_SLACK_S = 1.0
 
 
 class AnswerPreview(NamedTuple):
-    """Compute a preview, outside of the thread that owns the socket, and send the answer."""
+    """Compute a preview in another thread, and send the answer."""
 
     ask: str
     name: str
@@ -39,13 +40,13 @@ class AnswerPreview(NamedTuple):
 
 
 class AnswerQuestion(NamedTuple):
-    """Have the main loop serve a command, and send its answer."""
+    """Let the main loop serve a command, and send its answer."""
 
     question: served_commands.AskUnit
 
 
 class GiveUp(NamedTuple):
-    """This incarnation was replaced or is unknown: end at once."""
+    """This incarnation was replaced or is unknown: end the process."""
 
     sentence: str
 
@@ -54,28 +55,28 @@ Act = FromUnit | AnswerPreview | AnswerQuestion | GiveUp
 
 
 class CoordinatorProtocol:
-    """Told of every event with the time `now` on the monotonic clock; answers with what is to be done."""
+    """Takes every event with the monotonic time `now`; returns the acts that follow."""
 
     def __init__(
         self,
         environment: UnitEnvironment,
-        account: ReportedState,
-        orders: ControlFlags,
+        state: ReportedState,
+        flags: ControlFlags,
         knobs: KnobSet,
         *,
         now: float,
         say: Callable[[str], None],
     ) -> None:
-        self._me = environment
-        self._account = account
-        self._orders = orders
+        self._environment = environment
+        self._state = state
+        self._flags = flags
         self._knobs = knobs
         self._say = say
         self.heartbeat_s = environment.heartbeat_s
         self.orphan_lease_s = environment.orphan_lease_s
         self.welcomed = False
         self.tolerated_until = 0.0
-        """Until when the coordinator tolerates that nothing is heard, because of the phase it was last told."""
+        """Until when the coordinator tolerates silence, because of the phase in the last report."""
         self._connected = False
         self._orphaned = False
         self._heard = now
@@ -83,13 +84,13 @@ class CoordinatorProtocol:
         self._hello_at = now
         self._beat_at = now
         self._report_at = now
-        self._metrics_at = now
+        self._environmenttrics_at = now
         self._seq = 0
-        self._told: object = None
+        self._reported: object = None
         self._farewell_seq: int | None = None
-        self.farewell_heard = False
+        self.farewell_read = False
         """The coordinator has read the Bye."""
-        self._introduced: object = None
+        self._hello_sent: object = None
 
     # ---- events ----
 
@@ -114,11 +115,11 @@ class CoordinatorProtocol:
             case messages.Refused():
                 return self._refused(message, now)
             case messages.Drain():
-                self._say(f"told to drain, {message.grace_s:g} s are given")
-                self._orders.drain()
+                self._say(f"draining, at most {message.grace_s:g} s")
+                self._flags.drain()
             case messages.CancelDrain():
                 self._say("the drain is cancelled")
-                self._orders.cancel_drain()
+                self._flags.cancel_drain()
             case messages.SetPaused():
                 self._pause(message.paused)
             case messages.SetKnob():
@@ -128,31 +129,31 @@ class CoordinatorProtocol:
             case served_commands.AskUnit():
                 return [AnswerQuestion(message)]
             case served_commands.UnitDied():
-                self._orders.died(f"{message.unit}.{message.incarnation}")
+                self._flags.died(f"{message.unit}.{message.incarnation}")
             case _:
-                pass  # BeatAck says only that the coordinator is there; the rest is not for units.
+                pass  # BeatAck only proves that the coordinator lives; the rest is not for units.
         return self._due_report(now)
 
     def due(self, now: float) -> list[Act]:
-        """What is due by now: hello again, beat, report, metrics; and the orphan lease."""
+        """What is due now: a repeated hello, heartbeat, report, metrics; the orphan lease too."""
         self._watch_lease(now)
         if not self._connected:
             return []
         if not self.welcomed:
             return self._hello(now) if now >= self._hello_at else []
         acts: list[Act] = []
-        if self._introduced != self._self_image():
-            acts += self._introduction()
+        if self._hello_sent != self._changeable_hello():
+            acts += self._hello_message()
         if now >= self._beat_at:
             acts.append(self._beat(now))
         acts += self._due_report(now)
-        if self._account.has_metrics and now >= self._metrics_at:
-            self._metrics_at = now + METRICS_EVERY_S
-            acts.append(messages.UnitMetrics(self._account.take_metrics()))
+        if self._state.has_metrics and now >= self._environmenttrics_at:
+            self._environmenttrics_at = now + METRICS_EVERY_S
+            acts.append(messages.UnitMetrics(self._state.take_metrics()))
         return acts
 
     def next_at(self, now: float) -> float:
-        """When `due` must be called again, if nothing happens before."""
+        """When `due` must be called again if no event comes before."""
         lease = self._heard + self.orphan_lease_s if not self._orphaned else float("inf")
         times = [lease, now + self.heartbeat_s]
         if not self.welcomed:
@@ -160,21 +161,21 @@ class CoordinatorProtocol:
         times.append(self._beat_at)
         if self.report_waits:
             times.append(self._report_at)
-        if self._account.has_metrics:
-            times.append(self._metrics_at)
+        if self._state.has_metrics:
+            times.append(self._environmenttrics_at)
         return min(times)
 
     def report_now(self, now: float) -> list[Act]:
-        """A report without regard to the pace."""
+        """A report at once, whatever the interval."""
         if not self.welcomed:
             return []
         self._report_at = now
         return self._due_report(now)
 
     def needs_announcement(self, at_most_s: float, now: float) -> bool:
-        """Whether a silence as long as this phase would be taken for death by what the coordinator knows.
+        """Whether the coordinator would take a silence as long as this phase for death.
 
-        Code that holds the GIL silences the thread of the socket too, so the phase must be told before it begins.
+        Code that holds the GIL silences the thread of the socket too, so the report must precede the phase.
         """
         return (
             self.welcomed and at_most_s > self.heartbeat_s and self.tolerated_until < now + at_most_s - ANNOUNCE_SLACK_S
@@ -182,45 +183,45 @@ class CoordinatorProtocol:
 
     @property
     def report_waits(self) -> bool:
-        return self.welcomed and self._told != self._state()
+        return self.welcomed and self._reported != self._state_key()
 
     def not_sent(self) -> None:
-        """The last acts did not leave this process: report again."""
-        self._told = None
+        """The last acts were not sent: report again."""
+        self._reported = None
 
     def farewell(self, code: int, reason: str, now: float) -> list[Act]:
         if not self.welcomed:
             return []
-        self._metrics_at = self._report_at = now
+        self._environmenttrics_at = self._report_at = now
         last = [act for act in self.due(now) if not isinstance(act, messages.Beat)]
-        # The answer to a beat that follows the Bye proves that the Bye was read.
+        # The answer to a heartbeat after the Bye proves that the Bye was read.
         self._seq += 1
         self._farewell_seq = self._seq
-        closing = messages.Beat(self._seq, progress=self._account.progress, ack=True)
+        closing = messages.Beat(self._seq, progress=self._state.progress, ack=True)
         return [*last, messages.Bye(code, reason), closing]
 
     # ---- parts ----
 
     def _hello(self, now: float) -> list[Act]:
         self._hello_at = now + HELLO_AGAIN_S
-        return self._introduction()
+        return self._hello_message()
 
-    def _self_image(self) -> tuple[tuple[Knob, ...], bool]:
-        """What a hello says that may change in the course of a life."""
-        return self._knobs.declarations, self._orders.hears_deaths
+    def _changeable_hello(self) -> tuple[tuple[Knob, ...], bool]:
+        """The parts of a hello that may change while the unit lives."""
+        return self._knobs.declarations, self._flags.hears_deaths
 
-    def _introduction(self) -> list[Act]:
-        self._introduced = declared, hears_deaths = self._self_image()
+    def _hello_message(self) -> list[Act]:
+        self._hello_sent = declared, hears_deaths = self._changeable_hello()
         return [
             messages.UnitHello(
                 major=messages.PROTOCOL_MAJOR,
                 minor=messages.PROTOCOL_MINOR,
-                run=self._me.run,
-                unit=self._me.unit,
-                incarnation=self._me.incarnation,
-                token=self._me.token,
+                run=self._environment.run,
+                unit=self._environment.unit,
+                incarnation=self._environment.incarnation,
+                token=self._environment.token,
                 pid=os.getpid(),
-                ready=self._account.ready,
+                ready=self._state.ready,
                 version=__version__,
                 declared=declared,
                 hears_deaths=hears_deaths,
@@ -233,13 +234,13 @@ class CoordinatorProtocol:
         self.orphan_lease_s = message.orphan_lease_s
         if self._orphaned:
             self._orphaned = False
-            self._say("the coordinator is back; going on")
-            self._orders.cancel_drain()
+            self._say("the coordinator is back; continuing")
+            self._flags.cancel_drain()
         self._pause(message.paused)
         for name, value in message.knobs.items():
             self._set_knob(name, value)
         if first:
-            self._told = None
+            self._reported = None
             self._report_at = self._beat_at = now
             self.tolerated_until = 0.0
         return self.due(now)
@@ -254,8 +255,8 @@ class CoordinatorProtocol:
         return []
 
     def _pause(self, paused: bool) -> None:
-        if paused != self._orders.paused:
-            self._orders.pause(paused)
+        if paused != self._flags.paused:
+            self._flags.pause(paused)
 
     def _set_knob(self, name: str, value: KnobValue) -> None:
         try:
@@ -266,42 +267,44 @@ class CoordinatorProtocol:
     def _beat(self, now: float) -> messages.Beat:
         self._beat_at = now + self.heartbeat_s
         self._seq += 1
-        turned = self._account.loop_turned
+        turned = self._state.loop_turned
         short_lease = self.orphan_lease_s < 3 * ACK_EVERY * self.heartbeat_s
         return messages.Beat(
             seq=self._seq,
-            progress=self._account.progress,
+            progress=self._state.progress,
             loop_lag_s=0.0 if turned is None else max(0.0, now - turned),
             ack=short_lease or self._seq % ACK_EVERY == 0,
         )
 
-    def _state(self) -> tuple[int, bool, bool]:
-        return self._account.revision, self._orders.paused, self._orders.draining
+    def _state_key(self) -> tuple[int, bool, bool]:
+        return self._state.revision, self._flags.paused, self._flags.draining
 
     def _due_report(self, now: float) -> list[Act]:
-        state = self._state()
-        if not self.welcomed or state == self._told or now < self._report_at:
+        state = self._state_key()
+        if not self.welcomed or state == self._reported or now < self._report_at:
             return []
-        self._told = state
+        self._reported = state
         self._report_at = now + REPORT_EVERY_S
-        report = self._account.report(now, paused=state[1], draining=state[2], knobs=self._knobs.in_force())
+        report = self._state.report(now, paused=state[1], draining=state[2], knobs=self._knobs.in_force())
         self.tolerated_until = 0.0 if report.at_most_s is None else now + report.at_most_s - report.phase_age_s
         return [report]
 
     def _hear_after_farewell(self, message: FromCoordinator) -> None:
         match message:
             case messages.BeatAck(seq=seq) if seq == self._farewell_seq:
-                self.farewell_heard = True
+                self.farewell_read = True
             case messages.WhoAreYou() | messages.Refused():
-                self.farewell_heard = True  # It has forgotten this unit already.
+                self.farewell_read = True  # It has forgotten this unit already.
             case _:
                 pass
 
     def _watch_lease(self, now: float) -> None:
         asleep, self._turned = now - self._turned, now
         if asleep > 3 * self.heartbeat_s:
-            self._heard += asleep  # The process was stopped; nobody can have been heard.
+            self._heard += asleep  # The process was stopped and could not receive anything.
         if not self._orphaned and now - self._heard >= self.orphan_lease_s:
             self._orphaned = True
-            self._say(f"no coordinator was heard for {self.orphan_lease_s:g} s; finishing what is under way and ending")
-            self._orders.drain()
+            self._say(
+                f"no message from the coordinator for {self.orphan_lease_s:g} s; finishing the work at hand and ending"
+            )
+            self._flags.drain()

@@ -1,8 +1,8 @@
-"""A unit's account of itself: progress, phases, waits, status, metrics.
+"""The state that a unit reports: progress, phases, waits, status, metrics.
 
-Invariants: any thread or task may write at any time, and a write costs microseconds; what is reported is the innermost
-phase, and of several that run side by side the one whose deadline comes first; a tick restarts the deadlines of the
-phases around it and no others.
+* Any thread or task may write at any time; a write costs microseconds.
+* A report contains the innermost phase; of several concurrent ones, the one with the nearest deadline.
+* A tick restarts the deadlines of the phases around it and of no others.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.messages import UnitReport, Wait
 
 MOST_WAITS = 20
-"""Waits that are listed one by one in a report; of the others only the number is told."""
+"""Waits that a report lists one by one; of the others it has only the number."""
 AGE_NEWS_S = 2.0
-"""Waits of others that are told again are news if an age is another than it has grown to by itself."""
+"""A wait of others counts as changed if its age differs by more than this from the expected age."""
 
 Clock = Callable[[], float]
 
 
 @dataclass(slots=True, eq=False)
 class Phase:
-    """A stretch of work that the loop announced, and how long it may stand without progress."""
+    """Work that the loop announced, and how long it may go without progress."""
 
     name: str
     at_most_s: float | None
@@ -57,7 +57,7 @@ _current: ContextVar[Phase | None] = ContextVar("agentrl_phase", default=None)
 
 
 class ReportedState:
-    """What the work loop last wrote. `on_change` is called, without any lock held, for what should be reported."""
+    """What the main loop wrote last. `on_change` is called, without any lock held, after each change to report."""
 
     def __init__(self, *, on_change: Callable[[], None] = lambda: None, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -66,8 +66,8 @@ class ReportedState:
         self._ids = itertools.count()
         self._phases: dict[int, Phase] = {}
         self._waits: dict[int, _OpenWait] = {}
-        self._told: tuple[Wait, ...] = ()
-        self._told_at = 0.0
+        self._foreign: tuple[Wait, ...] = ()
+        self._foreign_at = 0.0
         self._metrics: dict[str, float] = {}
         self._extend_stop_s: float | None = None
         self.ready = False
@@ -76,11 +76,10 @@ class ReportedState:
         self.serving = ""
         self.progress = 0
         self._progressed = clock()
-        """Or began."""
         self.revision = 0
-        """Raised by every write that belongs into a report."""
+        """Increased by every change that a report contains."""
         self.loop_turned: float | None = None
-        """When the asyncio main loop last turned; None for blocking loops."""
+        """When the asyncio main loop last ran a timer; None for blocking main loops."""
 
     def write(
         self,
@@ -91,7 +90,7 @@ class ReportedState:
         serving: str | None = None,
         extend_stop_s: float | None = None,
     ) -> None:
-        """Set what is given."""
+        """Set the given values."""
         with self._lock:
             self.ready = self.ready if ready is None else ready
             self.status = self.status if status is None else status
@@ -112,7 +111,7 @@ class ReportedState:
             self._touch_phases()
 
     def touch(self) -> None:
-        """Begin the deadlines of the phases around anew, without progress."""
+        """Restart the deadlines of the phases around this line, without progress."""
         with self._lock:
             self._touch_phases()
         self.changed()
@@ -133,7 +132,7 @@ class ReportedState:
         try:
             yield
         finally:
-            # Not ContextVar.reset: a generator may be closed in another context than it was begun in.
+            # Not ContextVar.reset: a generator may be closed in another context than the one it started in.
             _current.set(around)
             with self._lock:
                 del self._phases[number]
@@ -156,11 +155,11 @@ class ReportedState:
             self.changed()
 
     def tell_waits(self, waits: Iterable[Wait]) -> None:
-        told, now = tuple(waits), self._clock()
+        foreign, now = tuple(waits), self._clock()
         with self._lock:
-            if _same(self._told, told, now - self._told_at):
+            if _same(self._foreign, foreign, now - self._foreign_at):
                 return
-            self._told, self._told_at = told, now
+            self._foreign, self._foreign_at = foreign, now
         self.changed()
 
     def metrics(self, values: Mapping[str, float]) -> None:
@@ -181,10 +180,10 @@ class ReportedState:
         return bool(self._metrics)
 
     def report(self, now: float, *, paused: bool, draining: bool, knobs: dict[str, KnobValue]) -> UnitReport:
-        """The account as it is now; a wish for more time is told once."""
+        """The state as it is now. A request for more time is reported once."""
         with self._lock:
             phase = self._reported_phase()
-            # A dict keeps the order of insertion, so that the oldest waits come first.
+            # A dict keeps the order of insertion, so the oldest waits come first.
             oldest = list(itertools.islice(self._waits.values(), MOST_WAITS))
             number = len(self._waits)
             own = (Wait(wait.on, wait.what, max(0.0, now - wait.begun), wait.at_most_s) for wait in oldest)
@@ -203,7 +202,7 @@ class ReportedState:
                 draining=draining,
                 knobs=knobs,
                 extend_stop_s=extend,
-                waits=(*own, *_grown(self._told, now - self._told_at)),
+                waits=(*own, *_grown(self._foreign, now - self._foreign_at)),
             )
         if number > MOST_WAITS:
             return _with_count(report, number)
@@ -226,12 +225,12 @@ def _with_count(report: UnitReport, number: int) -> UnitReport:
     return msgspec.structs.replace(report, status=f"{report.status} ({count})" if report.status else count)
 
 
-def _grown(told: tuple[Wait, ...], by_s: float) -> Iterator[Wait]:
-    return (msgspec.structs.replace(wait, age_s=wait.age_s + max(0.0, by_s)) for wait in told)
+def _grown(waits: tuple[Wait, ...], by_s: float) -> Iterator[Wait]:
+    return (msgspec.structs.replace(wait, age_s=wait.age_s + max(0.0, by_s)) for wait in waits)
 
 
 def _same(before: tuple[Wait, ...], now: tuple[Wait, ...], between_s: float) -> bool:
-    """Whether nothing changed but the time."""
+    """Whether only time has passed."""
     return len(before) == len(now) and all(
         msgspec.structs.replace(old, age_s=new.age_s) == new and abs(old.age_s - new.age_s) <= AGE_NEWS_S
         for old, new in zip(_grown(before, between_s), now, strict=True)

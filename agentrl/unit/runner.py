@@ -1,7 +1,7 @@
-"""From a main loop to a process that ends well.
+"""Runs a main loop as the process of a unit: `run_unit` and `arun_unit`.
 
-Invariants: whatever ends the main loop becomes an exit code and a Bye; nothing of it is swallowed, the traceback is in
-the log; faulthandler answers SIGUSR2 from the first moment, so that a stuck unit can be asked where it stands.
+* Whatever ends the main loop becomes an exit code and a Bye; a traceback goes to the log.
+* faulthandler answers SIGUSR2 from the start, so a unit that is stuck can still write its stacks.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from types import TracebackType
 from typing import NoReturn, TextIO, cast
 
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
-from agentrl.unit.coordinator_protocol import CoordinatorProtocol
+from agentrl.unit.reported_state import ReportedState
 from agentrl.unit.signals import EndSignals
 from agentrl.unit.socket_thread import SocketThread
-from agentrl.unit.unit import Unit
+from agentrl.unit.unit import Unit, UnitParts
 from agentrl.unit.unit_environment import UnitEnvironment, read_environment
 
 TERM_DEADLINE_S = 10.0
 FIRST_ANSWER_WITHIN_S = 3.0
-"""How long the start waits for the coordinator, for knobs and orders. It may be away: the unit then begins without."""
+"""How long the start waits for the coordinator, for values of knobs and for a pause; then the unit starts without."""
 LEAVE_WITHIN_S = 3.0
 LOOP_TICK_S = 0.25
 
@@ -41,9 +41,9 @@ AsyncMain = Callable[[Unit], Awaitable[None]]
 
 
 def run_unit(main: Main | AsyncMain, *, term_deadline_s: float = TERM_DEADLINE_S) -> NoReturn:
-    """Run a main loop, plain or `async def`, as a unit, and exit with the code that its end deserves.
+    """Run a main loop, plain or `async def`, as a unit, and exit with the code for its end.
 
-    After SIGTERM it has `term_deadline_s` to return, more if it asks by `unit.extend_stop`.
+    After SIGTERM it has `term_deadline_s` to return; `unit.extend_stop` gives it more.
     """
     if inspect.iscoroutinefunction(main):
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -57,22 +57,22 @@ def run_unit(main: Main | AsyncMain, *, term_deadline_s: float = TERM_DEADLINE_S
 async def arun_unit(main: AsyncMain, *, term_deadline_s: float = TERM_DEADLINE_S) -> int:
     """Like `run_unit`, for a program that has a loop already; returns the exit code."""
     try:
-        life = _Life(term_deadline_s)
+        process = _Process(term_deadline_s)
     except ConfigError as wrong:
         return _say_wrong(wrong)
-    with life:
-        await asyncio.wait([asyncio.wrap_future(life.speaker.first_answer)], timeout=FIRST_ANSWER_WITHIN_S)
-        life.unit._loop = life.unit._answers.loop = asyncio.get_running_loop()
-        with _turning(life.unit):
+    with process:
+        await asyncio.wait([asyncio.wrap_future(process.thread.first_answer)], timeout=FIRST_ANSWER_WITHIN_S)
+        process.parts.loop = process.parts.commands.loop = asyncio.get_running_loop()
+        with _watched_loop(process.parts.state):
             try:
-                await main(life.unit)
+                await main(process.unit)
             except BaseException as error:  # noqa: BLE001 - every end becomes an exit code, with the traceback logged
-                life.ended_by(error)
-    return life.code
+                process.ended_by(error)
+    return process.code
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where the extra `fast` is installed: the same messages for half of the processor time."""
+    """uvloop's if the extra `fast` is installed: it halves the processor time of messages."""
     if importlib.util.find_spec("uvloop") is None:
         return None
     import uvloop
@@ -89,59 +89,43 @@ async def _run_in_own_loop(main: AsyncMain, term_deadline_s: float) -> int:
 
 def _run_blocking(main: Main, term_deadline_s: float) -> int:
     try:
-        life = _Life(term_deadline_s)
+        process = _Process(term_deadline_s)
     except ConfigError as wrong:
         return _say_wrong(wrong)
-    with life:
-        concurrent.futures.wait([life.speaker.first_answer], FIRST_ANSWER_WITHIN_S)
+    with process:
+        concurrent.futures.wait([process.thread.first_answer], FIRST_ANSWER_WITHIN_S)
         try:
-            main(life.unit)
+            main(process.unit)
         except BaseException as error:  # noqa: BLE001 - every end becomes an exit code, with the traceback logged
-            life.ended_by(error)
-    return life.code
+            process.ended_by(error)
+    return process.code
 
 
-class _Life:
-    """Everything around the main loop, from the first moment to the last word."""
+class _Process:
+    """Everything around the main loop: signals, stacks, the thread of the socket, the exit code."""
 
     def __init__(self, term_deadline_s: float) -> None:
         environment = read_environment(os.environ, program=Path(sys.argv[0]).stem or "unit")
         self.code = 0
         self.reason = ""
-        self.unit = unit = Unit(environment)
+        self.parts = UnitParts(environment)
+        self.unit = Unit(self.parts)
         self._environment = environment
-        self._requests = EndSignals(interrupt_ends=not environment.supervised)
+        self._signals = EndSignals(interrupt_ends=not environment.supervised)
         self._stacks: TextIO | None = None
-        self._conversation = CoordinatorProtocol(
-            environment, unit._account, unit._orders, unit._knobs, now=time.monotonic(), say=self._say
-        )
-        self.speaker = SocketThread(
-            environment,
-            self._conversation,
-            unit._orders,
-            unit._knobs,
-            unit._answers,
-            self._requests,
-            term_deadline_s=term_deadline_s,
-            say=self._say,
-        )
+        self.thread = SocketThread(self.parts, self._signals, term_deadline_s=term_deadline_s, say=self._say)
 
-    def __enter__(self) -> _Life:
-        self._requests.install()
+    def __enter__(self) -> _Process:
+        self._signals.install()
         if not self._environment.supervised:
             self._say("no coordinator in the environment; running on its own")
         self._stacks = _listen_for_stack_requests(self._environment)
-        unit = self.unit
-        if self._environment.supervised:
-            unit._wake = self.speaker.wake
-            unit._report_soon = self.speaker.report_soon
-            unit._announce = self.speaker.announce
-        unit._extend = self.speaker.extend
-        self.speaker.start()
+        self.parts.connection = self.thread
+        self.thread.start()
         return self
 
     def ended_by(self, error: BaseException) -> None:
-        """Find the exit code for what ended the main loop; log what is not a plain wish to exit."""
+        """Set the exit code for what ended the main loop; log what is not a plain exit."""
         self.code, self.reason = _verdict(error, draining=self.unit.draining)
         if isinstance(error, ConfigError):
             print(error, file=sys.stderr, flush=True)
@@ -150,14 +134,14 @@ class _Life:
             sys.stderr.flush()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.unit._answers.close()
-        if self.speaker.given_up:
+        self.parts.commands.close()
+        if self.thread.given_up:
             self.code = int(ExitCode.REFUSED)
-        # A main loop that simply returns has said last how it ended.
-        self.speaker.finish(self.code, self.reason or ("" if self.code else self.unit._account.status))
-        self._requests.restore()
+        # If a main loop simply returns, its last status describes its end.
+        self.thread.finish(self.code, self.reason or ("" if self.code else self.parts.state.status))
+        self._signals.restore()
         if self._stacks is not None:
-            # The file stays to be found, and without a handler the next question would kill what is about to end.
+            # The file stays. Without a handler the next SIGUSR2 would kill this process while it ends.
             _write_stacks_to(sys.stderr)
             self._stacks.close()
 
@@ -177,7 +161,7 @@ def _verdict(error: BaseException, *, draining: bool) -> tuple[int, str]:
         case asyncio.CancelledError() if draining:
             return 0, ""  # `unit.on_drain(task.cancel)` is a way to end
         case ConfigError():
-            return int(error.exit_code), str(error)  # Nobody starts it again, so its end says the cure as well.
+            return int(error.exit_code), str(error)  # It is not restarted, so the reason of its end includes the hint.
         case AgentrlError():
             return int(error.exit_code), error.message
         case KeyboardInterrupt():
@@ -194,7 +178,7 @@ def _say_wrong(wrong: ConfigError) -> int:
 def _listen_for_stack_requests(environment: UnitEnvironment) -> TextIO | None:
     """SIGUSR2 writes the stacks of all threads to a file of this incarnation, SIGABRT to the log before it kills.
 
-    Whoever finds the file may send the signal, which kills a process without a handler: so that comes first.
+    The handler comes before the file: others send the signal when they find the file, and it kills without a handler.
     """
     faulthandler.enable()
     _write_stacks_to(sys.stderr)
@@ -216,14 +200,14 @@ def _write_stacks_to(file: TextIO) -> None:
 
 
 @contextlib.contextmanager
-def _turning(unit: Unit) -> Iterator[None]:
-    """While it lasts, the account knows when the loop last turned."""
+def _watched_loop(state: ReportedState) -> Iterator[None]:
+    """Keep `state.loop_turned` up to date, by which a blocked loop is noticed."""
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle
 
     def turn() -> None:
         nonlocal timer
-        unit._account.loop_turned = time.monotonic()
+        state.loop_turned = time.monotonic()
         timer = loop.call_later(LOOP_TICK_S, turn)
 
     turn()
@@ -231,15 +215,15 @@ def _turning(unit: Unit) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        unit._account.loop_turned = None
+        state.loop_turned = None
 
 
 def _bound_the_exit(code: int) -> None:
-    """Threads and tasks that the program left behind cannot hold the process for long."""
+    """End the process even if threads or tasks of the program do not end."""
 
     def insist() -> None:
         names = ", ".join(thread.name for thread in threading.enumerate() if not thread.daemon)
-        print(f"what does not end is left behind (threads: {names})", file=sys.stderr, flush=True)
+        print(f"threads that do not end are abandoned: {names}", file=sys.stderr, flush=True)
         os._exit(code)
 
     last = threading.Timer(LEAVE_WITHIN_S, insist)

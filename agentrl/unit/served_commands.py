@@ -1,7 +1,8 @@
-"""Commands that a unit serves for its group.
+"""The commands that a unit serves for its group.
 
-Invariants: every question gets one answer, if only that there is none; a few are served at once and the others wait, so
-that the main loop goes on turning; nothing is served past its deadline, and no answer is larger than a message.
+* Every command gets one answer, a refusal at least.
+* A few are served concurrently and the others wait, so that the main loop stays responsive.
+* No command is served past its deadline, and no answer is larger than a message.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from agentrl.protocol.wire import raw
 AT_ONCE = 4
 MOST_WAITING = 64
 MOST_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
-"""What stands around an answer has room."""
+"""The rest is room for the envelope of an answer."""
 
 Handler = Callable[[AskUnit], Awaitable[Any]]
 Reply = Callable[[UnitAnswer], None]
 
 
 class ServedCommands:
-    """Questions under way in this unit."""
+    """The commands that this unit serves now."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -35,25 +36,25 @@ class ServedCommands:
         self._handler: Handler | None = None
         self._free = asyncio.Semaphore(AT_ONCE)
         self._under_way: dict[asyncio.Task[None], Callable[[], None]] = {}
-        """By task what is said to who asked, should the unit end before."""
+        """By task, what refuses the command if the unit ends before the task does."""
 
     def offer(self, handler: Handler) -> None:
         if self.loop is None:
-            raise ConfigError("Only a unit whose main loop is `async def` can answer.")
+            raise ConfigError("Only a unit with an `async def` main loop can serve commands.")
         self._handler = handler
 
     def begin(self, question: AskUnit, reply: Reply) -> None:
         """From any thread."""
         if self._handler is None or self.loop is None or self.loop.is_closed():
-            reply(_refusal(question, UnavailableError("This unit does not answer yet, or not any more.")))
+            reply(_refusal(question, UnavailableError("This unit does not serve commands now.")))
         else:
             self.loop.call_soon_threadsafe(self._start, question, reply, self._handler)
 
     def close(self) -> None:
-        """Nobody is served any more."""
+        """Refuse the commands at hand; serve no new ones."""
         self._handler = None
         for task, decline in list(self._under_way.items()):
-            # At once: the last words of this unit follow, and its loop does not turn again before them.
+            # Not in the task: the Bye of this unit follows before its loop runs again.
             decline()
             task.cancel()
 
@@ -61,11 +62,11 @@ class ServedCommands:
 
     def _start(self, question: AskUnit, reply: Reply, handler: Handler) -> None:
         if len(self._under_way) >= MOST_WAITING:
-            busy = f"{len(self._under_way)} questions wait for this unit already."
-            reply(_refusal(question, UnavailableError(busy, hint="Ask again in a moment.")))
+            busy = f"{len(self._under_way)} commands already wait for this unit."
+            reply(_refusal(question, UnavailableError(busy, hint="Try again in a moment.")))
             return
         task = asyncio.create_task(self._serve(question, reply, handler), name=f"answer {question.name}")
-        ending = UnavailableError("This unit is about to end.", hint="Ask again in a moment.")
+        ending = UnavailableError("This unit is about to end.", hint="Try again in a moment.")
         self._under_way[task] = lambda: reply(_refusal(question, ending))
         task.add_done_callback(self._under_way.pop)
 
@@ -77,10 +78,10 @@ class ServedCommands:
             reply(_refusal(question, refused))
         except TimeoutError:
             late = f"It took longer than {question.within_s:.0f} s."
-            reply(_refusal(question, WaitTimeoutError(late, hint="Ask for less, or with more time: --timeout.")))
-        except Exception as broken:  # noqa: BLE001 - the boundary of a question; the log has the story
+            reply(_refusal(question, WaitTimeoutError(late, hint="Request less, or give it more time: --timeout.")))
+        except Exception as broken:  # noqa: BLE001 - a request boundary; the log has the traceback
             traceback.print_exc(file=sys.stderr)
-            reply(_refusal(question, AgentrlError(f"The unit failed on this ({broken!r}); its log says why.")))
+            reply(_refusal(question, AgentrlError(f"The unit failed ({broken!r}); its log has the traceback.")))
 
 
 def _answer(question: AskUnit, result: Any) -> UnitAnswer:
@@ -88,8 +89,8 @@ def _answer(question: AskUnit, result: Any) -> UnitAnswer:
     size = len(memoryview(body))
     if size > MOST_BYTES:
         raise RefusedError(
-            f"The answer to {question.name} has {size / (1 << 20):.1f} MiB, more than one message holds.",
-            hint="Ask for less: a smaller --limit, or a narrower --filter.",
+            f"The answer to {question.name} has {size / (1 << 20):.1f} MiB, more than fits into a message.",
+            hint="Request less: a smaller --limit, or a narrower --filter.",
         )
     return UnitAnswer(question.ask, body)
 

@@ -1,7 +1,8 @@
-"""SIGTERM and SIGINT as counted requests.
+"""Counts SIGTERM and SIGINT as requests to end.
 
-Invariants: a signal is seen by the thread of the socket even while the main thread is stuck in foreign code; handlers
-take no lock; children forked without exec get the default handlers back.
+* The thread of the socket sees a signal even while the main thread is stuck in foreign code.
+* Handlers take no lock.
+* Children forked without exec get the default handlers back.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 
 
 class EndSignals:
-    """Counts the signals that ask this process to end. One per process; does nothing outside of the main thread."""
+    """Counts the signals that request the end of this process. One per process; only the main thread can install it."""
 
     def __init__(self, *, interrupt_ends: bool) -> None:
-        """`interrupt_ends`: whether Ctrl-C counts; a supervised unit ignores it."""
+        """`interrupt_ends`: Ctrl-C counts. A supervised unit ignores it."""
         self._counted = {signal.SIGTERM, signal.SIGINT} if interrupt_ends else {signal.SIGTERM}
         self._by_pipe = 0
         self._by_handler = 0
@@ -29,7 +30,7 @@ class EndSignals:
     def install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        # A handler of our own, not SIG_IGN: children would inherit that over exec.
+        # A handler, not SIG_IGN: children would inherit SIG_IGN over exec.
         for number in (signal.SIGTERM, signal.SIGINT):
             self._former[number] = signal.signal(number, self._handle)
         self._former_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -45,21 +46,21 @@ class EndSignals:
             self._former.clear()
 
     def fileno(self) -> int:
-        """Readable when a signal arrived; then call `count`."""
+        """Readable after a signal; then call `count`."""
         return self._reader
 
     def count(self) -> int:
-        """How many requests to end there were."""
+        """How many requests to end have arrived."""
         with contextlib.suppress(BlockingIOError):
             self._by_pipe += sum(number in self._counted for number in os.read(self._reader, 4096))
-        # Somebody's loop.add_signal_handler may have taken the wake-up pipe away; the handler still counts.
+        # The program's loop.add_signal_handler may have replaced the wake-up pipe; the handler still counts.
         return max(self._by_pipe, self._by_handler)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if number in self._counted:
             self._by_handler += 1
 
-    # A signal to a child that still has these handlers would be written into the pipe that it shares with its parent.
+    # A forked child shares the pipe: a signal to the child would count in its parent if it kept these handlers.
 
     def _hold_signals(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, self._former)

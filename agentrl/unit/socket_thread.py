@@ -1,7 +1,9 @@
 """The thread that owns the socket of a unit.
 
-Invariants: the work loop never touches the socket; this thread beats on while the loop blocks; it ends the process when
-the incarnation was replaced, at the second SIGTERM, or when a stop has lasted too long, with a sentence in the log.
+* The main loop never touches the socket.
+* Heartbeats go out while the main loop blocks.
+* The thread ends the process when the incarnation was replaced, at the second SIGTERM, and when a stop takes too long,
+  with a sentence in the log.
 """
 
 from __future__ import annotations
@@ -23,12 +25,9 @@ from agentrl.protocol import messages, wire
 from agentrl.protocol.messages import served_commands
 from agentrl.transport.curve_keys import ClientKey
 from agentrl.transport.dealer import Dealer
-from agentrl.unit.control_flags import ControlFlags
 from agentrl.unit.coordinator_protocol import Act, AnswerPreview, AnswerQuestion, CoordinatorProtocol, GiveUp
-from agentrl.unit.served_commands import ServedCommands
 from agentrl.unit.signals import EndSignals
-from agentrl.unit.unit_environment import UnitEnvironment
-from agentrl.unit.unit_knobs import KnobSet
+from agentrl.unit.unit import UnitParts
 
 ANNOUNCE_WITHIN_S = 0.2
 REPLACED_GRACE_S = 1.0
@@ -37,26 +36,24 @@ LOOK_FOR_SIGNALS_EVERY_S = 1.0
 
 
 class SocketThread:
-    """Owns the loop, the socket and the deadlines of one unit."""
+    """Owns the socket, its event loop and the deadlines of one unit."""
 
     def __init__(
         self,
-        environment: UnitEnvironment,
-        conversation: CoordinatorProtocol,
-        orders: ControlFlags,
-        knobs: KnobSet,
-        answers: ServedCommands,
+        parts: UnitParts,
         requests: EndSignals,
         *,
         term_deadline_s: float,
         say: Callable[[str], None],
     ) -> None:
-        self._me = environment
-        self._key = ClientKey.load(environment.key) if environment.key else None
-        self._conversation = conversation
-        self._orders = orders
-        self._knobs = knobs
-        self._answers = answers
+        self._environment = parts.environment
+        self._key = ClientKey.load(parts.environment.key) if parts.environment.key else None
+        self._flags = parts.flags
+        self._knobs = parts.knobs
+        self._commands = parts.commands
+        self._protocol = CoordinatorProtocol(
+            parts.environment, parts.state, parts.flags, parts.knobs, now=time.monotonic(), say=say
+        )
         self._requests = requests
         self._term_deadline_s = term_deadline_s
         self._say = say
@@ -66,45 +63,45 @@ class SocketThread:
         self._timer: asyncio.TimerHandle | None = None
         self._wanted = False
         self._then: Callable[[], object] | None = None
-        """What follows the Bye; nothing else is done any more."""
+        """Called after the Bye was read; from then on the thread does nothing else."""
         self._terms = 0
         self._kill_at = float("inf")
         self.given_up = False
-        """This incarnation was replaced; whatever its main loop says, it ends as refused."""
+        """This incarnation was replaced: it ends as refused, whatever its main loop returns."""
         self.first_answer: concurrent.futures.Future[None] = concurrent.futures.Future()
-        """Done once the coordinator answered for the first time, if it did not tell this incarnation to end."""
+        """Done after the first answer of the coordinator, unless that answer ends this incarnation."""
 
     def start(self) -> None:
-        if not self._me.supervised:
+        if not self._environment.supervised:
             self.first_answer.set_result(None)
         self._thread.start()
 
     def wake(self) -> None:
-        """Something changed that should be reported. Cheap when the thread knows already."""
-        if not self._wanted:
+        """Something changed that the next report contains. Cheap if the thread was woken already."""
+        if self._environment.supervised and not self._wanted:
             self._wanted = True
             self._call(self._turn)
 
     def report_soon(self) -> None:
-        """Report without regard to the pace, and do not wait for it."""
-        self._call(lambda: self._perform(self._conversation.report_now(time.monotonic())))
+        """Send a report at once; do not wait for it."""
+        self._call(lambda: self._perform(self._protocol.report_now(time.monotonic())))
 
     def announce(self, at_most_s: float | None) -> None:
-        """Let the coordinator know of a long phase before its body runs; waits a moment for it."""
+        """Report a long phase before its body runs; waits a moment for the report."""
         silent_s = at_most_s if at_most_s is not None else 0.0
-        if not self._conversation.needs_announcement(silent_s, time.monotonic()):
+        if not self._protocol.needs_announcement(silent_s, time.monotonic()):
             return
         sent = threading.Event()
 
         def send() -> None:
-            self._perform(self._conversation.report_now(time.monotonic()))
+            self._perform(self._protocol.report_now(time.monotonic()))
             sent.set()
 
         self._call(send)
         sent.wait(ANNOUNCE_WITHIN_S)
 
     def extend(self, more_s: float) -> None:
-        """A stop that is under way may last this long from now."""
+        """Give a stop that has begun this much time from now."""
 
         def move() -> None:
             if self._kill_at < float("inf"):
@@ -113,7 +110,7 @@ class SocketThread:
         self._call(move)
 
     def finish(self, code: int, reason: str) -> None:
-        """Say the last words, wait a bounded moment until they are out, and end the thread."""
+        """Send the Bye, wait a bounded time for it, and end the thread."""
         self._call(lambda: self._say_bye(code, reason, then=self._end))
         self._thread.join(3 * FLUSH_S)
 
@@ -129,13 +126,13 @@ class SocketThread:
             self._loop.close()
 
     def _connect(self) -> None:
-        if self._me.supervised:
+        if self._environment.supervised:
             self._dealer = Dealer(
-                self._me.coordinator,
+                self._environment.coordinator,
                 key=self._key,
                 on_message=self._received,
-                on_connected=lambda: self._perform(self._conversation.connected(time.monotonic())),
-                on_disconnected=self._conversation.disconnected,
+                on_connected=lambda: self._perform(self._protocol.connected(time.monotonic())),
+                on_disconnected=self._protocol.disconnected,
                 on_refused=lambda sentence: self._say(f"the connection is refused: {sentence}"),
             )
             self._dealer.start()
@@ -147,9 +144,9 @@ class SocketThread:
         except ProtocolError as broken:
             self._say(f"a message of the coordinator is ignored: {broken}")
             return
-        self._perform(self._conversation.received(message, time.monotonic()))
+        self._perform(self._protocol.received(message, time.monotonic()))
         if self._then is not None:
-            if self._conversation.farewell_heard:
+            if self._protocol.farewell_read:
                 self._then()
             return
         if not self.first_answer.done() and not self.given_up:
@@ -157,35 +154,35 @@ class SocketThread:
         self._turn()
 
     def _turn(self) -> None:
-        """Do what is due, and come back when the next thing is."""
+        """Do what is due, and schedule the next turn."""
         if self._then is not None:
             return
         self._wanted = False
         if self._timer is not None:
             self._timer.cancel()
         now = time.monotonic()
-        if self._me.supervised:
-            self._perform(self._conversation.due(now))
+        if self._environment.supervised:
+            self._perform(self._protocol.due(now))
         self._look_for_signals()
         if now >= self._kill_at:
             self._kill("the time to finish is over; ending as things are")
             return
-        next_at = self._conversation.next_at(now) if self._me.supervised else now + LOOK_FOR_SIGNALS_EVERY_S
+        next_at = self._protocol.next_at(now) if self._environment.supervised else now + LOOK_FOR_SIGNALS_EVERY_S
         soonest = min(next_at, self._kill_at, now + LOOK_FOR_SIGNALS_EVERY_S)
         self._timer = self._loop.call_later(max(0.0, soonest - now), self._turn)
-        # While a report waits for its pace this thread comes back anyway: further changes need not wake it.
-        self._wanted = self._conversation.report_waits
+        # If a report waits for its interval this thread turns anyway: further changes need not wake it.
+        self._wanted = self._protocol.report_waits
 
     def _perform(self, acts: list[Act]) -> None:
         for act in acts:
             if isinstance(act, AnswerPreview):
                 threading.Thread(target=self._answer_preview, args=(act,), name="agentrl-preview", daemon=True).start()
             elif isinstance(act, AnswerQuestion):
-                self._answers.begin(act.question, self._send_answer)
+                self._commands.begin(act.question, self._send_answer)
             elif isinstance(act, GiveUp):
                 self._give_up(act.sentence)
             elif not self._send(act):
-                self._conversation.not_sent()
+                self._protocol.not_sent()
 
     def _send(self, message: messages.FromUnit) -> bool:
         return self._dealer is not None and self._dealer.send(wire.encode(message))
@@ -202,7 +199,7 @@ class SocketThread:
         self._call(lambda: self._perform([answer]))
 
     def _send_answer(self, answer: served_commands.UnitAnswer) -> None:
-        """From any thread. If nobody is connected it is lost, and whoever asked has a deadline."""
+        """From any thread. Without a connection the answer is lost, and the caller has a deadline."""
         self._call(lambda: self._perform([answer]))
 
     def _look_for_signals(self) -> None:
@@ -211,11 +208,11 @@ class SocketThread:
             return
         self._terms = seen
         if seen > 1:
-            self._kill("told to end twice; ending now")
+            self._kill("received a second request to end; ending now")
             return
-        self._say(f"told to end by a signal; {self._term_deadline_s:g} s to finish")
+        self._say(f"received a request to end by a signal; {self._term_deadline_s:g} s to finish")
         self._kill_at = time.monotonic() + self._term_deadline_s
-        self._orders.stop()
+        self._flags.stop()
         self._turn()
 
     def _give_up(self, sentence: str) -> None:
@@ -223,7 +220,7 @@ class SocketThread:
             return
         self.given_up = True
         self._say(f"this incarnation must end: {sentence}")
-        self._orders.stop()
+        self._flags.stop()
         self._loop.call_later(REPLACED_GRACE_S, lambda: self._exit(ExitCode.REFUSED))
 
     def _kill(self, sentence: str) -> None:
@@ -239,11 +236,11 @@ class SocketThread:
         os._exit(code)
 
     def _say_bye(self, code: int, reason: str, *, then: Callable[[], object]) -> None:
-        """The last words; `then` follows once they were read, or after a bounded moment."""
+        """Send the Bye; call `then` after the coordinator read it, or after a bounded time."""
         if self._then is not None:
             return
         self._then = then
-        acts = self._conversation.farewell(code, reason, time.monotonic()) if self._me.supervised else []
+        acts = self._protocol.farewell(code, reason, time.monotonic()) if self._environment.supervised else []
         self._perform(acts)
         self._loop.call_later(FLUSH_S if acts else 0.0, then)
 
@@ -254,6 +251,6 @@ class SocketThread:
         self._loop.stop()
 
     def _call(self, callback: Callable[[], None]) -> None:
-        # After the end nobody listens any more, and that is right.
+        # The loop may have ended already.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)

@@ -1,7 +1,9 @@
-"""What a main loop holds in its hand: the unit it is.
+"""The object that a main loop gets: the unit that it is.
 
-Invariants: every method may be called from any thread or task; none of them waits for the coordinator, except that a
-long phase is announced before its body runs (a fraction of a second at most); without a coordinator all of them work.
+* Every method may be called from any thread or task.
+* No method waits for the coordinator, except that a long phase is announced before its body runs (a fraction of a
+  second at most).
+* All methods work without a coordinator.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from agentrl.protocol.knob import Boundary, Knob
 from agentrl.protocol.messages import Wait
@@ -25,21 +29,54 @@ from agentrl.unit.unit_environment import UnitEnvironment
 from agentrl.unit.unit_knobs import KnobSet, LiveKnob, Preview, T
 
 
+class Connection(Protocol):
+    """The way to the coordinator: `SocketThread`."""
+
+    def wake(self) -> None: ...
+    def report_soon(self) -> None: ...
+    def announce(self, at_most_s: float | None) -> None: ...
+    def extend(self, more_s: float) -> None: ...
+
+
+@dataclass
+class UnitParts:
+    """What the runner, the thread of the socket and the main loop of one unit share."""
+
+    environment: UnitEnvironment
+    flags: ControlFlags = field(default_factory=ControlFlags)
+    commands: ServedCommands = field(default_factory=ServedCommands)
+    connection: Connection | None = None
+    """None until the runner has started the thread of the socket."""
+    loop: asyncio.AbstractEventLoop | None = None
+    """The loop of an `async def` main loop."""
+    state: ReportedState = field(init=False)
+    knobs: KnobSet = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = ReportedState(on_change=self.wake)
+        self.knobs = KnobSet(self.state.changed)
+
+    def wake(self) -> None:
+        if self.connection is not None:
+            self.connection.wake()
+
+    def call_back(self, callback: Callable[[], object]) -> None:
+        """Call on the main loop if that is asyncio's, else in a thread of its own."""
+        if self.loop is None:
+            threading.Thread(target=_guarded, args=(callback,), name="agentrl-callback", daemon=True).start()
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(_guarded, callback)
+
+
 class Unit:
     """Made by `run_unit` and `arun_unit`, and given to the main loop."""
 
-    def __init__(self, environment: UnitEnvironment) -> None:
-        self._environment = environment
-        self._orders = ControlFlags()
-        self._account = ReportedState(on_change=self._changed)
-        self._knobs = KnobSet(self._account.changed)
-        self._answers = ServedCommands()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        # Set by the runner once the thread of the socket is there.
-        self._wake: Callable[[], None] = _nothing
-        self._report_soon: Callable[[], None] = _nothing
-        self._announce: Callable[[float | None], None] = _nothing
-        self._extend: Callable[[float], None] = _nothing
+    def __init__(self, parts: UnitParts) -> None:
+        self._parts = parts
+        self._environment = parts.environment
+        self._flags = parts.flags
+        self._state = parts.state
+        self._knobs = parts.knobs
 
     # ---- who it is ----
 
@@ -78,128 +115,132 @@ class Unit:
     def supervised(self) -> bool:
         return self._environment.supervised
 
-    # ---- what it was told ----
+    # ---- what the operator wants ----
 
     @property
     def draining(self) -> bool:
         """Finish what is under way, take nothing new, return from the main loop."""
-        return self._orders.draining
+        return self._flags.draining
 
     @property
     def stop_requested(self) -> bool:
         """As draining, and the process will be killed soon: save what can be saved."""
-        return self._orders.stopping
+        return self._flags.stopping
 
     @property
     def paused(self) -> bool:
-        return self._orders.paused
+        return self._flags.paused
 
     def park_while_paused(self) -> None:
-        """Block here while the unit is paused; a drain ends it too. Call it where new work would be taken."""
+        """Block while the unit is paused and not draining. Call it where the loop would take new work."""
         if self.paused and not self.draining:
             with self.phase("parked", at_most_s=None):
-                self._orders.wait(_not_parked, None)
-            self._account.touch()
+                self._flags.wait(_not_parked, None)
+            self._state.touch()
 
     async def park_while_paused_async(self) -> None:
         """Like `park_while_paused`, for a task."""
         if self.paused and not self.draining:
             with self.phase("parked", at_most_s=None):
-                await self._orders.wait_async(_not_parked, None)
-            self._account.touch()
+                await self._flags.wait_async(_not_parked, None)
+            self._state.touch()
 
     def sleep(self, seconds: float) -> bool:
-        """Sleep, but not into a drain: False if one began."""
-        return not self._orders.wait(_draining, seconds)
+        """Sleep until the time is over or a drain begins; False if a drain began."""
+        return not self._flags.wait(_draining, seconds)
 
     async def sleep_async(self, seconds: float) -> bool:
         """Like `sleep`, for a task."""
-        return not await self._orders.wait_async(_draining, seconds)
+        return not await self._flags.wait_async(_draining, seconds)
 
     def on_drain(self, callback: Callable[[], object]) -> None:
         """Call back when a drain begins: on the main loop if that is asyncio's, else in a thread of its own."""
-        self._orders.on_drain(functools.partial(self._call_back, callback))
+        self._flags.on_drain(functools.partial(self._parts.call_back, callback))
 
     def on_death(self, callback: Callable[[str], object]) -> None:
-        """Call back with the name of every life of the run that has ended for certain (`web-0.7`), planned or not.
+        """Call back with the name of every incarnation of the run that has ended (`web-0.7`), planned or not.
 
-        It comes within a moment of the end, or never: what must not be missed needs a lease besides.
+        The call comes soon after the end, or never: work that must not miss an end needs a lease as well.
         """
-        self._orders.on_death(lambda name: self._call_back(functools.partial(callback, name)))
-        self._wake()
+        self._flags.on_death(lambda name: self._parts.call_back(functools.partial(callback, name)))
+        self._parts.wake()
 
     def extend_stop(self, seconds: float) -> None:
         """Ask for this much more time, counted from now, for a drain or stop that is under way."""
-        self._extend(seconds)
-        self._account.write(extend_stop_s=seconds)
+        if self._parts.connection is not None:
+            self._parts.connection.extend(seconds)
+        self._state.write(extend_stop_s=seconds)
 
-    # ---- what it says ----
+    # ---- what it reports ----
 
     def ready(self) -> None:
-        """The unit does what it is for."""
+        """Report that the unit is ready to work."""
         if not gc.get_freeze_count():
-            # What was imported until now stays: to go through all of it again and again costs a unit that serves many
-            # short calls a twentieth of its time.
+            # All that was imported until now stays. Collecting it again and again would cost a unit that serves many
+            # short calls 5 % of its time.
             gc.collect()
             gc.freeze()
-        self._account.write(ready=True)
-        self._report_soon()
+        self._state.write(ready=True)
+        if self._parts.connection is not None:
+            self._parts.connection.report_soon()
 
     def status(self, sentence: str) -> None:
-        """What a person should read about this unit."""
-        self._account.write(status=sentence)
+        """Set the sentence that people read about this unit."""
+        self._state.write(status=sentence)
 
     def tick(self, count: int = 1) -> None:
-        """Progress was made; the deadlines of the phases around this line begin anew."""
-        self._account.tick(count)
+        """Report progress. It restarts the deadlines of the phases around this line."""
+        self._state.tick(count)
 
     def phase(self, name: str, *, at_most_s: float | None) -> AbstractContextManager[None]:
-        """`with unit.phase("step", at_most_s=900):` the loop may stand that long without a tick.
+        """`with unit.phase("step", at_most_s=900):` without a tick for that long the phase is late.
 
-        In async code too it is a plain `with`. None sets no deadline: then only silence counts.
+        Use a plain `with` in async code too. None sets no deadline: then only silence counts.
         """
-        return self._account.phase(name, at_most_s, announce=lambda: self._announce(at_most_s))
+        connection = self._parts.connection
+        announce = functools.partial(connection.announce, at_most_s) if connection is not None else _nothing
+        return self._state.phase(name, at_most_s, announce=announce)
 
     def wait(self, what: str, *, on: str = "", at_most_s: float) -> AbstractContextManager[None]:
-        """`with unit.wait("batch", on="sampler-0", at_most_s=60):` shown to whoever asks why nothing happens.
+        """`with unit.wait("batch", on="sampler-0", at_most_s=60):` a wait that `agentrl why` shows.
 
-        `on` is the unit that is waited for, where there is one. It is a report: the body keeps the time itself.
+        `on` is the unit that it waits for, if there is one. This only reports: the body enforces its own deadline.
         """
-        return self._account.wait(what, on=on, at_most_s=at_most_s)
+        return self._state.wait(what, on=on, at_most_s=at_most_s)
 
     def tell_waits(self, waits: Iterable[Wait]) -> None:
-        """Waits of others that this unit knows of (`Wait.who`), in place of those that it told before."""
-        self._account.tell_waits(waits)
+        """Replace the waits of others that this unit reports (`Wait.who` names who waits)."""
+        self._state.tell_waits(waits)
 
     def metric(self, name: str, value: float) -> None:
-        """The newest value of a metric; sent at most once a second."""
-        self._account.metrics({name: value})
+        """Set the value of a metric. The newest values are sent at most once a second."""
+        self._state.metrics({name: value})
 
     def metrics(self, values: Mapping[str, float]) -> None:
-        """The same of several that belong together: whoever sees one of them sees all."""
-        self._account.metrics(values)
+        """Set several metrics at once: they are sent together."""
+        self._state.metrics(values)
 
     @property
     def weights(self) -> int | None:
-        """The version of the weights it works with."""
-        return self._account.weights
+        """The version of the weights in use."""
+        return self._state.weights
 
     @weights.setter
     def weights(self, version: int) -> None:
-        self._account.write(weights=version)
+        self._state.write(weights=version)
 
     @property
     def serving(self) -> str:
-        """What it does about versions of the weights, such as `loading(v3→v4)`."""
-        return self._account.serving
+        """The state of its weights, such as `loading(v3→v4)`."""
+        return self._state.serving
 
     @serving.setter
     def serving(self, state: str) -> None:
-        self._account.write(serving=state)
+        self._state.write(serving=state)
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
-        """Those that were declared up to now."""
+        """The knobs declared until now."""
         return self._knobs.declarations
 
     def knob(
@@ -217,12 +258,12 @@ class Unit:
         preview: Callable[[T], Preview | str] | None = None,
         on_change: Callable[[T], object] | None = None,
     ) -> LiveKnob[T]:
-        """Own a knob. It begins with the value that the run has tuned, else with `default`.
+        """Declare a knob. It starts with the value that an operator set, else with `default`.
 
-        `boundary` says when a new value comes into force: `now`, or when the loop calls `take()` at its next claim or
-        version, or in the next incarnation. Everything up to `scientific` is for people and for the check of values
-        before they come here. `on_change` is told of a value that came into force, `preview` is asked
-        what a value would do.
+        `boundary` decides when a new value takes effect: `now`, when the loop calls `take()` at its next claim or
+        version, or in the next incarnation. `help` to `scientific` are shown to people, and values are checked against
+        them before they arrive here. `on_change` is called when a value takes effect; `preview` describes what a value
+        would do.
         """
         declaration = Knob(
             name=name,
@@ -246,39 +287,29 @@ class Unit:
         on_change: Callable[[T], object] | None = None,
     ) -> LiveKnob[T]:
         """Own a knob that is declared elsewhere, such as at a field of the configuration."""
-        call = None if on_change is None else lambda value: self._call_back(functools.partial(on_change, value))
+        parts = self._parts
+        call = None if on_change is None else lambda value: parts.call_back(functools.partial(on_change, value))
         return self._knobs.declare(declaration, preview=preview, on_change=call)
 
     def answer(self, handler: Handler) -> None:
-        """Serve the commands that the table gives to this unit's group: `async def handler(question) -> result`.
+        """Serve the commands that the table of commands sends to this group: `async def handler(question) -> result`.
 
-        Questions are served side by side on the loop that runs now, a few at once, each with a deadline. Raise an
-        AgentrlError to refuse. Whoever changes something does so once per `question.id`, and nothing on a dry run.
+        The main loop runs a few handlers at once, each with a deadline. A handler raises an AgentrlError to refuse. It
+        executes a change once per `question.id`, and changes nothing on a dry run.
         """
-        self._answers.offer(handler)
-
-    # ---- inside ----
-
-    def _changed(self) -> None:
-        self._wake()
-
-    def _call_back(self, callback: Callable[[], object]) -> None:
-        if self._loop is None:
-            threading.Thread(target=_guarded, args=(callback,), name="agentrl-callback", daemon=True).start()
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_guarded, callback)
+        self._parts.commands.offer(handler)
 
 
-def _nothing(*_: object) -> None:
+def _nothing() -> None:
     pass
 
 
-def _draining(orders: ControlFlags) -> bool:
-    return orders.draining
+def _draining(flags: ControlFlags) -> bool:
+    return flags.draining
 
 
-def _not_parked(orders: ControlFlags) -> bool:
-    return orders.draining or not orders.paused
+def _not_parked(flags: ControlFlags) -> bool:
+    return flags.draining or not flags.paused
 
 
 def _guarded(callback: Callable[[], object]) -> None:

@@ -1,7 +1,7 @@
-"""What a unit finds in its environment: who it is, and where its coordinator listens.
+"""The identity of a unit, read from the environment of its process: who it is and where its coordinator listens.
 
-Invariant: a process with AGENTRL_COORDINATOR is supervised and has a complete identity; a process without it runs on
-its own, with the same main loop, for development.
+A process with AGENTRL_COORDINATOR is supervised and has a complete identity. A process without it runs alone, with the
+same main loop, for development.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class UnitEnvironment(msgspec.Struct, frozen=True):
 
 
 def read_environment(variables: Mapping[str, str], *, program: str = "unit") -> UnitEnvironment:
-    """The identity that the variables give. `program` names a process that nobody supervises."""
+    """Read the identity from the variables. `program` names a process that has no coordinator."""
     run_dir = Path(variables.get("AGENTRL_RUN_DIR") or Path.cwd())
     state_dir = _path(variables, "AGENTRL_STATE_DIR")
     if not variables.get("AGENTRL_COORDINATOR"):
@@ -55,7 +55,7 @@ def read_environment(variables: Mapping[str, str], *, program: str = "unit") -> 
     except ValueError as wrong:
         raise ConfigError(
             f"AGENTRL_INCARNATION: {wrong}.",
-            hint="Start units with `agentrl up`, or unset AGENTRL_COORDINATOR to run this program on its own.",
+            hint="Start units with `agentrl up`, or unset AGENTRL_COORDINATOR to run this program alone.",
         ) from wrong
     return UnitEnvironment(
         unit=unit,
@@ -86,5 +86,5 @@ def _seconds(variables: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         value = 0.0
     if not 0.0 < value < float("inf"):
-        raise ConfigError(f"{name} is {written!r}, which is not a number of seconds above 0.")
+        raise ConfigError(f"{name} is {written!r}, must be a number of seconds above 0.")
     return value

@@ -68,6 +68,10 @@ class LiveKnob(Generic[T]):
         if self.boundary == "now":
             self._bring_into_force()
 
+    def start_with(self, value: KnobValue) -> None:
+        """Replace the default, before the knob is in use."""
+        self._value = self._pending = self._fitting(value)
+
     def preview(self, value: KnobValue) -> Preview:
         fitting = self._fitting(value)
         if self._preview is None:
@@ -120,7 +124,7 @@ class KnobSet:
         knob = LiveKnob(declaration, default, preview, on_change, self._on_change)
         if name in self._known:
             # Declaring is the restart boundary: this incarnation begins with the tuned value.
-            knob._value = knob._pending = knob._fitting(self._known[name])
+            knob.start_with(self._known[name])
         self._knobs = {**self._knobs, name: cast("LiveKnob[int]", knob)}
         self._on_change()
         return knob

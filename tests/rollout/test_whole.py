@@ -25,7 +25,7 @@ from agentrl.tokens import spans as span_lists
 from agentrl.tokens import version_runs as version_runs
 from agentrl.tokens.binary_format import unpack_floats, unpack_ids
 from agentrl.tokens.token_tree import TokenTree
-from agentrl.unit.unit import Unit
+from agentrl.unit.unit import Unit, UnitParts
 from agentrl.unit.unit_environment import read_environment
 from assets import shop_server
 from tests.engines import unverified
@@ -185,7 +185,7 @@ async def test_a_sampler_unit_waits_for_weights_works_reports_and_drains(
 
 
 def test_knobs_preview_what_they_would_do_and_hold_from_their_boundary() -> None:
-    unit = Unit(read_environment({}, program="sampler"))
+    unit = Unit(UnitParts(read_environment({}, program="sampler")))
     knobs = SamplerKnobs(unit, configuration())
     assert knobs.take().call_s == 20.0
     unit._knobs.offer("call_s", 5)

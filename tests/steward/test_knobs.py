@@ -13,7 +13,7 @@ from agentrl.policies.admission import Counts
 from agentrl.steward.settings import StewardSettings
 from agentrl.steward.steward_knobs import StewardKnobs
 from agentrl.store.database import Database
-from agentrl.unit import Unit
+from agentrl.unit.unit import Unit, UnitParts
 from agentrl.unit.unit_environment import UnitEnvironment
 from tests.steward.test_rounds import full_round, settings, steward
 
@@ -25,7 +25,8 @@ class Bench:
 
     def __init__(self, folder: Path, known: dict[str, int] | None = None, running: int = 30) -> None:
         self.settings = settings(n=8, max_in_flight=64)
-        self.unit = Unit(UnitEnvironment(unit="steward-0", group="steward", slot=0, incarnation=1, run_dir=folder))
+        environment = UnitEnvironment(unit="steward-0", group="steward", slot=0, incarnation=1, run_dir=folder)
+        self.unit = Unit(UnitParts(environment))
         for name, value in (known or {}).items():
             self.unit._knobs.offer(name, value)
         config = RunConfig.model_validate(

@@ -18,7 +18,7 @@ import transformers.models.qwen3.modeling_qwen3  # noqa: F401 # else each life i
 
 from agentrl.store import database, run_database
 from agentrl.training.trainer import Trainer
-from agentrl.unit import Unit
+from agentrl.unit.unit import Unit, UnitParts
 from agentrl.unit.unit_environment import UnitEnvironment
 
 MOST_LIVES = 8
@@ -26,7 +26,8 @@ MOST_LIVES = 8
 
 async def live(run_dir: Path, url: str, life: int) -> None:
     config = run_database.configuration(run_dir)
-    unit = Unit(UnitEnvironment(unit="trainer-0", group="trainer", slot=0, incarnation=life, run_dir=run_dir))
+    environment = UnitEnvironment(unit="trainer-0", group="trainer", slot=0, incarnation=life, run_dir=run_dir)
+    unit = Unit(UnitParts(environment))
     opened = database.connect(url, config.name)
     try:
         await Trainer(unit, opened, config).run()

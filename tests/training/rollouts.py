@@ -22,7 +22,7 @@ from agentrl.store.trajectories import Writer
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from agentrl.tokens.token_tree import TokenTree
 from agentrl.training.trainer import Trainer
-from agentrl.unit import Unit
+from agentrl.unit.unit import Unit, UnitParts
 from agentrl.unit.unit_environment import UnitEnvironment
 from tests.store.flow import RULE, admit, claim_one, queue, sampler
 from tests.training.trees import Call, chain, some
@@ -53,7 +53,8 @@ def configuration(run_dir: Path, model: Path, **training: Any) -> RunConfig:
 
 
 def trainer(db: Database, config: RunConfig, run_dir: Path, *, life: int = 1) -> Trainer:
-    unit = Unit(UnitEnvironment(unit="trainer-0", group="trainer", slot=0, incarnation=life, run_dir=run_dir))
+    environment = UnitEnvironment(unit="trainer-0", group="trainer", slot=0, incarnation=life, run_dir=run_dir)
+    unit = Unit(UnitParts(environment))
     return Trainer(unit, db, config)
 
 

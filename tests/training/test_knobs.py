@@ -9,14 +9,14 @@ import pytest
 from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay
 from agentrl.training.trainer_knobs import Knobs
-from agentrl.unit import Unit
+from agentrl.unit.unit import Unit, UnitParts
 from agentrl.unit.unit_environment import UnitEnvironment
 from tests.training.rollouts import configuration
 
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Unit:
-    return Unit(UnitEnvironment(unit="trainer-0", group="trainer", slot=0, incarnation=1, run_dir=tmp_path))
+    return Unit(UnitParts(UnitEnvironment(unit="trainer-0", group="trainer", slot=0, incarnation=1, run_dir=tmp_path)))
 
 
 def test_a_new_bound_holds_from_the_next_step(unit: Unit, tmp_path: Path, tiny: Path) -> None:

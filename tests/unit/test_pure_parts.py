@@ -356,11 +356,11 @@ def test_the_bye_comes_last_but_for_a_beat_whose_answer_proves_it() -> None:
     assert [type(act) for act in acts][-2:] == [messages.Bye, messages.Beat]
     assert messages.UnitMetrics({"reward": 1.0}) in acts
     talk.received(messages.BeatAck(1, 0), 1)
-    assert not talk.farewell_heard
+    assert not talk.farewell_read
     closing = acts[-1]
     assert isinstance(closing, messages.Beat)
     talk.received(messages.BeatAck(closing.seq, 0), 1)
-    assert talk.farewell_heard
+    assert talk.farewell_read
 
 
 # ---- environment and imports ----

@@ -68,7 +68,7 @@ async def test_questions_are_answered_while_others_never_end(counterpart: Counte
     ("name", "code", "says"),
     [
         ("refused", ExitCode.CONFLICT, "It is leased."),
-        ("large", ExitCode.REFUSED, "more than one message holds"),
+        ("large", ExitCode.REFUSED, "more than fits into a message"),
         ("nonsense", ExitCode.FAILED, "nobody thought of this"),
     ],
 )
