@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.options import Cli, group, seconds, verb
+from agentrl.cli.options import Cli, add_command, group
 from agentrl.errors import ExitCode
+from agentrl.formatting.amounts import seconds
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -20,10 +21,10 @@ ALERT = typer.Argument(metavar="ALERT", help="An alert's id, such as unit-fatal:
 
 def register(app: typer.Typer) -> None:
     alerts = group(app, "alerts", "What is wrong, since when, and the command that cures it.")
-    verb(alerts, "list")(list_alerts)
-    verb(alerts, "ack", acts=True)(acknowledge)
-    verb(alerts, "silence", acts=True)(silence)
-    verb(alerts, "test", acts=True)(test)
+    add_command(alerts, "list")(list_alerts)
+    add_command(alerts, "ack", acts=True)(acknowledge)
+    add_command(alerts, "silence", acts=True)(silence)
+    add_command(alerts, "test", acts=True)(test)
 
 
 async def list_alerts(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.cli.options import Cli, verb
+from agentrl.cli.options import Cli, add_command
 from agentrl.errors import AgentrlError, ExitCode
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _INSTALL = {
 
 
 def register(app: typer.Typer) -> None:
-    verb(app, "completion")(completion)
+    add_command(app, "completion")(completion)
 
 
 def completion(

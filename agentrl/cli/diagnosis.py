@@ -8,7 +8,7 @@ import typer
 
 from agentrl.cli import list_pages
 from agentrl.cli.list_pages import After, Limit
-from agentrl.cli.options import Cli, group, verb
+from agentrl.cli.options import Cli, add_command, group
 from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ BAR = 14
 
 
 def register(app: typer.Typer) -> None:
-    verb(app, "why")(why)
-    verb(app, "stacks", acts=True)(stacks)
+    add_command(app, "why")(why)
+    add_command(app, "stacks", acts=True)(stacks)
     tools = group(app, "tools", "What tools did, and what went wrong.")
-    verb(tools, "errors", reads=True)(tool_errors)
-    verb(tools, "failures", reads=True)(failures)
-    verb(app, "accounting", reads=True)(accounting)
-    verb(app, "staleness", reads=True)(staleness)
+    add_command(tools, "errors", reads=True)(tool_errors)
+    add_command(tools, "failures", reads=True)(failures)
+    add_command(app, "accounting", reads=True)(accounting)
+    add_command(app, "staleness", reads=True)(staleness)
 
 
 async def why(cli: Cli) -> ExitCode:

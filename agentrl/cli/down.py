@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.options import Cli, verb
+from agentrl.cli.options import Cli, add_command
 from agentrl.errors import ExitCode
 
 
 def register(app: typer.Typer) -> None:
-    verb(app, "down", acts=True)(down)
+    add_command(app, "down", acts=True)(down)
 
 
 async def down(

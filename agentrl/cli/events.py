@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.options import Cli, seconds, verb
+from agentrl.cli.options import Cli, add_command
 from agentrl.errors import ExitCode
+from agentrl.formatting.amounts import seconds
 
 if TYPE_CHECKING:
     from agentrl.client import Client
@@ -30,7 +31,7 @@ class Kind(enum.StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    verb(app, "events")(events)
+    add_command(app, "events")(events)
 
 
 async def events(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.options import Cli, group, verb
+from agentrl.cli.options import Cli, add_command, group
 from agentrl.errors import (
     AgentrlError,
     ConfigError,
@@ -41,9 +41,9 @@ class Permission(enum.StrEnum):
 
 def register(app: typer.Typer) -> None:
     keys = group(app, "keys", "Who may reach the run from elsewhere, and what they may do.")
-    verb(keys, "new", acts=True)(new)
-    verb(keys, "list")(list_keys)
-    verb(keys, "revoke", acts=True)(revoke)
+    add_command(keys, "new", acts=True)(new)
+    add_command(keys, "list")(list_keys)
+    add_command(keys, "revoke", acts=True)(revoke)
 
 
 async def new(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.options import Cli, seconds, verb
+from agentrl.cli.options import Cli, add_command
 from agentrl.errors import ExitCode, UnknownNameError, UsageError
+from agentrl.formatting.amounts import seconds
 
 if TYPE_CHECKING:
     from agentrl.cli.offline import Reader
@@ -25,7 +26,7 @@ Printed = Callable[[str], object]
 
 
 def register(app: typer.Typer) -> None:
-    verb(app, "logs")(logs)
+    add_command(app, "logs")(logs)
 
 
 async def logs(

@@ -21,7 +21,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from agentrl.errors import AgentrlError, ExitCode, NoCoordinatorError
-from agentrl.formatting.amounts import seconds as seconds
 
 if TYPE_CHECKING:
     from agentrl.client import Client
@@ -145,7 +144,7 @@ def root_options(
     return cli
 
 
-class Verb(TyperCommand):
+class Command(TyperCommand):
     """A command whose help gives ranges in words, and no upper bound that is missing."""
 
     def get_help(self, ctx: Any) -> str:
@@ -184,7 +183,7 @@ _RANGES = [
 ]
 
 
-def verb(
+def add_command(
     app: typer.Typer, name: str, *, acts: bool = False, reads: bool = False, numbers: bool = False, **settings: Any
 ) -> Callable[[Function], Function]:
     """Register a function as a verb.
@@ -220,7 +219,7 @@ def verb(
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__  # typer must see the signature above, not the function's own
-        app.command(name, cls=Verb, context_settings=context_settings, **settings)(run)
+        app.command(name, cls=Command, context_settings=context_settings, **settings)(run)
         return function
 
     return register

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.options import Cli, verb
+from agentrl.cli.options import Cli, add_command
 from agentrl.cli.run_file import RunFile, meant
 from agentrl.errors import ExitCode, UsageError
 
@@ -16,9 +16,9 @@ DAEMONS = ("host", "coordinator", "mongo")
 
 
 def register(app: typer.Typer) -> None:
-    verb(app, "doctor")(doctor)
+    add_command(app, "doctor")(doctor)
     # All words after the role belong to the daemon, also --run and --help.
-    verb(app, "daemon", context_settings={"allow_interspersed_args": False})(daemon)
+    add_command(app, "daemon", context_settings={"allow_interspersed_args": False})(daemon)
 
 
 def doctor(cli: Cli, file: RunFile = None) -> ExitCode:

@@ -11,7 +11,7 @@ import typer
 
 from agentrl.cli import list_pages
 from agentrl.cli.list_pages import After, Limit, Row
-from agentrl.cli.options import Cli, group, verb
+from agentrl.cli.options import Cli, add_command, group
 from agentrl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ SPARE = ("begun", "tokens", "owner")
 
 def register(app: typer.Typer) -> None:
     records = group(app, "records", "Attempts: whole episodes, turn by turn.")
-    verb(records, "list", reads=True)(list_records)
-    verb(records, "show", reads=True)(show_record)
-    verb(records, "export", reads=True)(export)
+    add_command(records, "list", reads=True)(list_records)
+    add_command(records, "show", reads=True)(show_record)
+    add_command(records, "export", reads=True)(export)
 
 
 async def list_records(

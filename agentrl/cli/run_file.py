@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.options import Cli, group, verb
+from agentrl.cli.options import Cli, add_command, group
 from agentrl.errors import ConfigError, ExitCode, OperationFailedError
 from agentrl.formatting.amounts import counted
 
@@ -31,9 +31,9 @@ Sets = Annotated[
 
 def register(app: typer.Typer) -> None:
     config = group(app, "config", "The run file: its values, their sources, its schema.")
-    verb(config, "show")(show)
-    verb(config, "check")(check)
-    verb(config, "schema")(schema)
+    add_command(config, "show")(show)
+    add_command(config, "check")(check)
+    add_command(config, "schema")(schema)
 
 
 def usual_file() -> Path | None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.options import Cli, DryRun, Yes, group, verb
+from agentrl.cli.options import Cli, DryRun, Yes, add_command, group
 from agentrl.errors import ExitCode
 
 NAME = typer.Argument(metavar="NAME", help="A run that is down; `agentrl runs` lists them.")
@@ -15,9 +15,9 @@ NAME = typer.Argument(metavar="NAME", help="A run that is down; `agentrl runs` l
 
 def register(app: typer.Typer) -> None:
     commands = group(app, "runs", "The runs of this user on this host.", default="list")
-    verb(commands, "list")(list_runs)
-    verb(commands, "forget")(forget)
-    verb(commands, "wipe")(wipe)
+    add_command(commands, "list")(list_runs)
+    add_command(commands, "forget")(forget)
+    add_command(commands, "wipe")(wipe)
 
 
 def list_runs(cli: Cli) -> ExitCode:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.options import Cli, verb
+from agentrl.cli.options import Cli, add_command
 from agentrl.errors import ExitCode, NoCoordinatorError, UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _HEALTHY = ("running", "completed")
 
 
 def register(app: typer.Typer) -> None:
-    verb(app, "status")(status)
+    add_command(app, "status")(status)
 
 
 async def status(

@@ -9,7 +9,7 @@ import typer
 
 from agentrl.cli import list_pages, records
 from agentrl.cli.list_pages import After, Limit, Row
-from agentrl.cli.options import Cli, group, verb
+from agentrl.cli.options import Cli, add_command, group
 from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -20,15 +20,15 @@ CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="Its id; `agentrl checkpo
 
 def register(app: typer.Typer) -> None:
     steps = group(app, "steps", "Trained batches: from a metric to the records behind it.")
-    verb(steps, "list", reads=True)(list_steps)
-    verb(steps, "show", reads=True)(show_step)
+    add_command(steps, "list", reads=True)(list_steps)
+    add_command(steps, "show", reads=True)(show_step)
     checkpoints = group(app, "checkpoints", "What was saved, and what is kept.")
-    verb(checkpoints, "list", reads=True)(list_checkpoints)
-    verb(checkpoints, "show", reads=True)(show_checkpoint)
-    verb(checkpoints, "pin", acts=True)(pin)
-    verb(checkpoints, "unpin", acts=True)(unpin)
+    add_command(checkpoints, "list", reads=True)(list_checkpoints)
+    add_command(checkpoints, "show", reads=True)(show_checkpoint)
+    add_command(checkpoints, "pin", acts=True)(pin)
+    add_command(checkpoints, "unpin", acts=True)(unpin)
     versions = group(app, "versions", "Published weights, and which engine serves them.")
-    verb(versions, "list", reads=True)(list_versions)
+    add_command(versions, "list", reads=True)(list_versions)
 
 
 async def list_steps(

@@ -9,7 +9,7 @@ import typer
 
 from agentrl.cli import list_pages, records
 from agentrl.cli.list_pages import After, Limit, Row
-from agentrl.cli.options import Cli, group, verb
+from agentrl.cli.options import Cli, add_command, group
 from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ TASK = typer.Argument(metavar="TASK", help="A task's id, such as shop/train/0/00
 
 def register(app: typer.Typer) -> None:
     tasks = group(app, "tasks", "Rows of datasets, and what became of them.")
-    verb(tasks, "list", reads=True)(list_tasks)
-    verb(tasks, "show", reads=True)(show_task)
-    verb(tasks, "requeue", acts=True)(requeue)
-    verb(tasks, "add", acts=True)(add)
+    add_command(tasks, "list", reads=True)(list_tasks)
+    add_command(tasks, "show", reads=True)(show_task)
+    add_command(tasks, "requeue", acts=True)(requeue)
+    add_command(tasks, "add", acts=True)(add)
 
 
 async def list_tasks(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.cli.options import Cli, verb
+from agentrl.cli.options import Cli, add_command
 from agentrl.cli.run_file import RunFile, Sets, meant
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ToldError, UsageError
 from agentrl.formatting.amounts import counted
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    verb(app, "train")(train)
+    add_command(app, "train")(train)
 
 
 def train(

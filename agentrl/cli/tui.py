@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.options import RUN_VARIABLE, Cli, verb
+from agentrl.cli.options import RUN_VARIABLE, Cli, add_command
 from agentrl.errors import ExitCode, UsageError
 
 ANYWHERE = "127.0.0.1:0"
@@ -21,7 +21,7 @@ class Theme(enum.StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    verb(app, "tui")(tui)
+    add_command(app, "tui")(tui)
 
 
 def tui(

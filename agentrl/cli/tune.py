@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.options import Cli, verb
+from agentrl.cli.options import Cli, add_command
 from agentrl.errors import ConfigError, ExitCode, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    verb(app, "tune", acts=True, numbers=True)(tune)
+    add_command(app, "tune", acts=True, numbers=True)(tune)
 
 
 async def tune(

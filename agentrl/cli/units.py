@@ -6,19 +6,19 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.options import Cli, verb
+from agentrl.cli.options import Cli, add_command
 from agentrl.errors import ExitCode, UsageError
 
 UNIT = "A unit such as web-0, or one life of it such as web-0.7."
 
 
 def register(app: typer.Typer) -> None:
-    verb(app, "scale", acts=True, numbers=True)(scale)
-    verb(app, "drain", acts=True)(drain)
-    verb(app, "restart", acts=True)(restart)
-    verb(app, "stop", acts=True)(stop)
-    verb(app, "pause", acts=True)(pause)
-    verb(app, "resume", acts=True)(resume)
+    add_command(app, "scale", acts=True, numbers=True)(scale)
+    add_command(app, "drain", acts=True)(drain)
+    add_command(app, "restart", acts=True)(restart)
+    add_command(app, "stop", acts=True)(stop)
+    add_command(app, "pause", acts=True)(pause)
+    add_command(app, "resume", acts=True)(resume)
 
 
 async def scale(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.options import Cli, verb
+from agentrl.cli.options import Cli, add_command
 from agentrl.cli.run_file import RunFile, Sets, check_datasets, load, nothing_to_bring_up
 from agentrl.errors import ConfigError, ConflictError, ExitCode, UsageError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    verb(app, "up", acts=True)(up)
+    add_command(app, "up", acts=True)(up)
 
 
 async def up(

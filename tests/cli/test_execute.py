@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.options import seconds
 from agentrl.cli.units import parse_count
 from agentrl.config import paths
 from agentrl.errors import ConflictError, ExitCode, RefusedError, UsageError
+from agentrl.formatting.amounts import seconds
 from agentrl.formatting.row_text import allowed
 from agentrl.protocol import commands, rows
 from agentrl.protocol.effects import Effect, Tier
