@@ -48,9 +48,9 @@ class Plant:
                     stood = 2 * share * slots
                     added |= {services.IN_TOOLS.name: in_tools * stood, services.IN_MODEL.name: in_model * stood}
                 self.report(f"{group}-0", group, added)
-            told = {named(services.TOOL_P95, name): p95 for name, p95 in (tools or {}).items()}
+            latencies = {named(services.TOOL_P95, name): p95 for name, p95 in (tools or {}).items()}
             rates = {named(services.TOOL_RATE, name): 5.0 for name in tools or {}}
-            self.detector.take("toolbox-0", "toolbox", 1, told | rates, self.now)
+            self.detector.take("toolbox-0", "toolbox", 1, latencies | rates, self.now)
             if self.detector.is_due(self.now, self.no_steps):
                 row = self.detector.compute(self.now, self.totals, "", self.no_steps)
         row = row or self.detector.shown
@@ -76,18 +76,18 @@ def test_shares_are_computed_from_intervals_by_unit_and_by_role() -> None:
 def test_sentence_names_the_start_of_the_trainer_and_not_the_idle_roles() -> None:
     plant, coming = Plant(), "trainer-0 is starting (warm-up: step 3 of 9)"
     assert "engines 0% busy" in plant.run(60, engine=0.0, sampler=0.0).sentence
-    told = plant.detector.compute(plant.now, plant.totals, coming)
-    assert told is not None
-    assert (told.sentence, told.bottleneck) == (coming, "")
+    row = plant.detector.compute(plant.now, plant.totals, coming)
+    assert row is not None
+    assert (row.sentence, row.bottleneck) == (coming, "")
 
 
 def test_counters_of_the_last_incarnation_of_a_trainer_do_not_count() -> None:
     plant, coming = Plant(), "trainer-0 is starting (starts from step-9)"
     assert plant.run(60, trainer=0.1, engine=0.6, sampler=0.5).bottleneck == "engines"
-    told = plant.detector.compute(plant.now, plant.totals, coming)
-    assert told is not None
-    assert (told.sentence, told.bottleneck) == (f"{coming}; engines 60% busy", "")
-    assert "trainer" not in told.busy
+    row = plant.detector.compute(plant.now, plant.totals, coming)
+    assert row is not None
+    assert (row.sentence, row.bottleneck) == (f"{coming}; engines 60% busy", "")
+    assert "trainer" not in row.busy
 
 
 def test_end_of_steps_is_shown_at_once_and_old_shares_are_dropped() -> None:
@@ -95,9 +95,9 @@ def test_end_of_steps_is_shown_at_once_and_old_shares_are_dropped() -> None:
     plant.run(120, trainer=0.5, engine=0.6, sampler=0.5, tools={"shop.lookup": 0.3})
     plant.totals.pop("trainer-0")
     assert plant.detector.is_due(plant.now, standing), "at once, not with the next round"
-    told = plant.detector.compute(plant.now, plant.totals, "", standing)
-    assert told is not None
-    assert (told.sentence, told.bottleneck, told.tools, told.busy) == (standing, "", (), {})
+    row = plant.detector.compute(plant.now, plant.totals, "", standing)
+    assert row is not None
+    assert (row.sentence, row.bottleneck, row.tools, row.busy) == (standing, "", (), {})
     plant.no_steps = standing
     row = plant.run(12, engine=0.0, sampler=0.0, tools={"shop.lookup": 0.3})
     assert (row.sentence, row.tools) == (standing, ())

@@ -210,9 +210,9 @@ def run_child(path: Path, mode: str) -> subprocess.Popen[str]:
 
 def test_file_size_limit_raises_disk_error_and_a_retry_works(path: Path) -> None:
     child = run_child(path, "limit")
-    said, _ = child.communicate(timeout=60)
-    assert child.returncode == 0, said
-    *numbers, full, after = said.splitlines()
+    output, _ = child.communicate(timeout=60)
+    assert child.returncode == 0, output
+    *numbers, full, after = output.splitlines()
     assert full.startswith("full The journal")
     assert len(numbers) > 5
     journal = Journal.open(path, at=2.0)

@@ -70,8 +70,8 @@ def test_invalid_public_key_is_refused(tmp_path: Path, public: str) -> None:
 
 
 def test_unknown_key_cannot_be_revoked(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="'nobody'"):
-        Keyring.open(tmp_path).revoke("nobody", at=1.0)
+    with pytest.raises(UnknownNameError, match="'unknown'"):
+        Keyring.open(tmp_path).revoke("unknown", at=1.0)
 
 
 def test_file_is_private_and_refused_if_others_can_write_it(tmp_path: Path) -> None:

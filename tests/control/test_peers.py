@@ -38,7 +38,7 @@ def test_only_the_newest_peer_of_a_name_is_known() -> None:
     old, new = some_peer(), some_peer()
     peers.welcome(old, Known(Kind.UNIT, "web-0", 1))
     peers.welcome(new, Known(Kind.UNIT, "web-0", 2))
-    assert peers.get(old) is None, "a ghost is not heard as the unit that replaced it"
+    assert peers.get(old) is None, "a message of the old peer must not count as one of the new unit"
     assert not peers.send_to_unit("web-0", 1, Drain(1.0))
     assert peers.send_to_unit("web-0", 2, Drain(1.0))
     peers.gone(old)

@@ -19,7 +19,7 @@ LONG = "x" * (1 << 20)
 
 
 def test_report_of_a_unit_is_truncated() -> None:
-    said = truncation.report(
+    report = truncation.report(
         UnitReport(
             status=LONG,
             phase=LONG,
@@ -27,10 +27,10 @@ def test_report_of_a_unit_is_truncated() -> None:
             knobs={f"k{number}": LONG if number == 3 else number for number in range(1000)},
         )
     )
-    assert len(encode(said)) < 20_000
-    assert said.status.endswith("…")
-    assert "k3" not in said.knobs, "a part of a value is another value"
-    assert said.knobs["k4"] == 4
+    assert len(encode(report)) < 20_000
+    assert report.status.endswith("…")
+    assert "k3" not in report.knobs, "a part of a value is another value"
+    assert report.knobs["k4"] == 4
     usual = UnitReport(ready=True, status="well", phase="step", waits=(Wait("judge-0", "a grade"),), knobs={"a": "b"})
     assert truncation.report(usual) == usual
 

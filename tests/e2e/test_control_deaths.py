@@ -70,7 +70,7 @@ def test_dead_host_agent_is_restarted_and_adopts_all_units(many: Run) -> None:
     assert f"process {pid}" in incidents(many, "host agent")[0]["what"]
     row = many.wait_incarnation("web-3", above=1)
     assert row.last_exit is not None
-    assert row.last_exit.unknown, f"nobody saw how it ended, yet: {row.last_exit}"
+    assert row.last_exit.unknown, f"its exit status is lost, but the row has {row.last_exit}"
     after = many.units()
     for unit in before.keys() - {"web-3"}:
         assert (after[unit].incarnation, after[unit].pid) == (before[unit].incarnation, before[unit].pid)
@@ -81,13 +81,13 @@ def test_units_survive_both_deaths_and_the_next_up_adopts_them(many: Run) -> Non
     before = many.units()
     many.kill_keepers()
     assert len(many.processes()) >= UNITS
-    code, said = many.cli("status", check=False)
+    code, answer = many.cli("status", check=False)
     assert code == ExitCode.NO_COORDINATOR
-    assert "and so is the host agent" in said["error"]["message"]
+    assert "and so is the host agent" in answer["error"]["message"]
     with pytest.raises(NoCoordinatorError, match="and so is the host agent"):
         BlockingClient(
             Client.connect(many.name, state_dir=many.state_dir, timeout_s=3600)
-        )  # nobody is waited for who cannot come
+        )  # a dead coordinator is not waited for
     again = many.up()
     assert again is not None
     after = many.units()
@@ -117,7 +117,7 @@ def test_hanging_coordinator_is_continued_then_replaced_while_units_go_on(run: R
     out, err = waiting.communicate(timeout=120)
     assert waiting.returncode == 0, out + err
     assert f"(process {pid}) is stopped by a signal and does not answer: its host agent replaces it after" in err
-    # It was heard for the last time some beats before it was stopped.
+    # Its last heartbeat was some beats before it was stopped.
     assert time.monotonic() - stopped > silent_s / 2, "one that is only late is left alone"
     assert run.coordinator_pid() == pid, "continuing it was cure enough"
     eventually(lambda: incidents(run, "coordinator"), what="the stop is an incident")
@@ -131,11 +131,11 @@ def test_hanging_coordinator_is_continued_then_replaced_while_units_go_on(run: R
     eventually(lambda: not run.alive(pid), what="a second stop ends it")
     eventually(lambda: run.run_row().coordinator_pid not in (0, pid), what="another one")
 
-    def told() -> bool:
+    def incident() -> bool:
         (*_, last) = incidents(run, "coordinator")
         return "was silent" in last["what"] and last["exit"]["signal"] in (signal.SIGABRT, signal.SIGKILL)
 
-    eventually(told, what="its end is an incident")
+    eventually(incident, what="its end is an incident")
     assert "coordinator" in run.raw("events", "--kind", "incident").stdout
     after = run.units()
     assert {u: (r.incarnation, r.pid) for u, r in after.items()} == {
@@ -152,8 +152,8 @@ def test_phase_announced_to_a_dead_coordinator_counts_for_the_next(run: Run) -> 
     run.up()
     eventually(lambda: run.unit_row("held-0").phase == "native", what="its phase")
     eventually(lambda: time.time() - run.unit_row("held-0").heard_at > dead_after_s / 2, what="silence")
-    pid, told = run.coordinator_pid(), run.unit_row("held-0").status
+    pid, incident = run.coordinator_pid(), run.unit_row("held-0").status
     run.kill(pid)
     eventually(lambda: run.run_row().coordinator_pid not in (0, pid))
-    eventually(lambda: run.unit_row("held-0").status not in ("", told), what="the end of the phase")
+    eventually(lambda: run.unit_row("held-0").status not in ("", incident), what="the end of the phase")
     assert run.unit_row("held-0").incarnation == 1

@@ -23,9 +23,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 def test_group_name_is_refused_where_a_unit_is_needed(run: Run, verb: str) -> None:
     code, document = run.cli(verb, "web", check=False)
     assert code == ExitCode.UNKNOWN
-    said = document["error"]
-    assert "web is a group" in said["message"]
-    assert "web-0, web-1" in said["hint"]
+    error = document["error"]
+    assert "web is a group" in error["message"]
+    assert "web-0, web-1" in error["hint"]
 
 
 @pytest.mark.parametrize("verb", ["restart", "drain", "stop", "logs", "stacks"])
@@ -36,7 +36,12 @@ def test_mistyped_unit_gets_the_nearest_name(run: Run, verb: str) -> None:
 
 
 def test_unknown_name_is_reported_before_any_question(run: Run) -> None:
-    for arguments in (("logs", "web-1.99"), ("keys", "revoke", "nobody"), ("alerts", "ack", "nobody"), ("tune", "no")):
+    for arguments in (
+        ("logs", "web-1.99"),
+        ("keys", "revoke", "unknown"),
+        ("alerts", "ack", "unknown"),
+        ("tune", "no"),
+    ):
         code, document = run.cli(*arguments, check=False)
         assert code == ExitCode.UNKNOWN, arguments
         assert document["error"]["name"] == "unknown"

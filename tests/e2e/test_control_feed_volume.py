@@ -47,15 +47,15 @@ async def test_feed_of_two_hundred_units_is_below_20_kb_per_second(run: Run) -> 
         frames.clear()
         began = loop.time()
         await aeventually(lambda: loop.time() - began >= WHILE_S, within_s=WHILE_S + 30)
-        took_s, heard = loop.time() - began, list(frames)
+        took_s, received = loop.time() - began, list(frames)
     finally:
         subscriber.close()
-    rate = sum(map(len, heard)) / took_s
-    messages = [decode_feed(frame) for frame in heard]
+    rate = sum(map(len, received)) / took_s
+    messages = [decode_feed(frame) for frame in received]
     rows = Counter(message.key for message in messages if isinstance(message, FeedRow))
-    assert {f"unit/step-{n}" for n in range(SPEAKING)} <= set(rows), "what goes on is told"
+    assert {f"unit/step-{n}" for n in range(SPEAKING)} <= set(rows), "units that make progress are shown"
     assert max(rows.values()) <= 2 * took_s + 2
     kinds = Counter[str]()
-    for message, frame in zip(messages, heard, strict=True):
+    for message, frame in zip(messages, received, strict=True):
         kinds[message.key.rpartition("-")[0] if isinstance(message, FeedRow) else "beat"] += len(frame)
     assert rate <= MOST_BYTES_PER_S, f"{rate:.0f} bytes/s, in all: {kinds.most_common(5)}"

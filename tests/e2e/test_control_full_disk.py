@@ -126,8 +126,8 @@ def test_full_disk_of_logs_stops_no_unit_and_makes_none_fatal(run: Run) -> None:
         row = eventually(said_why, what="the reason, between two attempts")
         goes_on(run)
         eventually(lambda: str(run.dir) in run.host().disk_full, what="its host's word, with the next measurement")
-        told = alert(run, f"host-cannot-write:{run.host().host}")
-        assert "cannot write" in told["sentence"]
+        shown = alert(run, f"host-cannot-write:{run.host().host}")
+        assert "cannot write" in shown["sentence"]
         assert log.stat().st_size - size < 4096
     run.wait_incarnation("web-0", above=row.incarnation)
     eventually(lambda: log.stat().st_size > size + 4096, what="the log to grow again")
@@ -145,9 +145,9 @@ def test_full_disk_of_state_stops_no_unit_and_refuses_commands(run: Run) -> None
         assert "nothing was changed" in full.message
         code, _ = run.cli("scale", "web", "5", check=False)
         assert code == ExitCode.DISK
-        said = run.raw("scale", "web", "5").stderr
-        assert "The journal" in said
-        assert "Free some space" in said
+        stderr = run.raw("scale", "web", "5").stderr
+        assert "The journal" in stderr
+        assert "Free some space" in stderr
         assert "disk is full" in run.run_row().journal_full
         assert "commands are refused" in alert(run, f"journal-full:{run.name}")["sentence"]
         run.kill(before["web-0"].pid)

@@ -22,17 +22,17 @@ def test_logs_and_events_can_be_read_after_down(run: Run) -> None:
     living = run.cli("events", "--kind", "incident")
     run.cli("down", "--yes")
 
-    said = run.raw("status")
-    assert said.returncode == ExitCode.NO_COORDINATOR
-    assert f"The run {run.name} is not up: it was taken down " in said.stderr
-    assert f"agentrl up --run {run.name} brings it up again" in said.stderr
-    assert f"agentrl events --run {run.name} read what it has left" in said.stderr
-    code, told = run.cli("status", check=False)
-    assert (code, told["error"]["name"]) == (ExitCode.NO_COORDINATOR, "no_coordinator")
+    ended = run.raw("status")
+    assert ended.returncode == ExitCode.NO_COORDINATOR
+    assert f"The run {run.name} is not up: it was taken down " in ended.stderr
+    assert f"agentrl up --run {run.name} brings it up again" in ended.stderr
+    assert f"agentrl events --run {run.name} read what it has left" in ended.stderr
+    code, answer = run.cli("status", check=False)
+    assert (code, answer["error"]["name"]) == (ExitCode.NO_COORDINATOR, "no_coordinator")
 
-    said = run.raw("logs", "web-0")
-    assert (said.returncode, said.stdout) == (0, "a last word from web-0.2\n")
-    assert f"The run {run.name} is not up. This is what {run.name} has left" in said.stderr
+    ended = run.raw("logs", "web-0")
+    assert (ended.returncode, ended.stdout) == (0, "a last word from web-0.2\n")
+    assert f"The run {run.name} is not up. This is what {run.name} has left" in ended.stderr
     assert run.raw("logs", "web-0", "--previous").stdout == "a last word from web-0.1\n"
     assert run.raw("logs", "web-0.9").returncode == ExitCode.UNKNOWN
     assert "web-0.1, web-0.2" in run.raw("logs", "web-0.9").stderr
@@ -46,9 +46,9 @@ def test_logs_and_events_can_be_read_after_every_process_was_killed(run: Run) ->
     run.up()
     eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log")
     run.kill_keepers()
-    said = run.raw("logs", "web-0")
-    assert (said.returncode, said.stdout) == (0, "a last word\n")
-    assert "is dead, and so is the host agent" in said.stderr
+    ended = run.raw("logs", "web-0")
+    assert (ended.returncode, ended.stdout) == (0, "a last word\n")
+    assert "is dead, and so is the host agent" in ended.stderr
     assert [row["command"] for row in run.cli("events", "--kind", "operation")] == ["apply"]
 
 
@@ -63,9 +63,9 @@ def test_run_without_down_is_chosen_and_otherwise_a_name_is_required(run: Run) -
     run.kill_keepers()
     assert unnamed(run, "logs", "web-0").stdout == "a last word\n"
     run.cli("down", "--yes")
-    said = unnamed(run, "logs", "web-0")
-    assert (said.returncode, said.stdout) == (ExitCode.NO_COORDINATOR, "")
-    assert "With --run NAME this command reads what that one has left." in said.stderr
+    ended = unnamed(run, "logs", "web-0")
+    assert (ended.returncode, ended.stdout) == (ExitCode.NO_COORDINATOR, "")
+    assert "With --run NAME this command reads what that one has left." in ended.stderr
 
 
 def unnamed(run: Run, *args: str) -> subprocess.CompletedProcess[str]:

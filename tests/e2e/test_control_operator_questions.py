@@ -36,7 +36,7 @@ UNPLACEABLE = ("gpu-0", "far-0", "wide-0")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A run in which most of what can go wrong goes wrong when it is told to."""
+    """A run whose faults a test can trigger."""
     for run in running(tmp_path_factory.mktemp("operators"), f"t-{uuid.uuid4().hex[:8]}"):
         run.config["supervision"] |= {"max_deaths": 100, "backoff_first_s": 1.0, "stacks_grace_s": 1.0}
         run.sidecar("collector", ["sh", "-c", BREAKABLE])
@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         run.sidecar("wide", ["sleep", "1000"], resources={"cpus": 5000})
         run.sidecar("eager", ["sleep", "1000"], after=["gpu"])
         run.unit("ticker", "step_loop", "--every", "0.05")
-        # For half a minute: whoever looks late finds it growing still.
+        # For half a minute, so that it still grows when the test looks.
         run.sidecar("grower", [PYTHON, GROWER, "--to-mib", "750", "--mib-per-s", "30"], count=0)
         run.config["alerts"] = {"memory_window_s": 3.0}
         run.up("--no-wait")
@@ -113,8 +113,8 @@ def test_dead_unit_is_shown_with_time_reason_and_next_action(run: Run) -> None:
         assert "keeps dying" in alert["sentence"]
         # Whether its last words are those of the present life or of the one before changes from moment to moment.
         assert alert["suggest"].removesuffix(" --previous") == "agentrl logs collector-0"
-        said = run.raw("logs", "collector-0", "--previous").stdout
-        assert "cannot reach the store at 10.0.0.7" in said
+        output = run.raw("logs", "collector-0", "--previous").stdout
+        assert "cannot reach the store at 10.0.0.7" in output
         onscreen.recorded(run, (), "collector-0", "exit 3")
         onscreen.recorded(run, ("2", "enter"), "collector-0", "exit 3", "died")
         onscreen.live(run, ("w",), "culprit: collector-0")
@@ -127,10 +127,10 @@ def test_error_of_a_tool_server_is_an_incident_with_its_last_log_lines(run: Run)
     (run.dir / "no-index").touch()
     happened = time.time()
 
-    def told(found: Any) -> None:
+    def check(found: Any) -> None:
         assert [each for each in found if each["unit"] == "tools-0"]
 
-    found = answer(run, told, "events", "--kind", "incident", what="the incident")
+    found = answer(run, check, "events", "--kind", "incident", what="the incident")
     (incident,) = [each for each in found if each["unit"] == "tools-0"]
     assert incident["incarnation"] == 1
     assert happened - 1 <= incident["at"] <= time.time() + 1
@@ -162,7 +162,7 @@ def test_unit_that_cannot_be_placed_shows_what_is_missing(run: Run) -> None:
     onscreen.live(run, ("w",), "culprit: gpu-0", "needs 99 GPU")
 
 
-# ---- what does everybody do ----
+# ---- stacks and memory ----
 
 
 def test_stacks_of_all_units_are_written_to_one_file(run: Run) -> None:
@@ -217,10 +217,10 @@ def test_second_operator_cannot_overwrite_an_unseen_knob_value(run: Run) -> None
     both_saw = str(seen["revision"])
     assert run.cli("tune", knob, "7", "--seen", both_saw)["operation"]["state"] == "succeeded"
     for more in ((), ("--preview",)):
-        code, said = run.cli("tune", knob, "9", "--seen", both_saw, *more, check=False)
+        code, output = run.cli("tune", knob, "9", "--seen", both_saw, *more, check=False)
         assert code == ExitCode.CONFLICT
-        assert "to 7" in said["error"]["message"], "the value of the first"
-        assert "@" in said["error"]["message"], "and who it was"
+        assert "to 7" in output["error"]["message"], "the value of the first"
+        assert "@" in output["error"]["message"], "and who it was"
     now = run.cli("tune", knob)
     assert now["knob"]["value"] == 7
     assert [change["what"] for change in now["history"]] == [f"{knob}: {seen['value']} -> 7"]
@@ -274,8 +274,8 @@ def test_stray_process_is_named_and_removed_by_down(
     ended = run.cli("down", "--yes")
     assert ended["proven"]
     assert not sockets.exists()
-    said = " ".join(ended["lines"])
-    assert f"{stray.pid} (sleep 3333), mark" in said
+    output = " ".join(ended["lines"])
+    assert f"{stray.pid} (sleep 3333), mark" in output
     eventually(lambda: stray.poll() is not None, what="the stray to be gone")
     # Among the operations: an alert may go away with the run, before its end or after.
     onscreen.recorded(run, ("3", "t", "enter"), f"{stray.pid} (sleep 3333), mark", once="down")

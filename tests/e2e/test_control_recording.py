@@ -76,7 +76,7 @@ def test_recording_spans_deaths_of_units_and_of_the_coordinator(run: Run) -> Non
     assert isinstance(unit, UnitRow)
     assert unit.incarnation == run.unit_row("tick-0").incarnation
 
-    # What the coordinator before told is told by this one, too, and began where it began.
+    # The new coordinator shows the incidents of the last one with their times.
     assert last[mark.key] == incident
     ups = [row for row in last.values() if isinstance(row, OperationRow) and row.command == "apply"]
     assert [row.state for row in ups] == [OperationState.SUCCEEDED]

@@ -45,22 +45,22 @@ class Talk:
     """A peer that says what it likes."""
 
     def __init__(self, address: str, key: ClientKey | None = None) -> None:
-        self.heard: list[messages.FromCoordinator] = []
+        self.received: list[messages.FromCoordinator] = []
         self.refused: list[str] = []
         self.dealer = Dealer(
             address,
             key=key,
-            on_message=lambda frame: self.heard.append(decode_from_coordinator(frame)),
+            on_message=lambda frame: self.received.append(decode_from_coordinator(frame)),
             on_refused=self.refused.append,
         )
 
     async def ask(self, message: Message) -> Any:
         """The next message from the coordinator."""
         await aeventually(lambda: self.dealer.connected)
-        before = len(self.heard)
+        before = len(self.received)
         assert self.dealer.send(encode(message))
-        await aeventually(lambda: len(self.heard) > before)
-        return self.heard[before]
+        await aeventually(lambda: len(self.received) > before)
+        return self.received[before]
 
 
 @asynccontextmanager
@@ -141,9 +141,9 @@ async def test_late_unknown_or_invalid_request_is_refused_with_a_reason(talking:
 @pytest.mark.parametrize("words", ["stacks nosuch", "stacks web-0.7777", "keys revoke nosuch"])
 @pytest.mark.parametrize("further", [[], ["--dry-run"]], ids=["done", "previewed"])
 def test_command_for_an_unknown_name_is_refused(talking: Run, words: str, further: list[str]) -> None:
-    code, told = talking.cli(*words.split(), *further, check=False)
+    code, answer = talking.cli(*words.split(), *further, check=False)
     assert code in (ExitCode.UNKNOWN, ExitCode.CONFLICT)
-    assert words.split()[-1].partition(".")[0] in told["error"]["message"]
+    assert words.split()[-1].partition(".")[0] in answer["error"]["message"]
 
 
 async def test_other_major_version_is_refused_with_both_versions(talking: Run) -> None:
@@ -287,26 +287,26 @@ def test_key_may_do_what_its_permission_allows(talking: Run, keys: dict[str, Pat
         assert "Traceback" not in done.stderr
         return done.returncode, done.stdout + done.stderr
 
-    code, said = with_key("viewer", "status")
-    assert code == 0, said
-    assert "tick-0" in said
-    code, said = with_key("viewer", "scale", "web", "3")
+    code, output = with_key("viewer", "status")
+    assert code == 0, output
+    assert "tick-0" in output
+    code, output = with_key("viewer", "scale", "web", "3")
     assert code == ExitCode.REFUSED
-    assert "`agentrl scale` needs the permission operator; the key a-viewer is viewer." in said
-    code, said = with_key("operator", "scale", "web", "3")
-    assert code == 0, said
-    code, said = with_key("operator", "scale", "web", "2")
-    assert code == 0, said
-    code, said = with_key("operator", "keys", "list")
+    assert "`agentrl scale` needs the permission operator; the key a-viewer is viewer." in output
+    code, output = with_key("operator", "scale", "web", "3")
+    assert code == 0, output
+    code, output = with_key("operator", "scale", "web", "2")
+    assert code == 0, output
+    code, output = with_key("operator", "keys", "list")
     assert code == ExitCode.REFUSED
-    code, said = with_key("admin", "keys", "list")
-    assert code == 0, said
-    assert all(f"a-{permission}" in said for permission in keys)
-    code, said = with_key("unit", "status")
+    code, output = with_key("admin", "keys", "list")
+    assert code == 0, output
+    assert all(f"a-{permission}" in output for permission in keys)
+    code, output = with_key("unit", "status")
     assert code == ExitCode.KEY_REFUSED
-    code, said = with_key("unit", "scale", "web", "1")
+    code, output = with_key("unit", "scale", "web", "1")
     assert code == ExitCode.KEY_REFUSED
-    # Who did it stands in the audit by the name of the key, whatever the caller said of himself.
+    # The audit has the name of the key, whatever name the caller gives.
     audit = talking.cli("events", "--kind", "audit")
     assert "a-operator" in {row["who"] for row in audit if row["command"] == "scale"}
 
@@ -341,16 +341,16 @@ async def test_revoked_key_loses_its_connections_at_once(talking: Run) -> None:
         return file
 
     loser, keeper = await new_key("loser"), await new_key("keeper")
-    heard: dict[Path, list[feed.Feed]] = {loser: [], keeper: []}
-    subscribers = [_subscribe(file, heard[file]) for file in heard]
+    received: dict[Path, list[feed.Feed]] = {loser: [], keeper: []}
+    subscribers = [_subscribe(file, received[file]) for file in received]
     try:
-        await aeventually(lambda: all(heard.values()))
+        await aeventually(lambda: all(received.values()))
         async with Client.connect(key_file=loser) as client:
             await client.status()
             await asyncio.to_thread(talking.cli, "keys", "revoke", "loser", "--yes")
             with pytest.raises(KeyRefusedError, match="revoked"):
                 await client.status()
-        await _quiet_but(heard[loser], heard[keeper])
+        await _quiet_but(received[loser], received[keeper])
         refused = await asyncio.to_thread(talking.raw, "status", "--key", str(loser))
         assert refused.returncode == ExitCode.KEY_REFUSED
         allowed = await asyncio.to_thread(talking.raw, "status", "--key", str(keeper))
@@ -360,9 +360,9 @@ async def test_revoked_key_loses_its_connections_at_once(talking: Run) -> None:
             subscriber.close()
 
 
-def _subscribe(file: Path, heard: list[feed.Feed]) -> Subscriber:
+def _subscribe(file: Path, received: list[feed.Feed]) -> Subscriber:
     target = find(key_file=file)
-    subscriber = Subscriber(target.feed, key=target.key, on_message=lambda frame: heard.append(decode_feed(frame)))
+    subscriber = Subscriber(target.feed, key=target.key, on_message=lambda frame: received.append(decode_feed(frame)))
     subscriber.start()
     return subscriber
 

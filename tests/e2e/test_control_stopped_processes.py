@@ -27,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     for run in running(tmp_path_factory.mktemp("time"), f"t-{uuid.uuid4().hex[:8]}"):
         # A coordinator that never answers again is another matter, and another test.
         run.config["supervision"]["coordinator_silent_s"] = 60.0
-        # Nor is hunger for processor time, for which nobody is to be suspected here.
+        # A busy machine must not make units suspect here.
         run.config["supervision"]["suspect_after_s"] = run.config["supervision"]["dead_after_s"]
         run.unit("step", "step_loop", "--every", "0.05", count=3)
         run.sidecar("web", ["sleep", "1000"], count=3, ready={"exec": ["true"], "interval_s": 0.2})
@@ -53,7 +53,7 @@ def lives(units: dict[str, UnitRow]) -> dict[str, tuple[int, int]]:
 
 def goes_on(run: Run) -> None:
     before = run.unit_row("step-0").progress
-    eventually(lambda: run.unit_row("step-0").progress > before + 10, what="its progress to be heard")
+    eventually(lambda: run.unit_row("step-0").progress > before + 10, what="its progress")
 
 
 def moves(run: Run) -> list[tuple[str, float]]:
@@ -69,7 +69,7 @@ def test_stopped_coordinator_extends_all_leases_when_it_continues(run: Run) -> N
     goes_on(run)
     assert run.coordinator_pid() == pid
     assert lives(run.units()) == lives(before)
-    assert moves(run) == since, "nobody was even suspected"
+    assert moves(run) == since, "no unit was suspected"
     assert run.host().state == "up"
     assert not run.client.events(kinds=("incident",))
 
@@ -90,7 +90,7 @@ def test_stopped_host_agent_loses_its_foreign_units_and_finds_them_again(run: Ru
     with stopped(run, pid):
         eventually(lambda: run.host().state == "lost")
         run.wait_state("web-0", "lost")
-        assert {run.unit_row(f"step-{n}").state for n in range(3)} == {"ready"}, "these are heard themselves"
+        assert {run.unit_row(f"step-{n}").state for n in range(3)} == {"ready"}, "these send heartbeats themselves"
         goes_on(run)
         run.kill(before["web-2"].pid)
         run.kill(before["step-2"].pid)

@@ -55,9 +55,9 @@ def test_up_with_a_taken_port_is_refused_and_changes_nothing(alone: Run) -> None
     alone.sidecar("more", ["sleep", "1000"])
     alone.write()
     with somebody_at(port + 1):
-        code, told = alone.cli("up", str(alone.file), check=False)
+        code, answer = alone.cli("up", str(alone.file), check=False)
     assert code == ExitCode.CONFIG
-    assert f"tcp://127.0.0.1:{port + 1}" in told["error"]["message"]
+    assert f"tcp://127.0.0.1:{port + 1}" in answer["error"]["message"]
     assert (alone.coordinator_pid(), alone.unit_row("web-0").pid) == (pid, before.pid)
     assert set(alone.units()) == {"web-0"}
 
@@ -140,4 +140,4 @@ def test_ports_are_released_when_the_run_file_has_no_listen(alone: Run) -> None:
     alone.config["coordinator"] = {}
     alone.up()
     eventually(lambda: not why_not_free(listen), what="the port to be free")
-    eventually(lambda: listens_at(alone) == "", what="nobody to be sent there any more")
+    eventually(lambda: listens_at(alone) == "", what="the address to be removed")

@@ -1,7 +1,7 @@
 """Two hosts with a network between them that breaks and comes back.
 
 Each host agent lives in a network namespace of its own; a pair of virtual devices joins them. The processes of both are
-seen by this test, as by nobody in the run: it can count the lives of a unit on both sides of a broken link.
+visible to this test only: it can count the processes of a unit on both sides of a broken link.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ADDRESS = "tcp://10.99.0.1:7400"
 LINK_DOWN_S = 6.0
 """Three leases of a host at the pace of these tests."""
 FAR = ("far-0", "far-1", "mute-0")
-"""Units that may run nowhere but there, and whose writes nobody fences."""
+"""Units that may only run there, and whose writes are not fenced."""
 
 
 class Link:
@@ -178,12 +178,12 @@ def test_units_on_the_other_host_are_supervised_like_local_ones(hosts: TwoHosts)
     environ = psutil.Process(units["far-0"].pid).environ()
     assert environ["AGENTRL_COORDINATOR"] == ADDRESS
     assert Path(environ["AGENTRL_KEY"]) == run.file.parent / "b.key"
-    eventually(lambda: run.unit_row("far-0").progress > units["far-0"].progress + 5, what="its progress to be heard")
+    eventually(lambda: run.unit_row("far-0").progress > units["far-0"].progress + 5, what="its progress")
 
     run.kill(units["mute-0"].pid)
-    told = run.wait_incarnation("mute-0", above=1).last_exit
-    assert told is not None
-    assert told.signal == signal.SIGKILL
+    last_exit = run.wait_incarnation("mute-0", above=1).last_exit
+    assert last_exit is not None
+    assert last_exit.signal == signal.SIGKILL
     run.cli("restart", "far-1")
     assert run.unit_row("far-1").incarnation == units["far-1"].incarnation + 1
     assert "far-1" in run.raw("logs", "far-1", "--previous").stdout
@@ -210,7 +210,7 @@ def test_broken_link_loses_units_and_runs_none_twice(
     assert replaced.host == HERE
     assert run.lives_of("fenced-0") == {ghost, f"fenced-0.{replaced.incarnation}"}
     eventually(lambda: hosts.alerts().get(f"host-lost:{THERE}") == "firing")
-    run.kill(before["far-1"].pid)  # ends where nobody can tell
+    run.kill(before["far-1"].pid)  # ends on the other side of the broken link
     eventually(lambda: time.monotonic() - cut_at > LINK_DOWN_S, within_s=LINK_DOWN_S + 30)
     assert {run.unit_row(unit).state for unit in FAR} == {UnitState.LOST}
     assert run.lives_of("far-1") == set()
@@ -223,8 +223,8 @@ def test_broken_link_loses_units_and_runs_none_twice(
     after = hosts.all_ready()
     for unit in set(before) - {"far-1", "fenced-0"}:
         assert (after[unit].incarnation, after[unit].pid) == (before[unit].incarnation, before[unit].pid), unit
-    heard = after["far-0"].progress
-    eventually(lambda: run.unit_row("far-0").progress > heard + 5, what="its progress to be heard again")
+    progress = after["far-0"].progress
+    eventually(lambda: run.unit_row("far-0").progress > progress + 5, what="its progress again")
     assert after["fenced-0"].incarnation == replaced.incarnation
     lives = {unit: {f"{unit}.{row.incarnation}"} for unit, row in after.items()}
     eventually(lambda: {unit: run.lives_of(unit) for unit in lives} == lives, what="one life of each unit")
@@ -247,9 +247,9 @@ def test_down_reports_that_both_hosts_are_empty(hosts: TwoHosts) -> None:
     run = hosts.run
     down = run.cli("down", "--yes")
     assert down["proven"]
-    said = " ".join(down["lines"])
-    assert f" on {HERE} belongs to it" in said
-    assert f"{THERE}: " in said
+    lines = " ".join(down["lines"])
+    assert f" on {HERE} belongs to it" in lines
+    assert f"{THERE}: " in lines
     assert hosts.agent is not None
     assert hosts.agent.wait(PATIENCE_S) == 0
     assert not run.processes()

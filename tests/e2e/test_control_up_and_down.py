@@ -25,7 +25,7 @@ DEAF = [
     "-c",
     "trap '' TERM INT HUP; touch $AGENTRL_RUN_DIR/deaf-$AGENTRL_INCARNATION; while :; do sleep 0.2; done",
 ]
-"""Ends by SIGKILL only, once it has said that it is deaf."""
+"""Ends by SIGKILL only, after it has printed `deaf`."""
 
 
 def slow_to_be_ready(run: Run) -> Path:
@@ -134,7 +134,7 @@ def test_ctrl_c_during_up_stops_waiting_and_reports_that_the_run_goes_on(run: Ru
     gate = slow_to_be_ready(run)
     run.write()
     up = run.start("up", str(run.file))
-    _line_with(up, "slow-0 is starting")  # it has heard that it was accepted
+    _line_with(up, "slow-0 is starting")  # the command is accepted
     up.send_signal(signal.SIGINT)
     code, _, err = ended(up)
     assert code == ExitCode.INTERRUPTED
@@ -290,18 +290,18 @@ def test_down_names_and_removes_processes_that_a_crash_left_behind(run: Run) -> 
         assert all(run.alive(pid) for pid in daemons)
         down = run.cli("down", "--yes")
         assert down["proven"]
-        said = " ".join(down["lines"])
-        assert set(daemons) <= pids_in(said)
+        lines = " ".join(down["lines"])
+        assert set(daemons) <= pids_in(lines)
         assert not any(run.alive(pid) for pid in daemons)
         code, now = run.cli("status", check=False)
         assert code == ExitCode.NO_COORDINATOR
-        assert "is not up" in now["error"]["message"], "nobody is looked for any more"
+        assert "is not up" in now["error"]["message"], "the run has no processes to look for"
         assert not sockets.exists()
         if has_cgroup:
-            assert hidden in pids_in(said)
+            assert hidden in pids_in(lines)
             assert not run.alive(hidden)
         else:
-            assert "Not proven:" in said
+            assert "Not proven:" in lines
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(hidden, signal.SIGKILL)
