@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from agentrl.client.commands import CommandMethods
+from agentrl.client.command_methods import CommandMethods
 from agentrl.client.coordinator_connection import Answer, Session
 from agentrl.client.discovery import Target, find, refuse_if_dead
 from agentrl.client.feed_subscription import FeedTail
@@ -268,14 +268,16 @@ class Client(CommandMethods):
 
 
 def _checked(kind: type[Args], args: Args | Mapping[str, Any] | None) -> Args:
-    if isinstance(args, Args):
-        if not isinstance(args, kind):
-            raise ProtocolError(f"{type(args).__name__} are not the arguments of this command.")
-        return args
-    try:
-        return msgspec.convert(args or {}, kind)
-    except msgspec.ValidationError as broken:
-        raise ProtocolError(f"The arguments do not fit: {broken}.") from broken
+    if not isinstance(args, Args):
+        try:
+            args = msgspec.convert(args or {}, kind)
+        except msgspec.ValidationError as broken:
+            raise ProtocolError(f"The arguments do not fit: {broken}.") from broken
+    elif not isinstance(args, kind):
+        raise ProtocolError(f"{type(args).__name__} are not the arguments of this command.")
+    if problem := args.problem():
+        raise UsageError(problem)
+    return args
 
 
 def _operation_of(news: tuple[int, msgspec.Raw] | None) -> OperationRow | None:

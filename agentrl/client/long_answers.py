@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from agentrl.client.data_commands import DataMethods
+from agentrl.client.command_methods import CommandMethods
 from agentrl.protocol.data_commands import TokenStretch
 
 ANSWER_S = 60.0
@@ -26,7 +26,7 @@ class Tokens(msgspec.Struct, frozen=True):
     """What is not here, and why."""
 
 
-async def tokens(client: DataMethods, record: str, *, most: int = 0, deadline_s: float = ANSWER_S) -> Tokens:
+async def tokens(client: CommandMethods, record: str, *, most: int = 0, deadline_s: float = ANSWER_S) -> Tokens:
     """All segments; with `most`, those that begin before so many tokens."""
     found = dict[int, TokenStretch]()
     start: int | None = 0
@@ -67,7 +67,7 @@ class Lines(NamedTuple):
 
 
 async def exported(
-    client: DataMethods, *, filter: str = "", after: str = "", limit: int | None = None, deadline_s: float = ANSWER_S
+    client: CommandMethods, *, filter: str = "", after: str = "", limit: int | None = None, deadline_s: float = ANSWER_S
 ) -> AsyncIterator[Lines]:
     """Whole trajectories as JSON lines, in the order of their ends; `limit`: at most so many."""
     begun, offset, end, left = b"", 0, False, limit

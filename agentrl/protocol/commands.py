@@ -125,7 +125,11 @@ class Scale(Args, frozen=True):
     by: int | None = None
     """Made absolute at acceptance. Exactly one of `to` and `by` is given."""
     seen: int | None = None
-    """How many there were to be when the caller looked: if somebody has said another number since, it is refused."""
+    """The count that the caller saw. The command is refused if the desired count has changed since."""
+
+    def problem(self) -> str:
+        one = (self.to is None) != (self.by is None)
+        return "" if one else "scale needs either a number of units (`to`) or a difference such as +1 (`by`)."
 
 
 class DrainUnits(Args, frozen=True):
@@ -135,6 +139,9 @@ class DrainUnits(Args, frozen=True):
     host: str = ""
     incarnation: int = 0
     cancel: bool = False
+
+    def problem(self) -> str:
+        return "" if bool(self.unit) != bool(self.host) else "drain needs either a unit or a host."
 
 
 class Restart(Args, frozen=True):

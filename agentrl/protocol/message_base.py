@@ -11,3 +11,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Args(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Base of all arguments. An argument that the coordinator does not know is refused, not ignored."""
+
+    def problem(self) -> str:
+        """Empty, or why these arguments contradict each other. Client and coordinator refuse them with it."""
+        return ""

@@ -163,9 +163,9 @@ async def test_mistakes_of_the_caller_are_found_before_anything_is_sent(coordina
     async with dial(coordinator) as client:
         with pytest.raises(UnknownNameError, match="no command 'scael'"):
             await client.call("scael")
-        with pytest.raises(UsageError, match="Say either how many"):
+        with pytest.raises(UsageError, match="scale needs either"):
             await client.scale("web")
-        with pytest.raises(UsageError, match="Say either which unit"):
+        with pytest.raises(UsageError, match="drain needs either"):
             await client.drain()
         with pytest.raises(ProtocolError, match="do not fit"):
             await client.call("scale", {"group": 5})

@@ -1,4 +1,4 @@
-"""The one table: the client has a method for every command, with the same arguments, and takes nothing else."""
+"""The table of commands: the client has a method for every command, with the same arguments and no others."""
 
 from __future__ import annotations
 
@@ -9,65 +9,60 @@ import msgspec
 import pytest
 
 from agentrl.client import Client
+from agentrl.client.command_methods import CommandMethods, Method
 from agentrl.errors import ProtocolError
 from agentrl.protocol import wire
 from agentrl.protocol.commands import COMMANDS, Accepted, CommandSpec
-from agentrl.protocol.effects import Effect, Tier
-from agentrl.protocol.message_base import Args
+from agentrl.protocol.effects import Consent, Effect, Tier
 from agentrl.protocol.messages import Permission
 from tests.protocol.samples import ARGS, bare, filled
 
 TABLE = list(COMMANDS.values())
 
 
+METHODS = [spec for spec in TABLE if spec.result is not None]
+EXTRA = {"request_id": "id-7", "deadline_s": 3.0, "consent": Consent(Effect(), Tier.NONE, 9.0)}
+
+
 class Recorder(Client):
     """A client that notes what it would send."""
 
     def __init__(self) -> None:
-        self.called: tuple[str, Any, str | None, float | None] | None = None
+        self.called: tuple[str, Any, dict[str, Any]] | None = None
 
     async def call(self, name: str, args: Any = None, **how: Any) -> Any:
-        kind = COMMANDS[name].args
-        self.called = (
-            name,
-            args if isinstance(args, Args) else kind(**(args or {})),
-            how.get("id"),
-            how.get("deadline_s"),
-        )
+        self.called = (name, args, how)
 
 
-@pytest.mark.parametrize("spec", TABLE, ids=lambda spec: spec.name)
-def test_client_has_the_method_with_the_same_arguments(spec: CommandSpec) -> None:
-    taken = inspect.signature(getattr(Client, spec.name)).parameters
+@pytest.mark.parametrize("spec", METHODS, ids=lambda spec: spec.name)
+def test_client_has_a_method_with_the_same_arguments_and_result(spec: CommandSpec) -> None:
+    taken = inspect.signature(getattr(Recorder(), spec.name)).parameters
     fields = {field.name: field for field in msgspec.structs.fields(spec.args)}
-    own = {"self", "deadline_s"} | ({"request_id"} if spec.mutates else set())
-    assert set(taken) - own == set(fields)
-    if spec.mutates:
-        assert own <= set(taken)
+    own = set(EXTRA) if spec.mutates else {"deadline_s"}
+    assert set(taken) == set(fields) | own
     for name, field in fields.items():
         assert (taken[name].default is inspect.Parameter.empty) == field.required
         if not field.required:
             assert taken[name].default == field.default
+    made = vars(CommandMethods)[spec.name]
+    if isinstance(made, Method):
+        assert made.__orig_class__.__args__ == (spec.result,)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("spec", [spec for spec in TABLE if spec.result is not None], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", METHODS, ids=lambda spec: spec.name)
 async def test_method_passes_every_argument_on(spec: CommandSpec) -> None:
     client, given = Recorder(), filled(spec.args)
-    wanted = {field.name: getattr(given, field.name) for field in msgspec.structs.fields(given)}
-    if spec.name == "scale":
-        wanted["by"] = None
-    if spec.name == "drain":
-        wanted["host"] = ""
-    passed = dict(wanted)
+    passed = {field.name: getattr(given, field.name) for field in msgspec.structs.fields(given)}
     if spec.name == "apply":
-        passed["config"] = {key: msgspec.msgpack.decode(value) for key, value in wanted["config"].items()}
-    extra = {"request_id": "id-7", "deadline_s": 3.0} if spec.mutates else {}
+        passed["config"] = {key: msgspec.msgpack.decode(value) for key, value in passed["config"].items()}
+    extra = EXTRA if spec.mutates else {"deadline_s": 3.0}
     await getattr(client, spec.name)(**passed, **extra)
-    sent = spec.args(**wanted)
     assert client.called is not None
-    name, args, request_id, deadline_s = client.called
-    assert (name, wire.encode(args)) == (spec.name, wire.encode(sent))
-    assert (request_id, deadline_s) == (("id-7", 3.0) if spec.mutates else (None, None))
+    name, args, how = client.called
+    assert (name, wire.encode(args)) == (spec.name, wire.encode(given))
+    assert {key: value for key, value in how.items() if value is not None} == {
+        ("id" if key == "request_id" else key): value for key, value in extra.items()
+    }
 
 
 @pytest.mark.parametrize("name", sorted(ARGS))
@@ -77,7 +72,7 @@ def test_arguments_come_back_as_they_were(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ARGS))
-def test_argument_that_nobody_knows_is_refused(name: str) -> None:
+def test_unknown_argument_is_refused(name: str) -> None:
     plain = msgspec.msgpack.decode(wire.encode(filled(ARGS[name])))
     with pytest.raises(ProtocolError, match="of_tomorrow"):
         wire.decode_as(ARGS[name], msgspec.msgpack.encode({**plain, "of_tomorrow": 1}))
@@ -98,7 +93,7 @@ def test_row_of_the_table_is_complete(spec: CommandSpec) -> None:
         assert spec.tier(Effect(loses=("everything",))) is (Tier.NONE if only_looks else Tier.DESTRUCTIVE)
 
 
-def test_an_effect_is_told_by_what_becomes_of_each_unit() -> None:
+def test_sentence_of_an_effect_says_what_happens_to_each_unit() -> None:
     effect = Effect(starts=("new-0", "web-0", "web-1"), drains=("web-0", "old-0"), kills=("web-1",))
     assert effect.sentence() == "starts new-0; restarts web-0; kills and restarts web-1; drains and stops old-0"
     assert (effect.restarts, effect.stops) == (("web-0", "web-1"), ("old-0",))

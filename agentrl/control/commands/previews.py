@@ -77,8 +77,6 @@ def of_scale(state: State, args: commands.Scale, idle: frozenset[str]) -> tuple[
     group = state.groups.get(args.group)
     if group is None or group.removed:
         raise unknown("group", args.group, (g for g, s in state.groups.items() if not s.removed))
-    if (args.to is None) == (args.by is None):
-        raise UsageError("scale wants a number of units, or a difference such as +1.")
     count = args.to if args.to is not None else group.spec.count + (args.by or 0)
     if not 0 <= count <= MOST_UNITS:
         raise UsageError(f"{args.group} cannot have {count} units; 0 to {MOST_UNITS} are possible.")
@@ -102,8 +100,6 @@ def refuse_unseen_count(group: GroupState, args: commands.Scale, count: int, by:
 
 
 def of_drain(state: State, args: commands.DrainUnits) -> Effect:
-    if bool(args.unit) == bool(args.host):
-        raise UsageError("drain wants a unit or a host, one of them.")
     if args.host:
         if args.host not in state.hosts:
             raise unknown("host", args.host, state.hosts)

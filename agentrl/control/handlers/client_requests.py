@@ -22,7 +22,7 @@ from agentrl.control.handlers.client_queries import Handler
 from agentrl.control.handlers.served_commands import ServedCommands
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.control.state.operations import Operation
-from agentrl.errors import AgentrlError, DiskError, ExitCode, ProtocolError
+from agentrl.errors import AgentrlError, DiskError, ExitCode, ProtocolError, UsageError
 from agentrl.formatting.sentences import ended
 from agentrl.protocol import messages
 from agentrl.protocol.commands import COMMANDS, Accepted, CommandSpec, Snapshot
@@ -142,9 +142,12 @@ class ClientHandler:
 
     def _args(self, spec: CommandSpec, request: messages.Request) -> Any:
         try:
-            return decode_as(spec.args, request.args)
+            args = decode_as(spec.args, request.args)
         except ProtocolError as broken:
             raise _error(ExitCode.USAGE, f"The arguments of {spec.cli} are wrong: {broken.message}", "") from broken
+        if problem := args.problem():
+            raise UsageError(problem)
+        return args
 
     def _answer(self, peer: Peer, id: str, result: Any) -> None:
         if asyncio.iscoroutine(result):

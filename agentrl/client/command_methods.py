@@ -1,0 +1,162 @@
+"""One method of the client per command of the table, made from the table.
+
+Invariants: a method takes the arguments of its command by the same names and returns the result of the table; every
+method takes `deadline_s`; methods that change something also take `request_id` (an id is carried out once) and
+`consent` (from `Client.preview`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from agentrl.protocol import wire
+from agentrl.protocol.commands import (
+    COMMANDS,
+    Accepted,
+    Apply,
+    CommandSpec,
+    Happenings,
+    KeyRow,
+    StatusReport,
+    WhyReport,
+)
+from agentrl.protocol.data_commands import (
+    AccountReport,
+    ExportPart,
+    Page,
+    RecordStory,
+    StalenessReport,
+    Story,
+    TokenPart,
+    ToolErrorGroup,
+)
+from agentrl.protocol.effects import Consent
+from agentrl.protocol.message_base import Args
+from agentrl.protocol.messages import LogChunk
+from agentrl.protocol.rows import AlertRow, AuditRow, KnobRow, OperationRow
+
+R = TypeVar("R")
+_POSITIONAL = 2
+"""How many arguments need no name."""
+
+
+class Method(Generic[R]):
+    """The method of one command; `R` is the type of its result."""
+
+    def __init__(self, name: str) -> None:
+        self.spec = COMMANDS[name]
+        self.__doc__ = self.spec.help
+        self._signature = _signature(self.spec)
+
+    def __get__(self, client: CommandMethods, owner: type) -> Callable[..., Coroutine[Any, Any, R]]:
+        async def method(*args: Any, **named: Any) -> R:
+            given = self._signature.bind(*args, **named).arguments
+            how = {name: given.pop(name, None) for name in ("deadline_s", "consent")}
+            id = given.pop("request_id", None)
+            return cast(R, await client.call(self.spec.name, self.spec.args(**given), id=id, **how))
+
+        method.__name__, method.__doc__ = self.spec.name, self.spec.help
+        method.__signature__ = self._signature  # type: ignore[attr-defined]
+        return method
+
+
+def _signature(spec: CommandSpec) -> inspect.Signature:
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD if number < _POSITIONAL else inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.required else field.default,
+            annotation=field.type,
+        )
+        for number, field in enumerate(msgspec.structs.fields(spec.args))
+    ]
+    extra = ("request_id", "consent", "deadline_s") if spec.mutates else ("deadline_s",)
+    parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in extra]
+    return inspect.Signature(parameters)
+
+
+class CommandMethods(ABC):
+    """All methods but `snapshot`, whose answer is a stream of rows."""
+
+    @abstractmethod
+    async def call(
+        self,
+        name: str,
+        args: Args | Mapping[str, Any] | None = None,
+        *,
+        id: str | None = None,
+        deadline_s: float | None = None,
+        consent: Consent | None = None,
+    ) -> Any: ...
+
+    # queries of the coordinator
+    status = Method[StatusReport]("status")
+    why = Method[WhyReport]("why")
+    show_operation = Method[OperationRow]("show_operation")
+    events = Method[Happenings]("events")
+    read_logs = Method[LogChunk]("read_logs")
+    knobs = Method[list[KnobRow]]("knobs")
+    knob_history = Method[list[AuditRow]]("knob_history")
+    alerts = Method[list[AlertRow]]("alerts")
+    list_keys = Method[list[KeyRow]]("list_keys")
+
+    # queries of the steward
+    list_tasks = Method[Page]("list_tasks")
+    list_records = Method[Page]("list_records")
+    list_steps = Method[Page]("list_steps")
+    list_checkpoints = Method[Page]("list_checkpoints")
+    list_versions = Method[Page]("list_versions")
+    list_failed_calls = Method[Page]("list_failed_calls")
+    show_task = Method[Story]("show_task")
+    show_record = Method[RecordStory]("show_record")
+    show_step = Method[Story]("show_step")
+    show_checkpoint = Method[Story]("show_checkpoint")
+    record_tokens = Method[TokenPart]("record_tokens")
+    export_records = Method[ExportPart]("export_records")
+    tool_errors = Method[list[ToolErrorGroup]]("tool_errors")
+    accounting = Method[AccountReport]("accounting")
+    staleness = Method[StalenessReport]("staleness")
+
+    # commands
+    down = Method[Accepted]("down")
+    scale = Method[Accepted]("scale")
+    drain = Method[Accepted]("drain")
+    restart = Method[Accepted]("restart")
+    stop = Method[Accepted]("stop")
+    pause = Method[Accepted]("pause")
+    resume = Method[Accepted]("resume")
+    force_stopped = Method[Accepted]("force_stopped")
+    stacks = Method[Accepted]("stacks")
+    tune = Method[Accepted]("tune")
+    undo_tune = Method[Accepted]("undo_tune")
+    acknowledge = Method[Accepted]("acknowledge")
+    silence = Method[Accepted]("silence")
+    test_alert = Method[Accepted]("test_alert")
+    add_key = Method[Accepted]("add_key")
+    revoke_key = Method[Accepted]("revoke_key")
+    requeue_tasks = Method[Accepted]("requeue_tasks")
+    add_tasks = Method[Accepted]("add_tasks")
+    pin_checkpoint = Method[Accepted]("pin_checkpoint")
+    unpin_checkpoint = Method[Accepted]("unpin_checkpoint")
+
+    async def apply(
+        self,
+        config: Mapping[str, Any],
+        *,
+        source: str = "",
+        given: Iterable[str] = (),
+        reading: bool = False,
+        request_id: str | None = None,
+        consent: Consent | None = None,
+        deadline_s: float | None = None,
+    ) -> Accepted:
+        """Make the run equal to this configuration. With `reading`, start only what its records are read from."""
+        sections = {key: wire.raw(value) for key, value in config.items()}
+        args = Apply(sections, source, tuple(given), reading)
+        answer = await self.call("apply", args, id=request_id, consent=consent, deadline_s=deadline_s)
+        return cast(Accepted, answer)
