@@ -16,7 +16,7 @@ from agentrl.protocol.messages import Permission
 from agentrl.recording.reader import Recording
 from tui.model.mirror import Mirror
 from tui.model.playback import Playback
-from tui.model.recorded_steps import Telling
+from tui.model.recorded_steps import StepReport
 
 TICK_S = 0.1
 
@@ -94,5 +94,5 @@ class Replay:
         )
 
 
-def _read(playback: Playback, frames: Sequence[int]) -> list[list[Telling]]:
-    return [playback.tellings(index) for index in frames]
+def _read(playback: Playback, frames: Sequence[int]) -> list[list[StepReport]]:
+    return [playback.read_steps(index) for index in frames]

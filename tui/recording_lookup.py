@@ -1,6 +1,6 @@
-"""Which recording a person means, and where in it to begin.
+"""Finds the recording that a person names, and the time at which playback begins.
 
-Invariant: the recording that comes with the programs has a name that no run can have, so it is always reached.
+Invariant: the shipped recording has a name that no run can have, so it can always be played.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tui.playback_connection import Replay
 
 _NAMED = 8
 SHIPPED = "demo.rec"
-"""Part of a real run, which comes with the programs."""
+"""The recording that comes with the package."""
 ALWAYS = "@demo"
-"""What plays it, whatever runs and files there are; a file of this name is `./@demo`."""
+"""The name that always means it. A file of this name is `./@demo`."""
 DEMO = "demo"
-"""What plays it, too, where there is no run of that name."""
+"""Also means it if there is no run of this name."""
 OF_A_RUN, THE_SHIPPED = "run's recording", "shipped recording"
-"""Which of them is played, for the banner."""
+"""What the banner calls them."""
 _MINUTE_S = 60.0
 
 
 def link(what: str, at: str, speed: float) -> Callable[[Mirror], Replay]:
-    """Of a run by its name, or of a file or directory. Raises an error with a sentence where there is none."""
+    """The connection for a run, a file or a directory. Raises AgentrlError if there is no recording."""
     if not SPEEDS[0] <= speed <= SPEEDS[-1]:
         raise UsageError(f"{speed:g} is not a speed.", hint=f"It is a number from {SPEEDS[0]:g} to {SPEEDS[-1]:g}.")
     if what == ALWAYS:
@@ -52,7 +52,7 @@ def link(what: str, at: str, speed: float) -> Callable[[Mirror], Replay]:
 
 
 def playable(named: str = "") -> str:
-    """What can be played, in a sentence; what is meant by a name first, where it is near to one."""
+    """A sentence on what can be played, with a suggestion if `named` is similar to a known name."""
     runs = [run.name for run in paths.list_runs() if (paths.state_dir(run.name) / DIRECTORY).is_dir()]
     near = difflib.get_close_matches(named, [*runs, ALWAYS], n=1)
     meant = f"Did you mean {near[0]}? " if near else ""
@@ -63,7 +63,7 @@ def playable(named: str = "") -> str:
 
 
 def of_run(name: str, at: str = "", speed: float = 1.0) -> Callable[[Mirror], Replay]:
-    """What the coordinator of a run of this host left."""
+    """The recording of a run of this host."""
     directory = state_of(name) / DIRECTORY
     if not directory.is_dir():
         raise ConfigError(f"Nothing was recorded of {name}.", hint=playable())
@@ -82,9 +82,10 @@ def _of(
 
 
 def moment(text: str, begin: float, end: float) -> float:
-    """`14:05` (the last one), `2030-01-31T14:05`, or `-10m` (before the end; from the beginning, if that is later).
+    """Parses `14:05` (the last one), `2030-01-31T14:05`, or `-10m` (before the end, but not before the beginning).
 
-    UsageError for a time that was not recorded: what is shown is never of another time than the one that was named."""
+    Raises UsageError for a time that was not recorded.
+    """
     if text.startswith("-"):
         return max(end - seconds(text[1:]), begin)
     try:
@@ -93,7 +94,7 @@ def moment(text: str, begin: float, end: float) -> float:
     except (ValueError, OverflowError):
         hint = f"Write 14:05, 2030-01-31T14:05 or -10m; it goes from {_shown(begin)} to {_shown(end)}."
         raise UsageError(f"{text!r} is not a time.", hint=hint) from None
-    # A minute or a second that a person names lasts that long: it may have begun before the recording did.
+    # A named minute or second may have begun before the recording did.
     if at > end or at + (_MINUTE_S if named.second == 0 else 1.0) <= begin:
         told = f"it goes from {_shown(begin)} to {_shown(end)}"
         raise UsageError(f"At {text} nothing was recorded: {told}.", hint="Without --at it is played from its start.")
@@ -101,7 +102,7 @@ def moment(text: str, begin: float, end: float) -> float:
 
 
 def _named(text: str, end: float) -> datetime.datetime:
-    """With its day, where none is said the last one. ValueError if it is no time."""
+    """A date and time; without a date the last such time. Raises ValueError."""
     if "-" in text:
         return datetime.datetime.fromisoformat(text)
     clock = datetime.time.fromisoformat(text)

@@ -24,7 +24,7 @@ from tui import recording_lookup
 from tui.app import Console
 from tui.model.mirror import Mirror
 from tui.model.playback import Playback
-from tui.model.recorded_steps import Retelling, chosen, tellings
+from tui.model.recorded_steps import RecordedSteps, chosen, step_reports
 from tui.model.step_cache import StepCache
 
 OFTEN = st.sampled_from(["step", "step", "wait", "wait", "minute", "evaluated", "back"])
@@ -97,7 +97,7 @@ def shown(steps: StepCache) -> list[tuple[str, str]]:
 def read_back(playback: Playback) -> None:
     while unread := playback.unread:
         for index in unread:
-            playback.keep(index, playback.tellings(index))
+            playback.keep(index, playback.read_steps(index))
 
 
 @settings(max_examples=40, deadline=None)
@@ -147,19 +147,19 @@ def test_steps_are_limited_and_no_frame_is_read_for_more(
         made.happen(what)
     made.wait(2)
     recording = made.ended()
-    retelling = Retelling(most)
+    recorded = RecordedSteps(most)
     for _ in range(4):
         at = data.draw(st.floats(recording.begin, recording.end))
         index = recording.frame_at(at)
-        retelling.keep(index, tellings(change for block in recording.blocks(index) for change in block))
+        recorded.keep(index, step_reports(change for block in recording.blocks(index) for change in block))
         reads = 0
-        while unread := retelling.told(index, at).unread:
+        while unread := recorded.steps_at(index, at).unread:
             assert max(unread) < index
             for each in unread:
-                retelling.keep(each, tellings(change for block in recording.blocks(each) for change in block))
+                recorded.keep(each, step_reports(change for block in recording.blocks(each) for change in block))
             reads += 1
             assert reads <= len(recording.frames), "what was read is not read again and again"
-        told, everything = retelling.told(index, at), expected(made, at)
+        told, everything = recorded.steps_at(index, at), expected(made, at)
         assert [row["id"] for row in told.rows] == [name for name, _ in everything[:most]]
         assert told.more == (len(everything) > most)
 
@@ -238,15 +238,15 @@ def test_unreadable_frame_costs_only_its_own_steps(tmp_path: Path) -> None:
 )
 def test_numbers_that_are_not_finite_are_left_out(numbers: Mapping[str, float]) -> None:
     row = UnitRow("trainer-0", "trainer", "trainer", UnitState.READY, incarnation=1, metrics=dict(numbers))
-    found = tellings(
+    found = step_reports(
         [
             Change(1.0, "unit/odd", msgspec.Raw(msgspec.msgpack.encode({"type": "from the future"}))),
             Change(1.0, "unit/trainer-0", wire.raw(row)),
         ]
     )
-    retelling = Retelling()
-    retelling.keep(0, found)
-    told = retelling.told(0, 2.0).rows
+    recorded = RecordedSteps()
+    recorded.keep(0, found)
+    told = recorded.steps_at(0, 2.0).rows
     assert [row["step"] for row in told] == ([1] if numbers.get("step") == 1.0 else [])
     assert all(row.keys().isdisjoint({"base_version", "counts", "duration_s", "leased_at"}) for row in told)
 

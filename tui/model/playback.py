@@ -13,7 +13,7 @@ from agentrl.protocol.wire import decode_row
 from agentrl.recording.file_format import Change
 from agentrl.recording.reader import Mark, Recording
 from tui.model.mirror import Mirror
-from tui.model.recorded_steps import Retelling, Telling, Told, tellings
+from tui.model.recorded_steps import RecordedSteps, StepReport, Told, step_reports
 from tui.model.step_cache import StepCache
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 60.0, 600.0)
@@ -31,7 +31,7 @@ class Playback:
         self.told = next(iter(source.damaged), "")
         """The newest problem of the recording, in a sentence."""
         self._mirror = mirror
-        self._steps = Retelling()
+        self._steps = RecordedSteps()
         self._shown = Told()
         self._index = -1
         """The current frame, its changes, and the first of them that is not applied."""
@@ -56,7 +56,7 @@ class Playback:
         self._changes, problem = self.source.read(self._index)
         self._next = 0
         self.told = problem or self.told
-        self._steps.keep(self._index, tellings(self._changes))
+        self._steps.keep(self._index, step_reports(self._changes))
         self.position = at
         self._mirror.begin()
         for change in {change.key: change for change in self._changes_until(at)}.values():
@@ -106,7 +106,7 @@ class Playback:
 
     def tell(self, steps: StepCache) -> Told:
         """Fills the cache with the Steps up to the position, if they have changed."""
-        shown = self._steps.told(self._index, self.position)
+        shown = self._steps.steps_at(self._index, self.position)
         if shown is not self._shown:
             self._shown = shown
             steps.take("", shown.rows, more=shown.more)
@@ -115,11 +115,11 @@ class Playback:
     @property
     def unread(self) -> Sequence[int]:
         """The frames that have to be read for missing Steps, in the order in which they are needed."""
-        return self._steps.told(self._index, self.position).unread
+        return self._steps.steps_at(self._index, self.position).unread
 
-    def tellings(self, index: int) -> list[Telling]:
+    def read_steps(self, index: int) -> list[StepReport]:
         """Reads the Steps of another frame. It is slow, and may run in a thread."""
-        return tellings(self.source.read(index)[0])
+        return step_reports(self.source.read(index)[0])
 
-    def keep(self, index: int, found: list[Telling]) -> None:
+    def keep(self, index: int, found: list[StepReport]) -> None:
         self._steps.keep(index, found)

@@ -40,7 +40,7 @@ _KEPT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class StepReport:
     """A trainer's report of its newest Step."""
 
     at: float
@@ -68,9 +68,9 @@ class Told:
     """The frames that have to be read next; empty if the Steps are complete."""
 
 
-def tellings(changes: Iterable[Change]) -> list[Telling]:
+def step_reports(changes: Iterable[Change]) -> list[StepReport]:
     """The Steps that a frame reports, each once, in order of time."""
-    found: dict[tuple[str, int, int], Telling] = {}
+    found: dict[tuple[str, int, int], StepReport] = {}
     others: set[str] = set()
     for change in changes:
         if not change.key.startswith("unit/") or change.key in others or change.gone:
@@ -83,45 +83,45 @@ def tellings(changes: Iterable[Change]) -> list[Telling]:
         if isinstance(row, UnitRow) and row.role == Role.TRAINER:
             step = row.metrics.get(STEP.name)
             if step is not None and math.isfinite(step):
-                telling = Telling(change.at, row.unit, row.incarnation, int(step), row.metrics)
-                found.setdefault(telling.key, telling)
+                report = StepReport(change.at, row.unit, row.incarnation, int(step), row.metrics)
+                found.setdefault(report.key, report)
         else:
             others.add(change.key)
     return list(found.values())
 
 
-class Retelling:
+class RecordedSteps:
     """The Steps of the frames that were read."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        self._frames: dict[int, list[Telling]] = {}
+        self._frames: dict[int, list[StepReport]] = {}
         self._known = 0
         """Count of the frames that were read."""
         self._last: tuple[object, Told] = (None, Told())
 
-    def keep(self, index: int, found: list[Telling]) -> None:
+    def keep(self, index: int, found: list[StepReport]) -> None:
         """A frame was read."""
         if index not in self._frames:
             self._known += 1
             self._frames[index] = found
 
-    def told(self, index: int, at: float) -> Told:
+    def steps_at(self, index: int, at: float) -> Told:
         """The Steps up to a time in this frame. Returns the same object while nothing changes."""
-        present = [telling for telling in self._frames.get(index, ()) if telling.at <= at]
+        present = [report for report in self._frames.get(index, ()) if report.at <= at]
         moment = (index, len(present), self._known)
         if self._last[0] != moment:
             self._last = moment, self._gathered(index, present)
         return self._last[1]
 
-    def _gathered(self, index: int, present: list[Telling]) -> Told:
+    def _gathered(self, index: int, present: list[StepReport]) -> Told:
         first = index
-        known = {telling.key: telling for telling in present}
+        known = {report.key: report for report in present}
         while first > 0 and len(known) <= self.most and (found := self._frames.get(first - 1)) is not None:
             first -= 1
-            known |= {telling.key: telling for telling in found}
+            known |= {report.key: report for report in found}
         whole = first <= 0 or len(known) > self.most
-        rows = rows_of(sorted(known.values(), key=lambda telling: (telling.at, telling.life, telling.step)))
+        rows = step_rows(sorted(known.values(), key=lambda report: (report.at, report.life, report.step)))
         self._forget(first, index)
         unread = () if whole else tuple(range(first - 1, max(-1, first - 1 - BATCH), -1))
         shown = rows[: self.most]
@@ -134,19 +134,19 @@ class Retelling:
             self._frames = {index: found for index, found in self._frames.items() if first <= index <= last}
 
 
-def rows_of(told: Sequence[Telling]) -> list[Row]:
-    """Rows of reports, the newest first. `told` is in order of time."""
+def step_rows(reports: Sequence[StepReport]) -> list[Row]:
+    """Rows of reports, the newest first. The reports are in order of time."""
     begun: dict[str, dict[int, int]] = {}
     """The first Step of each incarnation, by trainer."""
-    for telling in told:
-        begun.setdefault(telling.trainer, {}).setdefault(telling.life, telling.step)
+    for report in reports:
+        begun.setdefault(report.trainer, {}).setdefault(report.life, report.step)
     again = {trainer: _taken_again_from(lives) for trainer, lives in begun.items()}
     rows, last = list[Row](), dict[str, int]()
-    for telling in told:
-        untold = telling.step - last.get(telling.trainer, telling.step) - 1
-        last[telling.trainer] = telling.step
-        rolled_back = telling.step >= again[telling.trainer][telling.life]
-        rows.append(_row(telling, rolled_back=rolled_back, untold=max(0, untold)))
+    for report in reports:
+        untold = report.step - last.get(report.trainer, report.step) - 1
+        last[report.trainer] = report.step
+        rolled_back = report.step >= again[report.trainer][report.life]
+        rows.append(_row(report, rolled_back=rolled_back, untold=max(0, untold)))
     return rows[::-1]
 
 
@@ -160,13 +160,13 @@ def _taken_again_from(begun: Mapping[int, int]) -> dict[int, float]:
     return found
 
 
-def _row(telling: Telling, *, rolled_back: bool, untold: int) -> Row:
+def _row(report: StepReport, *, rolled_back: bool, untold: int) -> Row:
     """`untold` Steps before this one were not reported."""
-    numbers = telling.numbers
-    at = datetime.fromtimestamp(telling.at, UTC)
+    numbers = report.numbers
+    at = datetime.fromtimestamp(report.at, UTC)
     row: dict[str, Any] = {
-        "id": f"{telling.trainer}.{telling.life}/{telling.step:06d}",
-        "step": telling.step,
+        "id": f"{report.trainer}.{report.life}/{report.step:06d}",
+        "step": report.step,
         "status": "rolled_back" if rolled_back else "committed",
         "committed_at": at,
         "metrics": {metric.name: numbers[metric.name] for metric in OF_STEPS if metric.name in numbers},
@@ -177,7 +177,7 @@ def _row(telling: Telling, *, rolled_back: bool, untold: int) -> Row:
         row["counts"] = {"records": int(records)}
     if untold:
         row["untold"] = untold
-    if (took_s := numbers.get(STEP_SECONDS.name)) is not None and 0 <= took_s <= telling.at:
+    if (took_s := numbers.get(STEP_SECONDS.name)) is not None and 0 <= took_s <= report.at:
         row |= {"duration_s": took_s, "leased_at": at - timedelta(seconds=took_s)}
     return row
 
