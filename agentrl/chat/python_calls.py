@@ -1,7 +1,7 @@
 """Calls written as Python: `lookup(pear)`, `search(query="red", limit=3)`.
 
-Invariants: the text is read, never evaluated; a value is a literal, and whatever is none is taken as the text that it
-is, so that `calculator(3*(4+5))` has the argument `3*(4+5)`.
+Invariants: the text is parsed, never evaluated; a value that is not a literal is kept as text, so
+`calculator(3*(4+5))` has the argument `3*(4+5)`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LONGEST = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An argument: what it is, and how it was written."""
+    """An argument: its value, and its text."""
 
     value: Any
     source: str
@@ -31,18 +31,18 @@ class PythonCall:
 
 
 def read_calls(text: str) -> list[PythonCall]:
-    """One call, or several, as lines or as a list. Raises ValueError with a sentence."""
+    """Reads one call or several, as lines or as a list. Raises ValueError with a sentence."""
     if not text.strip():
         raise ValueError("it is empty")
     if len(text) > LONGEST:
         raise ValueError(f"it is longer than {LONGEST} characters")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about odd escapes in what a model wrote
+            warnings.simplefilter("ignore")  # about invalid escapes
             tree = ast.parse(text.strip())
             return [_call(node, text.strip()) for node in _expressions(tree)]
     except SyntaxError as wrong:
-        raise ValueError(f"it is no valid call ({wrong.msg})") from None
+        raise ValueError(f"it is not a valid call ({wrong.msg})") from None
     except (RecursionError, MemoryError):
         raise ValueError("it is nested too deeply") from None
 
@@ -62,13 +62,13 @@ def _call(node: ast.expr, text: str) -> PythonCall:
         raise ValueError("it is not a call such as name(argument)")
     name = _dotted(node.func)
     if not name:
-        raise ValueError("its name is no plain name")
+        raise ValueError("its name is not a plain name")
     if any(isinstance(one, ast.Starred) for one in node.args):
-        raise ValueError("arguments with a star are not known")
+        raise ValueError("arguments with a star are not supported")
     named: list[tuple[str, Value]] = []
     for keyword in node.keywords:
         if keyword.arg is None:
-            raise ValueError("arguments with a star are not known")
+            raise ValueError("arguments with a star are not supported")
         if any(keyword.arg == other for other, _ in named):
             raise ValueError(f"{keyword.arg} is given twice")
         named.append((keyword.arg, _value(keyword.value, text)))
@@ -92,7 +92,7 @@ def _value(node: ast.expr, text: str) -> Value:
         found = ast.literal_eval(node)
     except (ValueError, TypeError):
         return Value(source, source)
-    # Sets, bytes and complex numbers are no JSON; they are passed on as they were written.
+    # Sets, bytes and complex numbers are not JSON; they are kept as text.
     return Value(found if _is_json(found) else source, source)
 
 

@@ -1,8 +1,10 @@
 """From messages to token ids, one segment at a time.
 
-Invariants: a trajectory is the concatenation of segments, and a segment's ids never depend on its neighbours: what the
-model sampled stays as it was sampled, and what the environment adds is tokenised by itself. Data for supervised
-training comes from the same functions. A segment of the environment ends with the opening of the next assistant turn.
+Invariants:
+- a trajectory is a concatenation of segments, and the ids of a segment never depend on its neighbors: sampled ids stay
+  as they are, and what the environment adds is tokenized by itself;
+- data for supervised training comes from the same functions;
+- a segment of the environment ends with the opening of the next assistant turn.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ Part = tuple[Literal["control", "text"], str]
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """How one family of models writes a conversation. `opening` and `after` are texts around control tokens."""
+    """How one family of models writes a conversation."""
 
     name: str
     end: str
@@ -45,7 +47,7 @@ CHATML = Markup(
         "system": ("<|im_start|>", "system\n"),
         "user": ("<|im_start|>", "user\n"),
         "assistant": ("<|im_start|>", "assistant\n"),
-        # These models read tool results in a message of the user, all of one turn in the same one.
+        # These models read all tool results of a turn in one message of the user.
         "tool": ("<|im_start|>", "user\n"),
     },
     after_end="\n",
@@ -70,7 +72,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 class Template:
-    """The template of one tokenizer; the markup is found by the control tokens that the tokenizer has."""
+    """The template of one tokenizer, whose control tokens decide the markup."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -82,14 +84,14 @@ class Template:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """What ends an assistant's turn in this template."""
+        """Ids that end a turn of the assistant."""
         return (self._control[self.markup.end],)
 
     def first(
         self, system: str, tools: Sequence[ToolSpec], query: str, *, earlier: Sequence[tuple[str, str]] = ()
     ) -> list[int]:
-        """The first prompt: instructions, tools, roles and texts from before, the query, and the opening of the
-        assistant's turn."""
+        """The first prompt: instructions, tools, earlier messages, the query, and the opening of the assistant's
+        turn."""
         instructions = "\n".join(part for part in (system, self._render_tools(tools)) if part)
         parts = [
             *(self._message("system", instructions) if instructions else ()),
@@ -100,10 +102,10 @@ class Template:
         return self._encode(parts)
 
     def tool_results(self, results: Sequence[str], *, ended: bool = True) -> list[int]:
-        """What the environment adds after an assistant's turn.
+        """The ids that the environment adds after a turn of the assistant.
 
-        `ended` is False if the model was cut off before its end token; the segment then begins with that token, as the
-        environment's and not as the model's.
+        `ended` is False if the model was cut off before its end token; then the segment begins with that token, which
+        belongs to the environment.
         """
         parts = self._closing(ended)
         before, after = self.markup.tool_wrap
@@ -114,11 +116,11 @@ class Template:
         return self._encode([*parts, *self._opening("assistant")])
 
     def user(self, text: str, *, ended: bool = True) -> list[int]:
-        """A further message of the user after an assistant's turn, such as an error to be corrected."""
+        """A message of the user after a turn of the assistant, such as an error to correct."""
         return self._encode([*self._closing(ended), *self._message("user", text), *self._opening("assistant")])
 
     def assistant(self, text: str) -> list[int]:
-        """What a model would have sampled for `text`: its ids and the end token. For supervised data."""
+        """The ids that a model would have sampled for `text`, with the end token; for supervised data."""
         return self._encode([("text", text), ("control", self.markup.end)])
 
     def _closing(self, ended: bool) -> list[Part]:
@@ -150,7 +152,7 @@ class Template:
         return "\n" + _HERMES.format(tools=lines)
 
     def _encode(self, parts: Sequence[Part]) -> list[int]:
-        """Neighbouring texts are joined first: a model's own template has no seam within a message."""
+        """Joins neighboring texts first, because a model's own template tokenizes a message as a whole."""
         ids: list[int] = []
         text = ""
         for kind, value in parts:
@@ -169,4 +171,4 @@ def _markup_of(tokenizer: Tokenizer) -> Markup:
         if all(tokenizer.find(token) is not None for token in tokens):
             return markup
     known = ", ".join(markup.name for markup in MARKUPS)
-    raise ConfigError(f"The tokenizer has the control tokens of no known chat template ({known}).")
+    raise ConfigError(f"The tokenizer lacks the control tokens of every known chat template ({known}).")

@@ -1,7 +1,7 @@
-"""What a model's own chat template makes of a conversation, beside what this run writes.
+"""Compares a model's own chat template with the one that this run uses.
 
-Invariants: nothing here is trained on or sampled from, it only finds differences; a template that cannot be asked is a
-difference too, and never an error.
+Invariants: the result is only reported, never trained on or sampled from; a template that cannot be rendered is a
+difference and not an error.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _TOOL = ToolSpec(
     schema={"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
 )
 _AROUND = 24
-"""Characters shown before and behind the first difference."""
+"""Characters shown before and after the first difference."""
 
 
 def difference(template: Template, directory: Path) -> str:
-    """Where the two part, as a sentence; empty if they agree, or if the model brings none."""
+    """The first difference as a sentence; empty if they agree or if the model has no template."""
     try:
         source, names = _source(directory)
     except (OSError, ValueError) as broken:
@@ -38,22 +38,22 @@ def difference(template: Template, directory: Path) -> str:
         ours = template.tokenizer.decode(template.first(_SYSTEM, tools, _QUERY, earlier=_EARLIER))
         try:
             theirs = _rendered(source, names, tools)
-        except Exception as broken:  # noqa: BLE001 - a template is a program of somebody else
-            return f"The model's own chat template cannot be asked: {type(broken).__name__}: {broken}."
+        except Exception as broken:  # noqa: BLE001 - a template is foreign code
+            return f"The model's own chat template cannot be rendered: {type(broken).__name__}: {broken}."
         if ours != theirs:
             what = "a conversation with tools" if tools else "a conversation"
             at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
             place = slice(max(0, (min(len(ours), len(theirs)) if at is None else at) - _AROUND), None)
             shown = [text[place][: 2 * _AROUND] for text in (theirs, ours)]
             return (
-                f"The model's own chat template writes {what} otherwise than {template.markup.name}, which is used: "
+                f"The model's own chat template writes {what} differently from {template.markup.name}, which is used: "
                 f"{shown[0]!r} there, {shown[1]!r} here."
             )
     return ""
 
 
 def _source(directory: Path) -> tuple[str, Mapping[str, str]]:
-    """The text of the template, and the tokens that it may name."""
+    """The text of the template, and the tokens that it may use."""
     described: dict[str, Any] = {}
     if (file := directory / "tokenizer_config.json").is_file():
         described = json.loads(file.read_bytes())
@@ -76,13 +76,13 @@ def _rendered(source: str, names: Mapping[str, str], tools: tuple[ToolSpec, ...]
     )
     made.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     made.globals["raise_exception"] = _refuse
-    said = (("system", _SYSTEM), *_EARLIER, ("user", _QUERY))
+    messages = (("system", _SYSTEM), *_EARLIER, ("user", _QUERY))
     functions = [
         {"type": "function", "function": {"name": one.name, "description": one.description, "parameters": one.schema}}
         for one in tools
     ]
     text = made.from_string(source).render(
-        messages=[{"role": role, "content": content} for role, content in said],
+        messages=[{"role": role, "content": content} for role, content in messages],
         tools=functions or None,
         add_generation_prompt=True,
         **names,

@@ -1,7 +1,7 @@
 """One model's tokenizer: text to ids and back.
 
-Invariants: control tokens are reached by name (`control`) and never by text, so a tool result that spells `<|end|>`
-stays text; decoding keeps control tokens unless asked to drop them, because the text is to show what the ids are.
+Invariants: only `control` gives the id of a control token, never text, so a tool result with `<|end|>` stays text;
+decoding keeps control tokens by default, because the text should show all ids.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import tokenizers
 from agentrl.errors import ConfigError
 
 END_TOKENS = ("<|end|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>")
-"""What ends an assistant's turn, in the families that are known."""
+"""End tokens of the known families of models."""
 REPLACED = "\ufffd"
-"""What a decoder writes for bytes that are no character yet."""
-LONGEST_CHARACTER = 4
-"""Bytes of one in UTF-8, and so ids at most."""
+"""A decoder writes it for bytes that do not form a character."""
+MAX_CHARACTER_BYTES = 4
+"""In UTF-8; a character has at most this many ids."""
 BEFORE = 8
-"""Ids that are enough to know where a character begins."""
+"""This many ids show where a character begins."""
 
 
 class Tokenizer:
@@ -33,7 +33,7 @@ class Tokenizer:
             self._inner = tokenizers.Tokenizer.from_file(str(file))
         except Exception as broken:  # the library raises no narrower one
             raise ConfigError(f"The tokenizer {file} cannot be read: {broken}.") from broken
-        # Special tokens inside of text are then ordinary text.
+        # Special tokens within text are ordinary text.
         self._inner.encode_special_tokens = True
         self._inner.no_truncation()
         self._inner.no_padding()
@@ -49,7 +49,7 @@ class Tokenizer:
         return tuple(found for token in END_TOKENS if (found := self.find(token)) is not None)
 
     def find(self, token: str) -> int | None:
-        """The id of a token by its name, None if there is none."""
+        """The id of a token by its name; None if it does not exist."""
         found = self._inner.token_to_id(token)
         return None if found is None else int(found)
 
@@ -61,20 +61,20 @@ class Tokenizer:
         return found
 
     def encode(self, text: str) -> list[int]:
-        """The ids of plain text; nothing is added, and no control token comes out of it."""
+        """The ids of plain text, without additions and without control tokens."""
         return list(self._inner.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int], *, drop_control: bool = False) -> str:
         return str(self._inner.decode(list(ids), skip_special_tokens=drop_control))
 
     def pieces(self, ids: Sequence[int], first: int = 0) -> list[str]:
-        """What each id from `first` on adds to the text. A character of several ids comes with the last of them, and
-        a decoder that drops a leading space is given the id before, as text that is known already."""
+        """The text that each id from `first` on adds. A character of several ids belongs to the last of them. Ids
+        before are decoded too, because some decoders drop a leading space."""
         made = list[str]()
         known = begun = start = max(0, first - BEFORE)
         for at in range(start, len(ids)):
             before, now = self.decode(ids[known:begun]), self.decode(ids[known : at + 1])
-            if now.endswith(REPLACED) and at - begun < LONGEST_CHARACTER - 1 and at + 1 < len(ids):
+            if now.endswith(REPLACED) and at - begun < MAX_CHARACTER_BYTES - 1 and at + 1 < len(ids):
                 made.append("")
                 continue
             made.append(now[len(before) :])

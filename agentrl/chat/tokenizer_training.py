@@ -1,7 +1,7 @@
-"""A tokenizer for a model that is built on the spot.
+"""Trains the tokenizer of a model that the run builds.
 
-Invariants: every byte has an id, so any text can be written; digits are single tokens, so that numbers are copied
-digit by digit; control tokens are special, tags of tool calls and answers are ordinary tokens that a model may write.
+Invariants: every byte has an id, so any text can be encoded; digits are single tokens, so numbers are copied digit by
+digit; control tokens are special, while tags of tool calls and answers are ordinary tokens that a model may write.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 CONTROL_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
 TAGS = ("<tool_call>", "</tool_call>", "<answer>", "</answer>")
 MERGED_SIZE = 96
-"""Merges beyond bytes, control tokens and tags: enough for the words of a small task."""
+"""Merges besides bytes, control tokens and tags: enough for the words of a small task."""
 
 
 def build_tokenizer(texts: Iterable[str]) -> tokenizers.Tokenizer:
@@ -32,7 +32,7 @@ def build_tokenizer(texts: Iterable[str]) -> tokenizers.Tokenizer:
         show_progress=False,
     )
     tags = str.maketrans({"<": " ", ">": " "})
-    # Tags are tokens of their own: no merge should be spent on their spelling.
+    # Tags are single tokens, so no merge should be used for their spelling.
     built.train_from_iterator((_without_tags(text).translate(tags) for text in texts), trainer)
     built.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     return built

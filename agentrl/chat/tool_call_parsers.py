@@ -1,7 +1,7 @@
-"""What an assistant's text asks for: tool calls, what was malformed about them, and the rest of the text.
+"""Reads tool calls from the text of an assistant, with the errors of malformed calls and the rest of the text.
 
-Invariants: parsing never fails and never runs anything, whatever the model wrote; a call that cannot be read is an
-error with a sentence for the model, never dropped silently and never guessed; calls keep their order.
+Invariants: parsing accepts any text and never executes it; a call that cannot be read becomes an error with a sentence
+for the model, it is never dropped or guessed; calls keep their order.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from agentrl.chat import python_calls
 from agentrl.chat.tool_specs import ToolSpec, by_name
 from agentrl.errors import ConfigError
 
-LONGEST_CALL = 1 << 18
-"""Characters of one call; what is longer is refused rather than parsed."""
-MOST_CALLS = 64
-_DEEPEST = 100
+MAX_CALL_LENGTH = 1 << 18
+"""Characters of one call; longer ones are refused."""
+MAX_CALLS = 64
+_MAX_DEPTH = 100
 
 
 class Call(msgspec.Struct):
@@ -31,17 +31,17 @@ class Call(msgspec.Struct):
 
 
 class Parsed(msgspec.Struct):
-    """Everything that a text says."""
+    """The content of a text."""
 
     calls: list[Call] = msgspec.field(default_factory=list)
     errors: list[str] = msgspec.field(default_factory=list)
-    """One sentence for each call that could not be read."""
+    """One sentence for each malformed call."""
     content: str = ""
     """The text around the calls."""
 
 
 class Malformed(ValueError):
-    """A call that cannot be read; the message is for the model."""
+    """A call that cannot be read. The message is for the model."""
 
 
 _TAGS = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
@@ -53,14 +53,14 @@ _FENCE = re.compile(r"\A\s*```[a-zA-Z]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 
 
 def parse(kind: str, text: str, tools: Iterable[ToolSpec] = ()) -> Parsed:
-    """Read a text as models of this kind write it. `tools` names arguments that are given by position."""
+    """Reads a text in the format of this kind. `tools` gives names to positional arguments."""
     read = _KINDS.get(kind)
     if read is None:
         raise ConfigError(f"There is no parser {kind!r} of tool calls; known are {', '.join(KINDS)}.")
     parsed = read(text, by_name(tools))
-    if len(parsed.calls) > MOST_CALLS:
-        parsed.errors.append(f"At most {MOST_CALLS} tool calls are allowed in one turn, not {len(parsed.calls)}.")
-        parsed.calls = parsed.calls[:MOST_CALLS]
+    if len(parsed.calls) > MAX_CALLS:
+        parsed.errors.append(f"At most {MAX_CALLS} tool calls are allowed in one turn, not {len(parsed.calls)}.")
+        parsed.calls = parsed.calls[:MAX_CALLS]
     return parsed
 
 
@@ -77,8 +77,8 @@ def _tagged(text: str, tag: re.Pattern[str], end: str, read: Callable[[str], Ite
         try:
             if not match[2]:
                 raise Malformed(f"it has no closing {end}")
-            if len(match[1]) > LONGEST_CALL:
-                raise Malformed(f"it is longer than {LONGEST_CALL} characters")
+            if len(match[1]) > MAX_CALL_LENGTH:
+                raise Malformed(f"it is longer than {MAX_CALL_LENGTH} characters")
             parsed.calls.extend(read(match[1].strip()))
         except Malformed as wrong:
             parsed.errors.append(f"Malformed tool call: {wrong}.")
@@ -91,7 +91,7 @@ def _qwen(text: str, tools: dict[str, ToolSpec]) -> Parsed:
 
 
 def _hermes_call(inside: str) -> Call:
-    """`{"name": .., "arguments": {..}}`, perhaps with a block of code that needs no escaping."""
+    """`{"name": .., "arguments": {..}}`, optionally with a block of code that needs no escaping."""
     code = _CODE.search(inside)
     if code is None:
         return _call_of(_loads(inside))
@@ -103,7 +103,7 @@ def _hermes_call(inside: str) -> Call:
 
 
 def _minicpm(text: str, tools: dict[str, ToolSpec]) -> Parsed:
-    """Calls written as Python, between MiniCPM's own tags or plain ones."""
+    """Calls written as Python, between the tags of MiniCPM or plain ones."""
     parsed = _tagged(text, _MINICPM, "end tag", lambda inside: _python_calls(inside, tools))
     parsed.content = _THOUGHT.sub(lambda match: match[1], parsed.content).strip()
     return parsed
@@ -120,7 +120,7 @@ def _python_calls(inside: str, tools: dict[str, ToolSpec]) -> Iterator[Call]:
 
 
 def _named_arguments(call: python_calls.PythonCall, tool: ToolSpec | None) -> dict[str, Any]:
-    """By the names of the tool's own signature; an unknown tool's arguments keep their numbers."""
+    """Names positional arguments by the tool's signature; those of an unknown tool keep their numbers."""
     names = tool.arguments if tool else tuple(map(str, range(len(call.positional))))
     if len(call.positional) > len(names):
         raise Malformed(f"{call.name} takes {len(names)} arguments, not {len(call.positional)}")
@@ -129,7 +129,7 @@ def _named_arguments(call: python_calls.PythonCall, tool: ToolSpec | None) -> di
     for name, value in given:
         if name in arguments:
             raise Malformed(f"{call.name} is given {name} twice")
-        # What the tool wants as text is text, also where it reads like a number: `calculator(3*4)`, `lookup(12)`.
+        # An argument that the tool declares as text stays text, also if it looks like a number: `lookup(12)`.
         as_text = tool is not None and tool.wants_text(name) and not isinstance(value.value, str)
         arguments[name] = value.source if as_text else value.value
     return arguments
@@ -139,7 +139,7 @@ def _named_arguments(call: python_calls.PythonCall, tool: ToolSpec | None) -> di
 
 
 def _openai(text: str, tools: dict[str, ToolSpec]) -> Parsed:
-    """A message object with `tool_calls`, a list of calls or one call; it may follow other text or stand in a fence."""
+    """A message object with `tool_calls`, a list of calls or one call; other text or a fence may surround it."""
     fenced = re.search(r"```(?:json)?\n(.*?)\n?```", text, re.DOTALL)
     body, around = (fenced[1], text[: fenced.start()] + text[fenced.end() :]) if fenced else (text, "")
     start = _start_of_call(body)
@@ -147,8 +147,8 @@ def _openai(text: str, tools: dict[str, ToolSpec]) -> Parsed:
         return Parsed(content=text.strip())
     parsed = Parsed(content=(around + body[:start]).strip())
     try:
-        if len(body) > LONGEST_CALL:
-            raise Malformed(f"it is longer than {LONGEST_CALL} characters")
+        if len(body) > MAX_CALL_LENGTH:
+            raise Malformed(f"it is longer than {MAX_CALL_LENGTH} characters")
         value, end = _loads_from(body, start)
     except Malformed as wrong:
         parsed.errors.append(f"Malformed tool call: {wrong}.")
@@ -168,7 +168,7 @@ _CALL_START = re.compile(r'[\[{]\s*(?:[\[{]\s*)?"(?:tool_calls|function|name|id|
 
 
 def _start_of_call(text: str) -> int | None:
-    """Where an object begins that has the keys of a call. Other JSON in an answer is the answer's."""
+    """Where an object with the keys of a call begins. Other JSON belongs to the answer."""
     match = _CALL_START.search(text)
     if match is None or not re.search(r'"(?:tool_calls|function|arguments)"\s*:', text):
         return None
@@ -182,34 +182,34 @@ def _listed_calls(value: Any) -> list[Any]:
 
 
 def _call_of(value: Any) -> Call:
-    """A call in any of the shapes in which models write the same thing."""
+    """A call in any of the shapes that models write."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict):
-        raise Malformed('it is no JSON object with "name" and "arguments"')
+        raise Malformed('it is not a JSON object with "name" and "arguments"')
     name = value.get("name")
     if not isinstance(name, str) or not name.strip():
-        raise Malformed('"name" is missing or no text')
+        raise Malformed('"name" is missing or not a text')
     arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, str):
-        # The API's own format has the arguments as a text of JSON.
+        # OpenAI's format has the arguments as JSON text.
         arguments = _loads(arguments) if arguments.strip() else {}
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
-        raise Malformed(f'"arguments" of {name} is no JSON object')
+        raise Malformed(f'"arguments" of {name} is not a JSON object')
     return Call(name.strip(), arguments)
 
 
 def _loads(text: str) -> Any:
     value, end = _loads_from(text, 0)
     if text[end:].strip():
-        raise Malformed(f"something follows its JSON: {_quoted(text[end:].strip())}")
+        raise Malformed(f"there is text after its JSON: {_quoted(text[end:].strip())}")
     return value
 
 
 _DECODER = json.JSONDecoder(strict=False, parse_constant=lambda name: _no_number(name))
-"""Line breaks inside of strings are accepted, as models write them; numbers that JSON does not have are not."""
+"""Accepts line breaks inside strings, as models write them, but not NaN and Infinity."""
 
 
 def _loads_from(text: str, start: int) -> tuple[Any, int]:
@@ -217,17 +217,17 @@ def _loads_from(text: str, start: int) -> tuple[Any, int]:
     try:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as wrong:
-        raise Malformed(f"it is no valid JSON ({wrong.msg} at character {wrong.pos - start})") from None
+        raise Malformed(f"it is not valid JSON ({wrong.msg} at character {wrong.pos - start})") from None
     except (RecursionError, ValueError) as wrong:
-        raise Malformed(f"it is no valid JSON ({wrong})") from None
-    if _depth(value) > _DEEPEST:
-        raise Malformed(f"it is nested more than {_DEEPEST} deep")
+        raise Malformed(f"it is not valid JSON ({wrong})") from None
+    if _depth(value) > _MAX_DEPTH:
+        raise Malformed(f"it is nested more than {_MAX_DEPTH} deep")
     return value, end
 
 
 def _depth(value: Any) -> int:
     depth, layer = 0, [value]
-    while layer and depth <= _DEEPEST:
+    while layer and depth <= _MAX_DEPTH:
         depth += 1
         layer = [
             item
@@ -239,7 +239,7 @@ def _depth(value: Any) -> int:
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _quoted(text: str, most: int = 40) -> str:

@@ -1,6 +1,6 @@
-"""What a prompt and a parser need to know of a tool: its name, its arguments in order, and their types.
+"""Tools as prompts and parsers see them: name, arguments in order, and their types.
 
-Invariant: the order of arguments is that of the tool's schema, so that a call by position means the same everywhere.
+Invariant: the order of arguments is that of the tool's schema, so positional arguments have one meaning.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def signature(self) -> str:
-        """`lookup(item)`: the short form in which small models are told of it."""
+        """`lookup(item)`: the short form in prompts of small models."""
         return f"{self.name}({', '.join(self.arguments)})"
 
     def wants_text(self, argument: str) -> bool:
-        """True if the schema says that this argument is a string."""
+        """Whether the schema declares this argument as a string."""
         properties = self.schema.get("properties")
         declared = properties.get(argument) if isinstance(properties, Mapping) else None
         return isinstance(declared, Mapping) and declared.get("type") == "string"

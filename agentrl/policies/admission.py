@@ -1,8 +1,9 @@
 """How much may be sampled ahead of training.
 
-Invariants: the formula is stateless (every number in it is counted, none is accumulated), so nothing that dies can hold
-capacity; it is granted in whole groups and in order, so a large group is never starved by small ones; with
-`batch = groups * largest group` a batch that lacks a group always leaves room to admit one.
+Invariants:
+- the formula is stateless (every number is counted, none accumulated), so a process that dies holds no capacity;
+- capacity is granted to whole groups and in order, so small groups never starve a large one;
+- with `batch = groups * largest group` a batch that lacks a group always leaves room to admit one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from agentrl.errors import ConfigError
 
 TRIED = 16
-"""Records that are admitted at a time while most of them fail: as many as tell whether they still do."""
+"""Records that are admitted at a time during a hold: enough to see whether they still fail."""
 TRIED_EVERY_S = 60.0
 
 
@@ -23,11 +24,11 @@ class Plan:
     bound: int
     """The staleness bound η, in publications."""
     batch: int
-    """Records of one Step: see `batch_records`."""
+    """Records of one step: see `batch_records`."""
     max_concurrent: int
-    """Records that may be under way at the same time."""
+    """Most records under way at the same time."""
     publish_every: int = 1
-    """Steps that a publication holds."""
+    """Steps per publication."""
 
     @property
     def ahead(self) -> int:
@@ -37,14 +38,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Records of purpose train and branch, counted by query. Evaluation and probes are outside of admission."""
+    """Records of purpose train and branch, counted by query. Evaluations and probes need no admission."""
 
     open: int = 0
     running: int = 0
     finished: int = 0
     unscored: int = 0
     ready: int = 0
-    """Records of closed groups with signal, and scored ones of groups that are not closed yet."""
+    """Records of closed groups with signal, and scored records of groups that are not closed yet."""
     leased: int = 0
 
     @property
@@ -56,7 +57,7 @@ class Counts:
 
 
 def batch_records(groups: int, sizes: Iterable[int]) -> int:
-    """Records of a Step of so many groups, the largest size counted for all of them."""
+    """The records of a step, with the largest size counted for all groups."""
     return groups * max(sizes)
 
 
@@ -68,8 +69,8 @@ def capacity(plan: Plan, counts: Counts) -> int:
 
 
 def granted(waiting: Iterable[tuple[int, int]]) -> int:
-    """How many of the waiting groups, in their order, are admitted now; each with the room that its bound leaves and
-    its size. One that must wait is not overtaken: a stricter bound would never have its turn."""
+    """How many of the waiting groups, in their order, are admitted now; each is given by the room of its bound and its
+    size. A group that must wait is not overtaken, or a stricter bound would never be served."""
     taken = number = 0
     for room, size in waiting:
         if taken + size > room:
@@ -80,15 +81,15 @@ def granted(waiting: Iterable[tuple[int, int]]) -> int:
 
 
 def groups_on_trial(size: int, counts: Counts, waited_s: float) -> int:
-    """How many groups of this size are admitted while most attempts fail: a few, once those before them are through.
-    `waited_s`: since the last admission."""
+    """How many groups of this size are admitted during a hold: a few, once those before them have ended. `waited_s`:
+    since the last admission."""
     if counts.in_flight or waited_s < TRIED_EVERY_S:
         return 0
     return math.ceil(TRIED / size)
 
 
 def refuse_impossible(plan: Plan, sizes: Iterable[int]) -> None:
-    """ConfigError if the largest group could never be admitted."""
+    """Raises ConfigError if the largest group could never be admitted."""
     if plan.bound < 0 or plan.publish_every < 1:
         raise ConfigError(
             f"The bound must be at least 0 and publish_every at least 1, not {plan.bound} and {plan.publish_every}."

@@ -1,9 +1,11 @@
-"""When the trainer takes a Step, and of what.
+"""Decides when the trainer takes a step, and of which groups.
 
-Invariants: oldest admitted group first, never first finished; whole groups; a record past the bound never trains, and
-its group trains on without it; whatever can never train any more leaves `ready` at once, also while too few groups are
-there for a Step (it would hold admission's capacity for ever); every answer is a Step, a wait that says for what, or
-the end.
+Invariants:
+- the oldest admitted group goes first, not the first finished one; groups are never split;
+- a record past the bound never trains, and its group trains without it;
+- a group that can never train leaves `ready` immediately, also while there are too few groups for a step: otherwise it
+  would hold capacity of admission forever;
+- every decision is a step, a wait with its reason, or the end.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ class ReadyRecord:
 
     record: str
     age: int
-    """From its oldest trained token to the version that the Step would start from."""
+    """From its oldest trained token to the version that the step would start from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,12 @@ class UnderWay(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a Step should be."""
+    """The wanted shape of a step."""
 
     groups: int
     """Groups with signal."""
     max_refill: int
-    """Groups without signal that are replaced before a Step is taken with fewer."""
+    """Groups without signal that are replaced before a step is taken with fewer groups."""
     last_batch: Literal["take", "leave"] = "take"
     """What happens to a smaller batch at the end of the data."""
 
@@ -56,7 +58,7 @@ class Wanted:
 class Situation:
     ready: Sequence[ReadyGroup]
     under_way: Sequence[UnderWay] = ()
-    """Late ones of a closed group will not train, so nobody waits for them."""
+    """Without late records of closed groups: those will not train, so nothing waits for them."""
     publishes: bool = True
     """Whether a version is published after this Step."""
     waited_s: float = 0.0
@@ -119,7 +121,7 @@ def cut(ready: Sequence[ReadyGroup], freshness: Freshness) -> Cut:
 
 
 def decide(now: Situation, wanted: Wanted, freshness: Freshness) -> Decision:
-    """A Step, a wait, or the end. The caller requeues `stale_groups` in any case."""
+    """Returns a step, a wait, or the end. The caller requeues `stale_groups` in any case."""
     left = cut(now.ready, freshness)
     if now.hold:
         return Decision("wait", now.hold, stale_groups=left.stale_groups)
@@ -144,7 +146,7 @@ def _last(left: Cut, wanted: Wanted) -> Decision:
 
 def _step(left: Cut, chosen: tuple[ReadyGroup, ...]) -> Decision:
     groups = "1 group" if len(chosen) == 1 else f"{len(chosen)} groups"
-    why = f"{groups} with signal" if chosen else "no group has signal: the Step is empty"
+    why = f"{groups} with signal" if chosen else "no group has signal: the step is empty"
     if left.flat:
         why += f", {len(left.flat)} without"
     return Decision(
@@ -160,8 +162,8 @@ def _step(left: Cut, chosen: tuple[ReadyGroup, ...]) -> Decision:
 def _chosen(
     fresh: tuple[ReadyGroup, ...], now: Situation, wanted: Wanted, freshness: Freshness
 ) -> tuple[ReadyGroup, ...]:
-    """The oldest admitted groups. Under `wait` those go first that the Step would make too old: nothing else can save
-    what is finished already, so waiting for it would be waiting for nothing."""
+    """The oldest admitted groups. Under `wait`, groups that the step would make too old go first: they are finished, so
+    only training them now can save them."""
     if not now.publishes:
         return fresh[: wanted.groups]
     at_the_brink = [group for group in fresh if _waits(group, freshness)]
@@ -175,7 +177,7 @@ def _waits(group: ReadyGroup, freshness: Freshness) -> bool:
 
 
 def _held_back(now: Situation, freshness: Freshness) -> str:
-    """Why a Step would come too early for records under way."""
+    """Why a step would make records under way too old."""
     if not now.publishes:
         return ""
     rules = [(one.age, freshness.of(one.environment)) for one in now.under_way]

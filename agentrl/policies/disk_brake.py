@@ -1,6 +1,6 @@
-"""When the disk is too full to go on sampling.
+"""When the disk is too full to continue sampling.
 
-Invariants: between braking and going on lies a gap, so that nothing flutters at the limit; the reason names the disk.
+Invariants: sampling resumes at a higher limit than it stops at, so that it does not flutter; the reason names the disk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ RESUMES_AT = 1.25
 
 
 def reason(free_bytes: Mapping[str, int], reserve_bytes: int, *, braked: bool) -> str:
-    """Why nothing may be admitted; empty if there is room. `free_bytes` by the words for each disk."""
+    """Why nothing may be admitted; empty if there is room. The keys of `free_bytes` are the names of the disks."""
     wanted = reserve_bytes * (RESUMES_AT if braked else 1)
     short = [(free, name) for name, free in free_bytes.items() if free < wanted]
     if not short:

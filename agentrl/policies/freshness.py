@@ -1,7 +1,7 @@
-"""Which records may still train, by the age of the oldest token that they train.
+"""Which records may train, by the age of their oldest trained token.
 
 Invariants: under `drop` and `wait` nothing past the bound trains, under `decay` nothing past the hard bound; the bounds
-of a decayed ratio are computed from ages or times that are given, never from a clock.
+of a decayed ratio come from given ages or times, never from a clock.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 class Freshness:
     strategy: Strategy = "drop"
     bound: int = 2
-    """Publications that the oldest trained token of a record may lie behind."""
+    """The highest age of a record's oldest trained token, in publications."""
     hard_bound: int | None = None
-    """Under `decay`: what takes the place of the bound; at least as great."""
+    """Under `decay`: replaces the bound; at least as high."""
     wait_limit_s: float = 300.0
-    """Under `wait`: how long a Step is held back for records that it would make too old."""
+    """Under `wait`: how long a step is held back for records that it would make too old."""
     of_environments: Mapping[str, Freshness] = field(default_factory=dict)
-    """Environments that have rules of their own."""
+    """Environments with rules of their own."""
 
     def __post_init__(self) -> None:
         if self.bound < 0:
@@ -40,12 +40,12 @@ class Freshness:
 
     @property
     def waits(self) -> bool:
-        """Whether anybody waits at the bound."""
+        """Whether any environment waits at the bound."""
         return any(rule.strategy == "wait" for rule in (self, *self.of_environments.values()))
 
     @property
     def oldest(self) -> int:
-        """The greatest age that still trains."""
+        """The highest age that trains."""
         if self.strategy == "decay" and self.hard_bound is not None:
             return self.hard_bound
         return self.bound
@@ -56,16 +56,16 @@ class Freshness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decay:
-    """Bounds of π/μ that close around 1 as a record grows older."""
+    """Bounds of π/μ that tighten around 1 as a record gets older."""
 
     out_of_date_decay: float
-    """How fast, per publication or per second, whichever `created` and `now` are given in."""
+    """How fast, per publication or per second: the unit of `created` and `now`."""
     epsilon: float = 0.2
     extra: float = 0.1
     cap: float = 4.0
-    """How many times wider the bounds are for a record that is not old at all."""
+    """How many times wider the bounds are for a record of age 0."""
     strict: bool = False
-    """As if every record were very old."""
+    """Uses the bounds of a very old record for all."""
 
     def __post_init__(self) -> None:
         if self.cap < 1:
@@ -78,9 +78,9 @@ class Decay:
             raise ConfigError("out_of_date_decay, epsilon and extra must not be negative.")
 
     def bounds(self, created: float, now: float) -> tuple[float, float]:
-        """Lower and upper bound of the ratio for what was created then."""
+        """Lower and upper bound of the ratio for tokens created then."""
         floor = 1.0 / self.cap
         faded = floor if self.strict else max(math.exp(min((created - now) * self.out_of_date_decay, 0.0)), floor)
-        # The floor times the cap is 1 but for rounding.
+        # The floor times the cap is 1 except for rounding.
         width = max(self.cap * faded, 1.0)
         return 1.0 - self.epsilon * width, 1.0 + (self.epsilon + self.extra) * width

@@ -1,8 +1,11 @@
-"""Which group ends the trainer: found by bisection over the batches that trainers died with.
+"""Finds the group that ends the trainer, by bisection over the batches that trainers died with.
 
-Invariants: one death accuses nobody; a group is poison only when a trainer has died with it alone, at least for the
-second time; what was trained after a death is cleared of it, also if that Step was rolled back later. The lighter half
-is tried first: what ends a trainer is mostly what is largest, so the search mostly costs one death more and no others.
+The lighter half is tried first: the largest group is the most likely cause, so the search usually costs one more death.
+
+Invariants:
+- one death alone makes no group a suspect;
+- a group is poison only if a trainer has died with it alone, and at least twice;
+- a group that was trained after a death is cleared of it, also if that step was rolled back later.
 """
 
 from __future__ import annotations
@@ -13,32 +16,32 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 ACCUSED_FROM = 2
-"""Deaths in which a group must have been."""
+"""A group is suspected after this many deaths."""
 
 
 class Death(NamedTuple):
-    """A Step that was leased when its trainer died."""
+    """A step that was leased when its trainer died."""
 
     order: float
-    """When, in the same count as what was trained."""
+    """Its time, in the same unit as for trained groups."""
     tasks: frozenset[str]
-    """As far as they are still ready with the same records. No death that a found poison explains is among them."""
+    """Those that are still ready with the same records."""
     alone: bool = False
-    """Whether the Step had one group and no other."""
+    """Whether the step had a single group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     poison: tuple[str, ...] = ()
-    """What is proven."""
+    """Proven groups."""
     suspects: tuple[str, ...] = ()
-    """What has to be tried, the lightest first."""
+    """Groups that have to be tried, the lightest first."""
     trial: tuple[str, ...] = ()
-    """Those of the suspects that make the next Step, with nothing else."""
+    """The suspects of the next step, which has no other groups."""
 
 
 def judge(weights: Mapping[str, int], deaths: Sequence[Death], trained: Mapping[str, float]) -> Verdict:
-    """`weights`: how heavy each ready group is; `trained`: when a group was last trained."""
+    """`weights`: the size of each ready group; `trained`: when a group was last trained."""
     accused: Counter[str] = Counter()
     alone: set[str] = set()
     for death in deaths:

@@ -1,6 +1,6 @@
-"""What a Step optimizes, as plain values: which ratio, which clips, which weights, and what one pair counts.
+"""The settings of the policy loss: ratio, clips, weights, and how pairs are averaged.
 
-Invariant: an objective that exists makes sense; what would count a difference twice or never act is refused.
+Invariant: contradictory settings, such as counting a difference twice, are refused.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay
 
 Aggregation = Literal["token-mean", "record-mean", "record-sum", "dr-grpo"]
-"""What a pair counts: 1 over all pairs; 1 over records and the record's pairs; 1 over records; 1 over records times the
-longest record that there may be."""
+"""The weight of a pair: 1 over all pairs; 1 over records and the record's pairs; 1 over records; 1 over records times
+the longest possible record."""
 RatioAgainst = Literal["bypass", "decoupled"]
 """`bypass`: π_θ/μ. `decoupled`: π_θ/π_old, where π_old is the policy that the step begins with."""
 Counted = Literal["all", "kept"]
-"""Which pairs the denominator counts: all that may train, or those that no bound on the ratio took out."""
+"""The pairs that the denominator counts: all that may train, or those that no bound on the ratio masks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,18 +27,17 @@ class PolicyLoss:
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float | None = None
-    """With a negative advantage the ratio counts no more than this."""
+    """Caps the ratio for negative advantages."""
     ratio: RatioAgainst = "bypass"
     weight_cap: float | None = None
     """Only decoupled: every pair is weighted by min(π_old/μ, cap)."""
     reference_weight: float = 0.0
-    """What half the square of log π_θ - log π_ref counts at every pair: its gradient is that of the KL to the
-    reference."""
+    """Weight of half the square of log π_θ - log π_ref; its gradient is that of the KL to the reference."""
     decay: Decay | None = None
-    """Pairs are masked once π_θ/μ leaves bounds that close with the age of their version."""
+    """Masks pairs whose π_θ/μ leaves bounds that tighten with the age of their version."""
     aggregation: Aggregation = "token-mean"
     longest: int = 0
-    """Only `dr-grpo`: the tokens of the longest record that there may be."""
+    """Only `dr-grpo`: the tokens of the longest possible record."""
     denominator: Counted = "all"
 
     def __post_init__(self) -> None:

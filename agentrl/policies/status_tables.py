@@ -1,8 +1,7 @@
-"""The state machines of the data plane as tables. A move that is not listed raises, with the object's story.
+"""The state machines of the data plane as tables. A move that is not listed raises an error.
 
-Invariants: these tables are the whole truth about which status follows which and who may make it so; a conditional
-update of the store takes the statuses it starts from out of a table (`Table.sources`) or has its move checked.
-Units, operations and alerts have tables of their own in the control plane.
+Invariants: these tables alone define which status follows which and who may change it; a conditional update of the
+store takes its source statuses from a table (`Table.sources`) or has its move checked.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from agentrl.errors import RefusedError
 
 NEW = ""
-"""The status of what is not there yet."""
+"""The status of an object that does not exist yet."""
 
 
 class Actor(enum.StrEnum):
@@ -110,14 +109,14 @@ HOLDS_SEAT = frozenset(
         RecordStatus.SCORED,
     }
 )
-"""At most one Record of a seat is in one of these."""
+"""At most one record of a seat is in one of these."""
 
 IN_FLIGHT = HOLDS_SEAT - {RecordStatus.SCORED}
-"""What admission counts as under way."""
+"""Admission counts these as under way."""
 
 
 class IllegalMoveError(RefusedError):
-    """Somebody tried a move that does not exist, or is not theirs. The message tells the object's story."""
+    """The move does not exist, or another actor makes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One state machine. Several moves may join the same two statuses, with other actors for other reasons."""
+    """One state machine. Several moves may join the same two statuses, by other actors for other reasons."""
 
     name: str
     statuses: type[enum.StrEnum]
@@ -140,19 +139,19 @@ class Table:
         return frozenset(move.target for move in self.moves if move.source == source)
 
     def sources(self, target: str, actor: Actor) -> tuple[str, ...]:
-        """The statuses out of which this actor may move to `target`; what a conditional update asks for."""
+        """The statuses from which this actor may move to `target`, for the condition of an update."""
         found = dict.fromkeys(
             move.source for move in self.moves if move.target == target and actor in move.actors and move.source
         )
         return tuple(found)
 
     def ends(self) -> frozenset[str]:
-        """Statuses that nothing leads out of."""
+        """Statuses that no move leaves."""
         return frozenset(status.value for status in self.statuses if not self.targets(status))
 
 
 def check(table: Table, source: str, target: str, actor: Actor, story: str = "") -> Move:
-    """The move that leads there; IllegalMoveError if the table has none for this actor."""
+    """Returns the move. Raises IllegalMoveError if the table has none for this actor."""
     between = [move for move in table.moves if move.source == source and move.target == target]
     for move in between:
         if actor in move.actors:
@@ -182,7 +181,7 @@ def _shown(status: str) -> str:
 
 
 def _moves(sources: Iterable[str] | str, targets: Iterable[str] | str, actors: str, when: str) -> list[Move]:
-    """All moves of one row of a table; actors are given as words."""
+    """All moves of one row of a table; `actors` are names separated by spaces."""
     who = frozenset(Actor(word) for word in actors.split())
     return [Move(str(source), str(target), who, when) for source in _each(sources) for target in _each(targets)]
 

@@ -1,7 +1,7 @@
-"""What alarms need to know of a Step beyond the Step itself: how its numbers stand against those of Steps before.
+"""Compares the metrics of a step with those of the steps before it, for alarms.
 
-Invariants: everything follows from the metrics of Steps, the oldest first, so whoever reads them again (another
-trainer, a test with a recorded series) finds the same; a number for which there is too little evidence is left out.
+Invariants: everything follows from the metrics of steps, oldest first, so another trainer or a recorded series gives
+the same numbers; a number without enough evidence is left out.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
 LOOK_BACK = 50
-"""Steps that a Step is compared with."""
+"""Steps that a step is compared with."""
 EDGE = 5
-"""Steps at either end of a stretch whose mean stands for it: single Steps waver."""
+"""The mean of this many steps represents either end of a series, because single steps vary."""
 LATELY = 10
 LEAST = 10
-"""Of fewer Steps before it nothing is said of a Step."""
+"""Fewer steps before a step are too little evidence."""
 
 Metrics = Mapping[str, float]
 
 
 def against(before: Sequence[Metrics], step: Metrics) -> dict[str, float]:
-    """`before`: the Steps before it, the oldest first."""
+    """`before`: the steps before it, oldest first."""
     steps = [*before[-LOOK_BACK:], step]
     series = {name: [float(one[name]) for one in steps if name in one] for name in _READ}
     found: dict[str, float | None] = {
@@ -49,7 +49,7 @@ _READ = (
 
 
 def _edges(values: Sequence[float]) -> tuple[float, float]:
-    """What the stretch began and ended with."""
+    """The mean of the first and of the last values."""
     return (fmean(values[:EDGE]), fmean(values[-EDGE:])) if values else (0.0, 0.0)
 
 
@@ -61,7 +61,7 @@ def _over_median(values: Sequence[float]) -> float | None:
 
 
 def _without_signal(steps: Sequence[Metrics]) -> dict[str, float | None]:
-    """The groups of these Steps that taught nothing."""
+    """The groups of these steps that had no signal."""
     if len(steps) < LATELY or not all("groups_without_signal" in one for one in steps):
         return {}
     without = sum(float(one["groups_without_signal"]) for one in steps)
@@ -71,20 +71,20 @@ def _without_signal(steps: Sequence[Metrics]) -> dict[str, float | None]:
 
 
 def _rise(values: Sequence[float]) -> float | None:
-    """The last ten against those before."""
+    """The mean of the last ten minus the mean of those before."""
     earlier = values[:-LATELY]
     return fmean(values[-LATELY:]) - fmean(earlier) if len(earlier) >= LATELY else None
 
 
 def _worst_rise(steps: Sequence[Metrics]) -> float | None:
-    """Of the tool whose share of failures has risen most."""
+    """The largest rise of the share of failures of any tool."""
     shares = [name for name in steps[-1] if name.startswith("tools/") and name.endswith("/infrastructure_share")]
     rises = [_rise([float(one[name]) for one in steps if name in one]) for name in shares]
     return max((rise for rise in rises if rise is not None), default=None)
 
 
 def _kept(values: Sequence[float], *, over: int, least: float) -> float | None:
-    """The last few as a share of those before, where those were worth speaking of."""
+    """The last values as a share of those before, if those were at least `least`."""
     earlier = values[:-over]
     if len(earlier) < LEAST or fmean(earlier) < least:
         return None
@@ -92,8 +92,8 @@ def _kept(values: Sequence[float], *, over: int, least: float) -> float | None:
 
 
 def _jump(values: Sequence[float]) -> float | None:
-    """The last three Steps against the usual of the twenty before; the one of the three that is nearest to it, so that
-    a single odd batch is no jump."""
+    """The last three steps relative to the median of the twenty before. Takes the nearest of the three, so that a
+    single unusual batch is not a jump."""
     earlier, last = values[-23:-3], values[-3:]
     if len(earlier) < LEAST:
         return None

@@ -1,7 +1,7 @@
-"""How old a token is: the way through the tree of versions from its own to the one a Step starts from.
+"""The age of a token: the path through the tree of versions from its own to the one that a step starts from.
 
-Invariants: a version's number is never used twice and is greater than its parent's; an age is never negative, and 0
-only for tokens of the very version that the Step starts from; a version that nobody published has no age (an error).
+Invariants: a number is never used twice and is greater than that of its parent; an age is 0 only for tokens of the
+version that the step starts from; an unpublished version has no age (an error).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class UnknownVersionError(UnknownNameError):
 
 
 class VersionTree:
-    """Publications and their parents. After a resume a version's parent may be much older than its number says."""
+    """Publications and their parents. After a resume the parent may be much older than the version before."""
 
     def __init__(self, parents: Mapping[int, int | None] | None = None) -> None:
         self._parent: dict[int, int | None] = {}
@@ -24,7 +24,7 @@ class VersionTree:
             self.add(version, (parents or {})[version])
 
     def add(self, version: int, parent: int | None) -> None:
-        """Adding again what is there changes nothing."""
+        """Adds a publication; adding it again changes nothing."""
         if version in self._parent:
             if self._parent[version] != parent:
                 raise ValueError(f"version {version} has parent {self._parent[version]}, not {parent}")
@@ -45,7 +45,7 @@ class VersionTree:
                 raise UnknownVersionError(f"version {known} is not a publication of this run.")
         steps, left, right = 0, version, base
         while left != right:
-            # Numbers only grow from parent to child, so the greater one cannot be an ancestor of the other.
+            # Numbers grow from parent to child, so the greater one cannot be an ancestor of the other.
             parent = self._parent[max(left, right)]
             if parent is None:
                 raise UnknownVersionError(f"versions {version} and {base} have no common ancestor.")
@@ -54,8 +54,6 @@ class VersionTree:
         return steps
 
     def staleness(self, trained: Iterable[int], base: int) -> int:
-        """The age of the oldest token that a record trains; 0 if it trains none.
-
-        All versions count, not the smallest number: on an abandoned line of descent a greater number is further away.
-        """
+        """The age of the oldest token that a record trains; 0 if it trains none. All versions count, because on an
+        abandoned branch a greater number may be further away than a smaller one."""
         return max((self.age(version, base) for version in set(trained)), default=0)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.chat.tokenizer import LONGEST_CHARACTER, Tokenizer
+from agentrl.chat.tokenizer import MAX_CHARACTER_BYTES, Tokenizer
 from agentrl.errors import ConfigError
 from agentrl.protocol.data_commands import RecordTokens, TokenPart, TokenStretch
 from agentrl.queries import exports
@@ -98,5 +98,5 @@ async def _spelt(tokenizer: Tokenizer | None, ids: Sequence[int], first: int, la
     if tokenizer is None:
         return ()
     # What follows decides whether the last id ends a character.
-    texts = await asyncio.to_thread(tokenizer.pieces, ids[: last + LONGEST_CHARACTER], first)
+    texts = await asyncio.to_thread(tokenizer.pieces, ids[: last + MAX_CHARACTER_BYTES], first)
     return tuple(text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…" for text in texts[: last - first])

@@ -1,9 +1,10 @@
-"""Spans: how a token tree is stored, and what can be read off it without rebuilding the tree.
+"""Spans: the stored form of a token tree, and what can be computed from it without the tree.
 
-Invariants: a stored list of spans is in depth-first order, so a parent stands before its children and a subtree is one
-stretch; a span owns no tokens but points into the tokens of one call: into the output if the model generated them, into
-the whole prompt otherwise. Each generated token trains as exactly one (record, token) pair, whatever number of branches
-show it as context, with the log-prob, version and parameters of its call at `Span.start + offset`; no prompt does.
+Invariants:
+- a list of spans is in depth-first order: a parent precedes its children, and a subtree is contiguous;
+- a span points into the tokens of one call: into the output if the model generated them, else into the whole prompt;
+- each generated token trains as exactly one (record, token) pair, in however many branches it is context, with the
+  log-prob, version and parameters of its call at `Span.start + offset`; prompt tokens never train.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ class Span(msgspec.Struct, frozen=True):
     call: int
     """Index of the call whose tokens these are."""
     start: int
-    """Where they begin in the output (model) or in the whole prompt (environment) of the call."""
+    """Where the tokens begin in the output (model) or in the whole prompt (environment) of the call."""
     length: int
 
 
 class StoredCall(msgspec.Struct, frozen=True):
-    """A call as it is stored: of its prompt only what another call does not have already."""
+    """A call as it is stored: its prompt without what its base call has."""
 
     prompt: list[int]
     """The ids after `base_length`."""
@@ -57,7 +58,7 @@ def span_ids(span: Span, calls: Mapping[int, StoredCall]) -> list[int]:
 
 
 def full_prompts(calls: Mapping[int, StoredCall]) -> dict[int, list[int]]:
-    """The whole prompt of every call. A base has a smaller index than the calls that build on it."""
+    """The whole prompt of every call. A base has a smaller index than its calls."""
     prompts: dict[int, list[int]] = {}
     for index in sorted(calls):
         call = calls[index]
@@ -76,12 +77,12 @@ def full_prompts(calls: Mapping[int, StoredCall]) -> dict[int, list[int]]:
 
 
 def trained_spans(spans: Sequence[Span]) -> list[int]:
-    """Indices of the spans whose tokens train: a pair for each token of theirs."""
+    """Indices of the spans whose tokens train."""
     return [index for index, span in enumerate(spans) if span.kind == "model"]
 
 
 def branches(spans: Sequence[Span]) -> list[tuple[int, ...]]:
-    """One way from the root to each leaf, as indices of spans."""
+    """The path from the root to each leaf, as indices of spans."""
     parents = {span.parent for span in spans}
     return [_way(spans, index) for index in range(len(spans)) if index not in parents]
 

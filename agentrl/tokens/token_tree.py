@@ -36,7 +36,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """How far a prompt can be followed: to the middle of a node, or to its end."""
+    """How far a prompt matches: to the middle of a node, or to its end."""
 
     node: _Node
     inside: int
@@ -52,14 +52,14 @@ class TokenTree:
 
     @classmethod
     def from_calls(cls, calls: Iterable[tuple[int, Sequence[int], Sequence[int]]]) -> TokenTree:
-        """Index, whole prompt and output of each call, in the order in which they were made."""
+        """`calls`: index, whole prompt and output of each call, in the order in which they were made."""
         tree = cls()
         for index, prompt, output in calls:
             tree.insert(index, prompt, output)
         return tree
 
     def insert(self, call_index: int, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> tuple[Span, ...]:
-        """Add a call; the answer is its way from the root, its output last. Indices may move with later calls."""
+        """Adds a call; returns its path from the root, its output last. Indices may change with later calls."""
         if call_index in self._calls:
             raise ValueError(f"call {call_index} is in the tree already")
         if not prompt_ids:
@@ -77,7 +77,7 @@ class TokenTree:
         return tuple(spans[index] for index in self.path(call_index))
 
     def base(self, prompt_ids: Sequence[int]) -> tuple[int | None, int]:
-        """The call whose prompt and output have the most in common with this prompt, and how many tokens that is."""
+        """The call that shares the longest prefix with this prompt, and the number of shared tokens."""
         match = self._follow(list(prompt_ids))
         return (match.node.call, match.tokens) if match.tokens else (None, 0)
 
@@ -87,7 +87,7 @@ class TokenTree:
 
     @property
     def spans(self) -> list[Span]:
-        """The tree as it is stored, depth first."""
+        """The stored form of the tree, depth first."""
         if self._spans is None:
             self._spans = self._numbered()
         return list(self._spans)
@@ -114,7 +114,7 @@ class TokenTree:
         return [token for index in self.path(call_index) for token in self.ids(spans[index])]
 
     def branches(self) -> list[tuple[int, ...]]:
-        """One way from the root to each leaf, as indices of spans."""
+        """The path from the root to each leaf, as indices of spans."""
         return span_lists.branches(self.spans)
 
     def _numbered(self) -> list[Span]:
@@ -130,10 +130,10 @@ class TokenTree:
         return spans
 
     def _follow(self, prompt: list[int]) -> _Match:
-        """The longest way that the prompt shares with the tree.
+        """The longest path that the prompt shares with the tree.
 
-        Two calls may have generated the same ids side by side, so all ways that agree so far are followed; of equally
-        long ones the latest call's is taken, because that is the one which an agent goes on from.
+        Two calls may have generated the same ids, so all matching paths are followed. Of equally long ones the path of
+        the latest call is taken, because an agent continues from that call.
         """
         best = _Match(self._root, 0, 0)
         todo = [best]
@@ -152,7 +152,7 @@ class TokenTree:
                 yield _Match(child, shared, match.tokens + shared)
 
     def _shared(self, node: _Node, prompt: list[int], at: int) -> int:
-        """How many tokens of the node the prompt has from `at` on."""
+        """How many tokens of the node match the prompt from `at`."""
         call = self._calls[node.call]
         ids = call.output if node.kind == "model" else call.prompt
         return _common(ids, node.start, prompt, at, min(node.length, len(prompt) - at))
@@ -165,7 +165,7 @@ def _append(parent: _Node, kind: SpanKind, call: int, start: int, length: int) -
 
 
 def _split(node: _Node, at: int) -> _Node:
-    """Cut a node in two and return the upper part. The lower one stays the same object: it is where calls end."""
+    """Splits a node and returns the upper part. The lower part stays the same object, because calls end there."""
     assert node.parent is not None
     upper = _Node(node.parent, node.kind, node.call, node.start, at, [node])
     siblings = node.parent.children
@@ -177,7 +177,7 @@ def _split(node: _Node, at: int) -> _Node:
 
 
 def _common(left: Sequence[int], left_at: int, right: Sequence[int], right_at: int, most: int) -> int:
-    """Length of the common prefix of two stretches; slices are compared, not tokens, because prompts are long."""
+    """Length of the common prefix of two slices. Compares slices instead of tokens, because prompts are long."""
     if left[left_at : left_at + most] == right[right_at : right_at + most]:
         return most
     low, high = 0, most  # the first `low` agree, the first `high` do not

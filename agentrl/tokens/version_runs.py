@@ -1,6 +1,6 @@
-"""Which version generated which token: runs of (version, count) over an output.
+"""The version of each token, as runs of (version, count): in documents, in batches and in engine answers.
 
-Invariants: counts are positive and add up to the tokens they describe; neighbours differ in their version.
+Invariants: counts are positive and add up to the number of tokens; neighbors differ in their version.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Runs = Sequence[Sequence[int]]
 
 
 def joined(*parts: Runs) -> list[tuple[int, int]]:
-    """The runs one after another, neighbours of one version made one."""
+    """Concatenates runs; neighbors of one version become one."""
     whole: list[tuple[int, int]] = []
     for version, count in (run for part in parts for run in part):
         if count < 0:
@@ -32,7 +32,7 @@ def total(runs: Runs) -> int:
 
 
 def cut(runs: Runs, start: int, length: int) -> list[tuple[int, int]]:
-    """The runs of `length` tokens from `start` on."""
+    """The runs of `length` tokens from `start`."""
     if start < 0 or length < 0 or start + length > total(runs):
         raise ValueError(f"tokens {start} to {start + length} are not all among the {total(runs)} that have versions")
     part: list[tuple[int, int]] = []

@@ -1,18 +1,18 @@
 """The trainer: from stored trajectories to gradients, checkpoints and published weights.
 
-    trainer, standing                    the loop, and where it stands
-    takeover, history, origin            the beginning of a life: from which checkpoint, or from which model
-    warmup, demonstrations, reference    what comes before the first Step, and what all of them are compared with
-    selection, suspicion                 the next Step, and what former lives died of
-    batches, reading, trajectories       from the documents of a Step to token trees
-    packing, model, losses, optimizers, measures, learner
+    trainer, trainer_state, waiting      the loop, its state, and what it waits for
+    resume, initial_model, warmup, demonstrations
+                                         the beginning: from a checkpoint, or from a model and its warm-up
+    batch_selection, poisoned_groups     the next step, and groups that ended former trainers
+    batch_assembly, batch                from the documents of a step to token trees
+    packing, policy_model, losses, optimizers, step_metrics, learner
                                          from token trees to new weights
-    publication, checkpoints, files      weights for engines and for the next life, whole or not there
-    dumps, retention                     recorded batches; what goes from the disk
-    evaluating, reports, telling, curves what is told of versions and Steps
-    knobs, patience                      what may change meanwhile; a store or a disk that is away
-    offline                              the same without a run
+    weight_files, checkpoints, atomic_directories, disk_retention
+                                         weights for engines and for the next life; what is removed again
+    evaluator, step_reporting            results of versions and steps
+    trainer_knobs                        settings that may change while the run is live
+    batch_dumps, offline                 recorded batches, and training without a run
 
-Invariants: only this room and the embedded engine import torch; what learns (from packing to learner) knows nothing of
-the store, and the loop and what looks into the store for it compute no tensors.
+Invariants: only this room and the embedded engine import torch; what learns (from packing to learner) does not know the
+store; the loop and what reads the store for it compute no tensors.
 """

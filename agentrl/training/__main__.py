@@ -1,7 +1,7 @@
 """Training as a job of its own: `python -m agentrl.training RUN.yaml [--from-dump PLACE]`; `agentrl train` shows it.
 
-Invariants: stdout is one JSON message per line, the last of them says how it ended; SIGINT and SIGTERM end the job
-after the step that is under way, with a checkpoint.
+Invariants: stdout has one JSON message per line, and the last one is the result; SIGINT and SIGTERM end the job after
+the current step, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -20,52 +20,57 @@ from agentrl.errors import AgentrlError, ConfigError, ExitCode
 
 
 def main() -> int:
-    given = _options()
-    stopping = Stopping()
+    options = _options()
+    stop = StopRequest()
     try:
-        ended = _train(given, stopping)
+        ended = _train(options, stop)
     except AgentrlError as failed:
-        _tell({"event": "failed", "message": failed.message, "hint": failed.hint, "code": int(failed.exit_code)})
+        _print({"event": "failed", "message": failed.message, "hint": failed.hint, "code": int(failed.exit_code)})
         return failed.exit_code
-    _tell({"event": "ended", "interrupted": stopping.asked, **ended})
-    return ExitCode.INTERRUPTED if stopping.asked else ExitCode.OK
+    _print({"event": "ended", "interrupted": stop.requested, **ended})
+    return ExitCode.INTERRUPTED if stop.requested else ExitCode.OK
 
 
-class Stopping:
-    """Whether somebody asked for the end."""
+class StopRequest:
+    """Whether a signal has requested the end."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
+            signal.signal(number, self._request)
 
-    def _ask(self, *_: object) -> None:
-        self.asked = True
+    def _request(self, *_: object) -> None:
+        self.requested = True
 
 
-def _train(given: argparse.Namespace, stopping: Stopping) -> dict[str, Any]:
-    config = load_config(given.file, sets=tuple(given.set)).config
-    if given.from_dump is None and config.training.loss != "sft":
+def _train(options: argparse.Namespace, stop: StopRequest) -> dict[str, Any]:
+    config = load_config(options.file, sets=tuple(options.set)).config
+    if options.from_dump is None and config.training.loss != "sft":
         raise ConfigError(
-            "Nothing says what to train on.",
+            "There is nothing to train on.",
             hint="Name recorded batches (--from-dump DIR), or set training.loss: sft and training.demonstrations.",
         )
-    _tell({"event": "starting", "run": config.name})
-    # Seconds of imports, after the mistakes that need none.
+    _print({"event": "starting", "run": config.name})
+    # Imports take seconds; mistakes above are reported before them.
     from agentrl.training import offline
 
     began = time.monotonic()
 
-    def tell(done: offline.Stepped) -> bool:
+    def on_step(done: offline.StepReport) -> bool:
         finite = {name: value for name, value in done.metrics.items() if math.isfinite(value)}
-        _tell({"event": "step", "step": done.step, "of": done.last, "metrics": finite})
-        return not stopping.asked
+        _print({"event": "step", "step": done.step, "of": done.last, "metrics": finite})
+        return not stop.requested
 
-    if given.from_dump is None:
-        done = offline.train_supervised(config, out=given.out, tell=tell)
+    if options.from_dump is None:
+        done = offline.train_supervised(config, out=options.out, on_step=on_step)
     else:
         done = offline.train_recorded(
-            config, given.from_dump, start=given.start, out=given.out, as_configured=given.as_configured, tell=tell
+            config,
+            options.from_dump,
+            start=options.start,
+            out=options.out,
+            as_configured=options.as_configured,
+            on_step=on_step,
         )
     return {
         "start": str(done.start),
@@ -76,7 +81,7 @@ def _train(given: argparse.Namespace, stopping: Stopping) -> dict[str, Any]:
     }
 
 
-def _tell(message: dict[str, Any]) -> None:
+def _print(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 

@@ -1,7 +1,7 @@
-"""What the trainer finds in the store when it looks for its next Step.
+"""Looks for the groups of the next step in the store.
 
-Invariants: nothing is changed by looking; ages are those to the version that the Step would start from, over all
-versions that a record trains.
+Invariants: looking changes nothing; ages are those to the version that the step would start from, over all versions
+that a record trains.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from agentrl.training.trainer_knobs import Plan
 RECENT_RECORDS = 200
 RECENT_S = 600.0
 JUDGED_FROM = 50
-"""Fewer recent records say nothing."""
-LEAST_VALID_SHARE = 0.5
+"""Fewer recent records are too little evidence."""
+MIN_VALID_SHARE = 0.5
 WELL_SHARE = 0.75
-"""So many of the newest that were valid tell that what failed is over."""
-LONGEST_ERROR = 160
+"""If this share of the newest attempts is valid, the failure is over."""
+MAX_ERROR_LENGTH = 160
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the trainer stands."""
+    """The trainer's state that a look depends on."""
 
     tree: VersionTree
     version: int
     publishes: bool
-    """Whether a version is published after the next Step."""
+    """Whether a version is published after the next step."""
     epochs: Mapping[str, int]
-    """How many epochs each environment has."""
+    """The number of epochs of each environment."""
     waited_s: float = 0.0
     max_trained_count: int = 1
 
@@ -62,7 +62,7 @@ async def look(
     suspicion: Suspicion,
     known: dict[str, DBRecordData] | None = None,
 ) -> Look:
-    """`known`: what was read by the last look."""
+    """`known`: the structures that the last look read."""
     found = await steps.ready(database, known=known)
     ready = {one.task.id: one for one in found}
     groups = [_group(one, place) for one in found]
@@ -70,7 +70,7 @@ async def look(
     if plan.freshness.waits:
         flying = await steps.under_way(database)
         under_way = [UnderWay(place.tree.staleness(one.versions, place.version), one.environment) for one in flying]
-    # Asked after the groups: one that became ready in between is found by the next look.
+    # Read after the groups: the next look finds a group that became ready in between.
     enough = sum(group.signal for group in groups) >= plan.groups
     exhausted = not enough and await _exhausted(database, place, plan) and not await _newly_ready(database, found)
     situation = Situation(
@@ -88,20 +88,20 @@ async def look(
 
 
 class Validity(NamedTuple):
-    """Of the attempts for training that ended lately."""
+    """How many of the recent attempts for training are valid."""
 
     share: float | None
-    """Those that did not fail for infrastructure; None if too few ended."""
+    """Share of the attempts that did not fail for infrastructure; None if too few ended."""
     hold: str = ""
-    """Why no Step should be taken, in words."""
+    """Why no step should be taken."""
 
 
 async def validity(database: Database) -> Validity:
-    """When most episodes fail, those that are left are a selection and no sample.
+    """When most episodes fail, the rest is a biased selection, so the trainer holds.
 
-    What is older than a while counts no more, nor what failed before the newest succeed again: those are tried for
-    that, while nothing else is admitted. What failed on an open breaker says nothing that the breaker does not say, and
-    what trains nothing is no part of the selection.
+    Only recent attempts count, and they no longer count once the newest ones succeed again: during a hold a few are
+    admitted to find that out. Attempts that failed on an open circuit breaker and attempts that train nothing do not
+    count.
     """
     ended = await database.find(
         "Record",
@@ -119,27 +119,27 @@ async def validity(database: Database) -> Validity:
     newest = [OutcomeClass(one["outcome_class"]) for one in recent if one.get("outcome_class")][:TRIED]
     if (outcomes.valid_share(Counter(newest)) or 0.0) >= WELL_SHARE:
         return Validity(share)
-    if not outcomes.must_hold(counted, threshold=LEAST_VALID_SHARE, least=JUDGED_FROM):
+    if not outcomes.must_hold(counted, threshold=MIN_VALID_SHARE, least=JUDGED_FROM):
         return Validity(share)
     failed = [one for one in recent if one.get("outcome_class") == OutcomeClass.INFRASTRUCTURE]
     return Validity(
         share,
         f"{len(failed)} of the last {counted.total()} records failed for infrastructure{_mostly(failed)}; "
-        "a few are tried every minute, and it goes on once those succeed",
+        "a few are tried every minute, and training continues once they succeed",
     )
 
 
 def _mostly(failed: Sequence[Mapping[str, Any]]) -> str:
-    """What most of those that say why have in common: the log that has it may be on another host."""
-    told = Counter(" ".join(str(one["error"]).split()) for one in failed if one.get("error"))
-    if not told:
+    """The most frequent error, because its log may be on another host."""
+    errors = Counter(" ".join(str(one["error"]).split()) for one in failed if one.get("error"))
+    if not errors:
         return ""
-    ((error, _),) = told.most_common(1)
-    return f", most often: {error if len(error) <= LONGEST_ERROR else error[: LONGEST_ERROR - 3] + '...'}"
+    ((error, _),) = errors.most_common(1)
+    return f", most often: {error if len(error) <= MAX_ERROR_LENGTH else error[: MAX_ERROR_LENGTH - 3] + '...'}"
 
 
 async def _exhausted(database: Database, place: Place, plan: Plan) -> bool:
-    """Whether nothing comes any more: no new Task, and none that was trained and will be once more."""
+    """Whether no more groups come: no new task, and none that will be trained again."""
     if not await tasks.exhausted(database, place.epochs):
         return False
     bounds = plan.freshness
@@ -149,7 +149,7 @@ async def _exhausted(database: Database, place: Place, plan: Plan) -> bool:
 
 
 async def _newly_ready(database: Database, found: list[Ready]) -> bool:
-    """Whether a group became ready after we looked: then the data has not come to its end."""
+    """Whether a group became ready after the look: then the data has not ended."""
     return await steps.count_ready(database) > len(found)
 
 

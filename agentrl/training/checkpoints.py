@@ -1,12 +1,16 @@
 """Checkpoints: weights, optimizer state and progress, as safetensors and JSON in the layout of Hugging Face.
 
-Invariants: a checkpoint has its name only when all of its files are durable; one whose files are not what was written
-is never loaded; nothing that is read is unpickled; loading gives back every bit that was saved.
+Invariants:
+- a checkpoint has its name only when all of its files are durable;
+- a checkpoint whose files differ from what was written is never loaded;
+- reading never unpickles;
+- loading restores every bit that was saved.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -15,7 +19,8 @@ import safetensors
 from safetensors.torch import load_file, save_file
 
 from agentrl.errors import ConfigError
-from agentrl.training.atomic_directories import FileFact, facts, problem_of, whole_directory
+from agentrl.store.documents import CheckpointFile
+from agentrl.training.atomic_directories import whole_directory
 from agentrl.training.learner import Learner
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -24,29 +29,29 @@ WEIGHTS_FILE = "model.safetensors"
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """`trainer.json`: where training stood."""
+    """`trainer.json`: the state of the trainer."""
 
     step: int
     version: int
-    """The newest publication when it was written; 0 before the first."""
+    """The newest publication when the checkpoint was written; 0 before the first."""
     lineage: str = ""
     optimizer: dict[str, list[str]] = {}
-    """Which parameters each optimizer had. Another assignment begins with fresh state."""
+    """The parameters of each optimizer. With another assignment the optimizers begin with fresh state."""
 
 
 def name_of(step: int, lineage: str) -> str:
-    """With the lineage: two lives of a trainer may both reach a step."""
+    """Includes the lineage, because two lineages may both reach a step."""
     return f"step-{step:06d}.{lineage.replace('/', '_')}"
 
 
-def write_checkpoint(target: Path, learner: Learner, progress: Progress) -> dict[str, FileFact]:
-    """Write it durably under its name; the facts of its files."""
+def write_checkpoint(target: Path, learner: Learner, progress: Progress) -> dict[str, CheckpointFile]:
+    """Writes it durably; returns size and hash of its files."""
     with whole_directory(target, durable=True) as directory:
         learner.save(directory)
         save_file(learner.optimizers.tensors(), directory / OPTIMIZER_FILE)
         whole = msgspec.structs.replace(progress, optimizer=learner.optimizers.names)
         (directory / PROGRESS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1))
-        return facts(directory)
+        return {file.name: _described(file) for file in sorted(directory.iterdir()) if file.is_file()}
 
 
 def read_progress(directory: Path) -> Progress:
@@ -58,8 +63,8 @@ def read_progress(directory: Path) -> Progress:
 
 
 def restore_optimizers(directory: Path, learner: Learner) -> bool:
-    """Load the state of the optimizers. False if the checkpoint was written with another kind of optimizer: then they
-    begin anew."""
+    """Loads the state of the optimizers. Returns False if the checkpoint has another kind of optimizer; then they begin
+    with fresh state."""
     if read_progress(directory).optimizer != learner.optimizers.names:
         return False
     try:
@@ -70,16 +75,32 @@ def restore_optimizers(directory: Path, learner: Learner) -> bool:
     return True
 
 
-def consistency_problem(directory: Path, expected: dict[str, FileFact]) -> str:
-    """Empty if document and files agree; else what does not."""
+def consistency_problem(directory: Path, expected: dict[str, CheckpointFile]) -> str:
+    """Empty if the files agree with the document; else what differs. Sizes are compared first because it is cheap."""
     missing = {WEIGHTS_FILE, OPTIMIZER_FILE, PROGRESS_FILE} - expected.keys()
     if missing:
         return f"its document does not name {', '.join(sorted(missing))}"
-    return problem_of(directory, expected)
+    for name, known in expected.items():
+        try:
+            size = (directory / name).stat().st_size
+        except OSError as broken:
+            return f"{name} cannot be read ({broken.strerror})"
+        if size != known.bytes:
+            return f"{name} has {size} bytes, not {known.bytes}"
+    for name, known in expected.items():
+        if _described(directory / name) != known:
+            return f"{name} has another content than was written"
+    return ""
+
+
+def _described(file: Path) -> CheckpointFile:
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, hashlib.blake2b)
+    return CheckpointFile(file.stat().st_size, digest.hexdigest())
 
 
 def remove(directory: Path) -> None:
-    """Its progress goes first: what is left of a removal that was interrupted is no checkpoint."""
+    """Removes the progress first, so what an interrupted removal leaves is not a checkpoint."""
     with contextlib.suppress(FileNotFoundError):
         (directory / PROGRESS_FILE).unlink()
     shutil.rmtree(directory, ignore_errors=True)

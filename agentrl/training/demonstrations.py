@@ -1,8 +1,9 @@
-"""Demonstrations: conversations to learn from, read from JSONL and turned into tokens by the same functions that
-episodes use.
+"""Demonstrations: conversations to learn from, read from JSONL and tokenized by the same functions as episodes.
 
-Invariants: what the assistant says trains, everything else is context; a line that is no demonstration is named with
-its number; the ids of a demonstration are those that an episode with the same words would have.
+Invariants:
+- messages of the assistant train, all others are context;
+- an invalid line is reported with its number;
+- the ids of a demonstration are those of an episode with the same texts.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Function(msgspec.Struct, frozen=True):
-    """A tool as chat data sets write it, with or without the wrapper `{"type": "function", "function": {...}}`, or as
-    MCP servers do."""
+    """A tool in the form of chat data sets (with or without `{"type": "function", "function": {...}}`) or of MCP."""
 
     name: str = ""
     description: str = ""
@@ -52,20 +52,20 @@ class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the file."""
 
     messages: list[Message]
-    """Instructions (at most once, first), the query, then turns of the assistant and what came back."""
+    """Instructions (at most once, first), the query, then turns of the assistant and their results."""
     system: str = ""
     tools: list[Function] = []
 
     def problem(self) -> str:
-        """Empty, or why nothing can be learned from it."""
+        """Empty, or why it is invalid."""
         roles = [message.role for message in self.conversation]
         if roles[:1] != ["user"]:
             return "it does not begin with a message of the user"
         if "system" in roles:
-            return "instructions stand in the middle of it"
+            return "instructions are in the middle of it"
         for before, role in itertools.pairwise(roles):
             if role == "assistant" and before == "assistant":
-                return "the assistant speaks twice in a row"
+                return "the assistant has two messages in a row"
             if role != "assistant" and before not in ("assistant", role):
                 return f"a message of the {role} follows one of the {before}"
         if any(not tool.spec.name for tool in self.tools):
@@ -93,7 +93,7 @@ class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_demonstrations(path: Path) -> list[Demonstration]:
-    """Raises ConfigError that names the line."""
+    """Raises ConfigError with the number of the line."""
     found: list[Demonstration] = []
     try:
         lines = path.read_bytes().splitlines()
@@ -105,9 +105,9 @@ def read_demonstrations(path: Path) -> list[Demonstration]:
         try:
             one = msgspec.json.decode(line, type=Demonstration)
         except msgspec.MsgspecError as broken:
-            raise ConfigError(f"Line {number} of {path} is no demonstration: {broken}.") from broken
+            raise ConfigError(f"Line {number} of {path} is not a demonstration: {broken}.") from broken
         if problem := one.problem():
-            raise ConfigError(f"Line {number} of {path} is no demonstration: {problem}.")
+            raise ConfigError(f"Line {number} of {path} is not a demonstration: {problem}.")
         found.append(one)
     if not found:
         raise ConfigError(f"{path} has no demonstrations.")
@@ -115,7 +115,7 @@ def read_demonstrations(path: Path) -> list[Demonstration]:
 
 
 def trajectory_of(one: Demonstration, template: Template, name: str) -> Trajectory:
-    """The tokens of a demonstration; its likelihood is what is trained."""
+    """The tokens of a demonstration, whose likelihood is trained."""
     segments: list[Segment] = []
     for role, texts in _runs(one.conversation):
         if role == "assistant":
@@ -128,19 +128,19 @@ def trajectory_of(one: Demonstration, template: Template, name: str) -> Trajecto
         else:
             ids = np.array(_read(role, texts, one, template, not segments))
             segments.append(Segment(parent=len(segments) - 1 if segments else ROOT, ids=ids))
-    # Demonstrations of one task begin alike, so they are packed together.
+    # Demonstrations begin alike, so they are packed together.
     return Trajectory(record=name, group="demonstrations", segments=segments)
 
 
 def _read(role: Role, texts: Sequence[str], one: Demonstration, template: Template, first: bool) -> list[int]:
-    """What the environment adds, up to the opening of the assistant's turn."""
+    """The ids that the environment adds, including the opening of the assistant's turn."""
     if first:
         return template.first(one.instructions, [tool.spec for tool in one.tools], "\n".join(texts))
     return template.tool_results(texts) if role == "tool" else template.user("\n".join(texts))
 
 
 def _runs(messages: Sequence[Message]) -> Iterator[tuple[Role, list[str]]]:
-    """Messages of one role in a row together: several results of one turn."""
+    """Joins consecutive messages of one role, such as several results of one turn."""
     texts: list[str] = []
     for place, message in enumerate(messages):
         texts.append(message.content)
@@ -150,7 +150,7 @@ def _runs(messages: Sequence[Message]) -> Iterator[tuple[Role, list[str]]]:
 
 
 def tokenized(demonstrations: Sequence[Demonstration], model: Path) -> list[Trajectory]:
-    """All of them in the tokens of a model."""
+    """All demonstrations in the tokens of a model."""
     if not demonstrations:
         return []
     template = Template(Tokenizer(model))

@@ -1,7 +1,7 @@
-"""What is removed from the disk, and when.
+"""Removes old checkpoints and versions from the disk.
 
-Invariants: a document says `deleted` before a file goes, so nobody starts from half a directory; pinned checkpoints,
-versions that engines hold, and versions of checkpoints and open evaluations stay.
+Invariants: a document is `deleted` before its files are removed, so no process starts from half a directory; pinned
+checkpoints, versions that engines hold, and versions of checkpoints and open evaluations stay.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Evaluations as the trainer sees them: asked for, waited for, told.
+"""Evaluations as the trainer sees them: it requests them, waits for them and reports their results.
 
-Invariants: an evaluation pins one version and never holds back a Step; one that is not complete by its deadline is
-told as n of m; a trainer takes over what the one before it had asked for.
+Invariants:
+- an evaluation pins one version and never delays a step;
+- an evaluation that is incomplete at its deadline is reported as n of m;
+- a trainer takes over the requests of the trainer before it.
 """
 
 from __future__ import annotations
@@ -22,23 +24,23 @@ log = logging.getLogger("trainer")
 WITHIN_S = 900.0
 LOOK_EVERY_S = 0.1
 LATE_AFTER_S = 600.0
-"""Longer than that is worth a question; it is waited for until its own deadline."""
+"""A longer wait counts as late; it lasts until the deadline of the evaluation."""
 
-Told = Callable[[int, dict[str, float]], None]
+OnResults = Callable[[int, dict[str, float]], None]
 """Takes the version and its numbers."""
 
 
 def over_all(numbers: Mapping[str, float]) -> dict[str, float]:
-    """What the environments come to together: the mean of their means, and its margin where each has one."""
+    """The mean of the environments' means, and its margin if each environment has one."""
     means = [value for name, value in numbers.items() if name.endswith("/mean")]
     margins = [value for name, value in numbers.items() if name.endswith("/margin")]
     if not means:
         return {}
-    told = {EVALUATION.name: sum(means) / len(means)}
+    found = {EVALUATION.name: sum(means) / len(means)}
     if len(margins) == len(means):
-        # Of a mean of means of different tasks: their errors are independent.
-        told[EVALUATION_MARGIN.name] = math.hypot(*margins) / len(means)
-    return told
+        # The environments have different tasks, so their errors are independent.
+        found[EVALUATION_MARGIN.name] = math.hypot(*margins) / len(means)
+    return found
 
 
 def has_held_out_tasks(config: RunConfig) -> bool:
@@ -49,44 +51,44 @@ def has_held_out_tasks(config: RunConfig) -> bool:
 
 
 class Evaluator:
-    def __init__(self, database: Database, told: Told) -> None:
+    def __init__(self, database: Database, on_results: OnResults) -> None:
         self._database = database
-        self._told = told
-        self._asked: dict[int, float] = {}
-        """When each version that is still waited for was asked for."""
+        self._on_results = on_results
+        self._requested: dict[int, float] = {}
+        """The time of the request, for each version that is still waited for."""
 
     @property
     def waits_for(self) -> tuple[int, ...]:
-        return tuple(sorted(self._asked))
+        return tuple(sorted(self._requested))
 
     async def adopt(self) -> None:
-        """What a former trainer asked for."""
+        """Takes over the requests of former trainers."""
         open_ones = {"evaluation": {"$in": ["wanted", "queued"]}}
         for document in await self._database.find("Publication", open_ones, projection=["_id"]):
-            self._asked.setdefault(int(document["_id"]), time.monotonic())
+            self._requested.setdefault(int(document["_id"]), time.monotonic())
 
     async def want(self, version: int) -> None:
         if await evaluations.want(self._database, version):
-            self._asked.setdefault(version, time.monotonic())
+            self._requested.setdefault(version, time.monotonic())
 
     async def follow(self) -> None:
-        """Tell those that came to their end."""
-        for version, asked_at in list(self._asked.items()):
-            late = time.monotonic() - asked_at > WITHIN_S
+        """Reports evaluations that are complete or late."""
+        for version, requested_at in list(self._requested.items()):
+            late = time.monotonic() - requested_at > WITHIN_S
             if late or await evaluations.complete(self._database, version):
-                numbers = await self._tell(version)
+                numbers = await self._report(version)
                 await evaluations.finish(self._database, version, over_all(numbers))
-                del self._asked[version]
+                del self._requested[version]
 
-    async def see_through(self, unit: Unit) -> None:
-        """Until all are told, or the unit drains."""
+    async def wait_for_all(self, unit: Unit) -> None:
+        """Waits until all are reported, or the unit drains."""
         with unit.wait("evaluation", on="evaluation", at_most_s=LATE_AFTER_S):
-            while self._asked and not unit.draining:
+            while self._requested and not unit.draining:
                 await unit.sleep_async(LOOK_EVERY_S)
                 await self.follow()
                 unit.tick()
 
-    async def _tell(self, version: int) -> dict[str, float]:
+    async def _report(self, version: int) -> dict[str, float]:
         numbers: dict[str, float] = {}
         for result in await evaluations.results(self._database, version):
             counted = f"{len(result.scores)} of {result.tasks}"
@@ -95,5 +97,5 @@ class Evaluator:
             for name, value in (("mean", result.mean), ("pass", result.passed), ("margin", result.margin)):
                 if value is not None:
                     numbers[f"{result.environment}/{name}"] = value
-        self._told(version, numbers)
+        self._on_results(version, numbers)
         return numbers

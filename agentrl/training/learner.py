@@ -1,9 +1,11 @@
-"""The model, its optimizers, and the optimizer steps of a batch: what learns, without knowing where batches come from.
+"""The model, its optimizers, and the optimizer steps of a batch. It does not know where batches come from.
 
-Invariants: loss and gradient of an optimizer step do not depend on how its pairs are packed and spread over
-micro-batches; a batch of which any loss or gradient is not finite leaves weights and optimizer state exactly as they
-were, however many of its optimizer steps were made; π_old is the policy before the first of them; nothing random
-happens, so the same batch after the same state gives the same bits on one thread.
+Invariants:
+- loss and gradient of an optimizer step do not depend on how its pairs are packed and spread over micro-batches;
+- a batch with a loss or gradient that is not finite leaves weights and optimizer state exactly as they were, however
+  many of its optimizer steps were made;
+- π_old is the policy before the first optimizer step;
+- nothing is random: the same batch after the same state gives the same bits on one thread.
 """
 
 from __future__ import annotations
@@ -38,22 +40,22 @@ class LearnerSettings:
     weight_decay: float = 0.0
     max_gradient_norm: float = 1.0
     tokens_per_batch: int = 16_384
-    """Packed tokens of one forward pass; also the longest row, where a trajectory alone is not longer."""
+    """Packed tokens of one forward pass, and the longest row unless a single trajectory is longer."""
     token_cost: float | None = None
-    """See `packing.rows`; None: by the width of the model."""
+    """See `packing.rows`; None derives it from the width of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a batch did."""
+    """The result of a batch."""
 
     applied: bool
-    """False: something was not finite, and nothing was changed."""
+    """False if something was not finite; then nothing was changed."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 class _Facts(NamedTuple):
-    """What is known about the records and versions of one optimizer step, to be indexed by pairs."""
+    """Facts about the records and versions of one optimizer step, as tensors that pairs index."""
 
     advantages: Tensor
     decays: Tensor
@@ -61,14 +63,14 @@ class _Facts(NamedTuple):
     pairs_of_record: Tensor
     whole: Denominator
     versions: Tensor
-    """In ascending order; the next two stand beside it."""
+    """In ascending order; `ages` and `bounds` have one entry for each."""
     ages: Tensor
     bounds: Tensor | None
     """[versions, 2]: lower and upper bound of the ratio."""
 
 
 class _Part(NamedTuple):
-    """What one optimizer step is over."""
+    """The data of one optimizer step."""
 
     facts: _Facts
     micros: list[MicroBatch]
@@ -78,14 +80,14 @@ class _Part(NamedTuple):
 
 
 class _State(NamedTuple):
-    """A copy, of weights and of what the optimizers know."""
+    """A copy of weights and optimizer state."""
 
     weights: dict[str, Tensor]
     optimizers: dict[str, Tensor]
 
 
 class Learner:
-    """Weights and optimizer state. Not for two threads at once."""
+    """Weights and optimizer state. Not safe for two threads."""
 
     def __init__(
         self,
@@ -95,13 +97,13 @@ class Learner:
         dtype: torch.dtype = torch.float32,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_progress` is called after every micro-batch: a long step is no hang."""
+        """`on_progress` is called after every micro-batch, so a long step is not taken for a hang."""
         self.settings = settings
-        # It goes along with every copy, also when the directory that it came from was removed long ago.
+        # Kept in memory for every copy, because the directory may be removed later.
         self._companions = read_companions(directory)
         self.accelerator = Accelerator()
         self._on_progress = on_progress
-        # Log-probs are never computed in less than float32, whatever the weights are kept in.
+        # Log-probs are computed in at least float32, for weights of any type.
         self._log_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         model = load_model(directory, dtype=dtype)
         self.layout = layout_of(model)
@@ -113,12 +115,12 @@ class Learner:
 
     @property
     def model(self) -> transformers.PreTrainedModel:
-        """Without what accelerate put around it."""
+        """The model without the wrappers of accelerate."""
         inner: transformers.PreTrainedModel = self.accelerator.unwrap_model(self._model)
         return inner
 
     def new_optimizers(self, learning_rate: float) -> None:
-        """Begin with fresh optimizer state, as when another kind of training begins."""
+        """Starts with fresh optimizer state, for another kind of training."""
         fresh = _optimizers_of(self.model, self.settings)
         prepared = self.accelerator.prepare(*fresh.optimizers)
         fresh.replace(prepared if isinstance(prepared, (tuple, list)) else [prepared])
@@ -126,12 +128,12 @@ class Learner:
         self.optimizers = fresh
 
     def compare_with(self, directory: Path) -> None:
-        """Take the model there as the reference. It is no part of what is trained or saved."""
+        """Loads the reference model. It is neither trained nor saved."""
         reference = load_model(directory, dtype=self.model.dtype).requires_grad_(False)
         self._reference = reference.to(self.accelerator.device)
 
     def save(self, directory: Path) -> list[str]:
-        """Weights, configuration and tokenizer; the names of the files."""
+        """Writes weights, configuration and tokenizer; returns the names of the files."""
         return save_model(self.model, directory, companions=self._companions)
 
     def train(
@@ -147,8 +149,8 @@ class Learner:
         if learning_rate is not None:
             self.optimizers.set_learning_rate(learning_rate)
         cut = [self._part(part, objective) for part in split_by_groups(batch, optimizer_steps)]
-        # One process has the whole batch, so nobody else counts parts. Ranks that share one must agree here on which
-        # are empty everywhere: a rank with fewer optimizer steps than another leaves it waiting in a reduction.
+        # One process has the whole batch. Ranks that share one must agree here on which parts are empty everywhere:
+        # a rank with fewer optimizer steps leaves the others waiting in a reduction.
         parts = [part for part in cut if part.micros]
         if not parts:
             return StepResult(True, {"pairs": 0.0})
@@ -168,7 +170,7 @@ class Learner:
         if not applied and before is not None:
             self._restore(before)
         metrics = step_metrics.together(measured).summary(supervised=objective == "supervised") | {
-            # One that is not finite is the last, and is what should be told.
+            # A norm that is not finite is the last one, and is the one to report.
             "gradient_norm": max(norms) if applied else norms[-1],
             "optimizer_steps": float(len(norms)),
             "packed_tokens": float(sum(part.packed_tokens for part in parts)),
@@ -184,14 +186,14 @@ class Learner:
         return _Part(facts, micros, proximal, self._referenced(micros, objective), sum(map(len, packed)))
 
     def _gradient(self, part: _Part, objective: Objective, measured: step_metrics.Measures) -> float:
-        """Its length before it was cut; it is left where optimizers look for it."""
+        """Computes the gradient where the optimizers expect it; returns its norm before clipping."""
         self.optimizers.zero_grad()
         for micro, before, first in zip(part.micros, part.proximal, part.reference, strict=True):
             facts, ages = _of_pairs(micro, part.facts, objective, proximal=before, reference=first)
             scored = score(self._model, micro, self.layout)
             terms = _terms(scored.log_probs, facts, objective)
             loss = losses.total(terms, facts.weight)
-            # Data parallelism averages gradients; the denominator counts all processes, so the sum is wanted.
+            # Data parallelism averages gradients, but the denominator counts all processes: the sum is needed.
             self.accelerator.backward(loss * self.accelerator.num_processes)
             measured.add(loss, scored, terms, facts, ages)
             self._on_progress()
@@ -200,7 +202,7 @@ class Learner:
         return float(self.accelerator.clip_grad_norm_(self._model.parameters(), self.settings.max_gradient_norm))
 
     def _state(self) -> _State:
-        # Not where the model is: there is least room.
+        # On the processor: the device of the model has the least room.
         kept = [
             {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
             for tensors in (self.model.state_dict(), self.optimizers.tensors())
@@ -213,7 +215,7 @@ class Learner:
 
     @torch.no_grad()
     def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Of all tokens but the first of each sequence, at temperature 1."""
+        """Log-probs at temperature 1 of all tokens except the first of each sequence."""
         packed = rows([_whole_sequence(index, ids) for index, ids in enumerate(sequences)], "linear")
         micros = [self._collated(part) for part in micro_batches(packed, self.settings.tokens_per_batch)]
         if not micros:
@@ -223,7 +225,7 @@ class Learner:
         return [values[records == index].tolist() for index in range(len(sequences))]
 
     def _count_kept_only(self, measured: step_metrics.Measures) -> None:
-        """One factor for the whole gradient, before it is clipped."""
+        """Scales the whole gradient before it is clipped, so that masked pairs do not count."""
         counted = torch.tensor([measured.pairs, measured.masked], device=self.accelerator.device)
         pairs, masked = self.accelerator.reduce(counted, "sum").tolist()
         if 0 < masked < pairs:
@@ -236,7 +238,7 @@ class Learner:
     def _packed(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         cost = self.settings.token_cost
         if cost is None:
-            # Of the operations by the shapes of a decoder it would be 6 widths; masked attention is the slower part.
+            # The shapes of a decoder give 6 widths; masked attention is slower per operation, so the cost is lower.
             cost = 4.0 * int(self.model.config.hidden_size)
         return rows(trajectories, self.layout, row_tokens=self.settings.tokens_per_batch, token_cost=cost)
 

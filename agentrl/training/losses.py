@@ -1,8 +1,10 @@
 """The losses, as functions of log-probs at (record, token) pairs.
 
-Invariants: log-ratios are clamped before exp; a pair whose mask is 0 has exactly zero gradient; the denominator of an
-optimizer step is one number, known before its first backward pass and before any mask that depends on a ratio, so loss
-and gradient do not depend on how pairs are spread over micro-batches.
+Invariants:
+- log-ratios are clamped before exp;
+- a pair whose mask is 0 has exactly zero gradient;
+- the denominator of an optimizer step is one number, known before its first backward pass and before any mask that
+  depends on a ratio, so loss and gradient do not depend on how pairs are spread over micro-batches.
 """
 
 from __future__ import annotations
@@ -16,23 +18,23 @@ from agentrl.errors import ConfigError
 from agentrl.policies.policy_loss import Aggregation, PolicyLoss
 
 LOG_RATIO_LIMIT = 20.0
-_NO_REFERENCE = "A run keeps its own in RUN_DIR/reference; see training.reference."
+_NO_REFERENCE = "A run keeps its reference in RUN_DIR/reference; see training.reference."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairFacts:
-    """What is known of pairs beside the log-probs that are being trained. All of one length."""
+    """Facts about pairs besides the log-probs that are trained. All tensors have the same length."""
 
     behaviour: Tensor
     advantage: Tensor
     weight: Tensor
-    """1 over the denominator, however that is made; see `pair_weights`."""
+    """1 over the denominator; see `pair_weights`."""
     proximal: Tensor | None = None
     """log π_old, for the decoupled ratio."""
     bounds: tuple[Tensor, Tensor] | None = None
     """Lower and upper bound of π_θ/μ for each pair, for decay."""
     reference: Tensor | None = None
-    """log π_ref, where there is a reference."""
+    """log π_ref, if there is a reference."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +45,7 @@ class Terms:
     clipped: Tensor
     """Where the clip cut the gradient."""
     masked: Tensor
-    """Where a bound that depends on the ratio took the pair out."""
+    """Where a bound that depends on the ratio masks the pair."""
 
 
 def ratio(log_probs: Tensor, reference: Tensor) -> Tensor:
@@ -51,7 +53,7 @@ def ratio(log_probs: Tensor, reference: Tensor) -> Tensor:
 
 
 def policy_terms(log_probs: Tensor, facts: PairFacts, loss: PolicyLoss) -> Terms:
-    """-min(r A, clip(r) A), with everything that `loss` adds to it."""
+    """-min(r A, clip(r) A), with the additions of `loss`."""
     reference = facts.behaviour
     if loss.ratio == "decoupled":
         if facts.proximal is None:
@@ -71,7 +73,9 @@ def policy_terms(log_probs: Tensor, facts: PairFacts, loss: PolicyLoss) -> Terms
         gain = gain * ratio(facts.proximal, facts.behaviour).clamp(max=loss.weight_cap)
     if loss.reference_weight:
         if facts.reference is None:
-            raise ConfigError("The loss weighs the distance to a reference, and there is none.", hint=_NO_REFERENCE)
+            raise ConfigError(
+                "The loss uses the distance to a reference, but there is no reference.", hint=_NO_REFERENCE
+            )
         apart = (log_probs - facts.reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         gain = gain - loss.reference_weight * 0.5 * apart**2
     masked = _outside(log_probs, facts)
@@ -84,17 +88,17 @@ def supervised_terms(log_probs: Tensor) -> Terms:
 
 
 def total(terms: Terms, weight: Tensor) -> Tensor:
-    """This micro-batch's part of the loss."""
+    """The part of this micro-batch in the loss."""
     return (terms.loss * weight).sum()
 
 
 @dataclass(frozen=True, slots=True)
 class Denominator:
-    """Of one optimizer step, over all its micro-batches and processes."""
+    """The counts of one optimizer step, over all micro-batches and processes."""
 
     pairs: int
     records: int
-    """Those that have pairs."""
+    """Records that have pairs."""
 
 
 def pair_weights(

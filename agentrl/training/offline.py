@@ -1,8 +1,9 @@
-"""Training without a run: recorded batches once more, or demonstrations; no store, no engines, no coordinator.
+"""Training without a run: recorded batches again, or demonstrations; no store, no engines, no coordinator.
 
-Invariants: recorded batches train under what was recorded with them, so weights come out as they did in the run, to the
-bit on one thread; a job that was cut off goes on from its checkpoint as if it had never stopped; what is there already
-is only ever replaced by something whole.
+Invariants:
+- recorded batches train with the recorded settings, so the weights equal those of the run, to the bit on one thread;
+- an interrupted job continues from its checkpoint and ends with the same bits;
+- existing output is only replaced by something whole.
 """
 
 from __future__ import annotations
@@ -27,16 +28,14 @@ from agentrl.training.learner import Learner
 from agentrl.training.resume import CHECKPOINTS, settings_of
 
 SUPERVISED = "supervised"
-"""Within the run's directory: what a job on demonstrations leaves, if nothing else was said."""
+"""Within the run's directory: the default output of a job on demonstrations."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
-    """One step, as it is told."""
-
+class StepReport:
     step: int
     last: int
-    """The number of the last step that is to come."""
+    """The number of the last step of the job."""
     metrics: Mapping[str, float]
 
 
@@ -45,21 +44,21 @@ class Done:
     start: Path
     """Model or checkpoint."""
     steps: int
-    """Those of this time."""
+    """Steps of this job."""
     last_step: int
     out: Path | None
-    """Where the weights are, if they were written."""
+    """The directory of the weights, if they were written."""
 
 
-Tell = Callable[[Stepped], bool]
+OnStep = Callable[[StepReport], bool]
 """False ends the job after this step."""
 
 
 def train_recorded(
-    config: RunConfig, place: Path, *, start: Path | None, out: Path | None, as_configured: bool, tell: Tell
+    config: RunConfig, place: Path, *, start: Path | None, out: Path | None, as_configured: bool, on_step: OnStep
 ) -> Done:
-    """Every recorded batch that comes after `start`. `as_configured` takes loss, learning rate and optimizer steps
-    of the file instead of those that were recorded."""
+    """Trains every recorded batch after `start`. `as_configured` takes loss, learning rate and optimizer steps from the
+    run file instead of the recorded ones."""
     recorded = list(batch_dumps.read(place))
     torch.set_num_threads(config.training.threads)
     begin = start or _starting_point(config, recorded)
@@ -76,7 +75,7 @@ def train_recorded(
             optimizer_steps=settings.optimizer_steps,
         )
         done += 1
-        if not tell(Stepped(one.batch.step, wanted[-1].batch.step, result.metrics)):
+        if not on_step(StepReport(one.batch.step, wanted[-1].batch.step, result.metrics)):
             break
     last = wanted[done - 1].batch.step if done else progress.step
     if out is not None:
@@ -94,11 +93,11 @@ def _as_configured(one: DumpedBatch, config: RunConfig) -> DumpedBatch:
     )
 
 
-def train_supervised(config: RunConfig, *, out: Path | None, tell: Tell) -> Done:
-    """Cross-entropy on demonstrations, with checkpoints; what `out` has already is gone on with."""
+def train_supervised(config: RunConfig, *, out: Path | None, on_step: OnStep) -> Done:
+    """Trains cross-entropy on demonstrations, with checkpoints. Continues from a checkpoint in `out`."""
     training = config.training
     if not training.demonstrations:
-        raise ConfigError("training.demonstrations is missing: nothing says what to learn from.")
+        raise ConfigError("training.demonstrations is missing: there is nothing to learn from.")
     torch.set_num_threads(training.threads)
     target = out or Path(config.dir) / SUPERVISED
     demonstrations = read_demonstrations(Path(training.demonstrations))
@@ -119,11 +118,11 @@ def train_supervised(config: RunConfig, *, out: Path | None, tell: Tell) -> Done
             raise ConfigError(
                 f"The loss of step {step} is {result.metrics['loss']}.", hint="Lower training.learning_rate."
             )
-        going_on = tell(Stepped(step, last, result.metrics))
-        if not going_on or step == last or step % training.checkpoint_every == 0:
+        continues = on_step(StepReport(step, last, result.metrics))
+        if not continues or step == last or step % training.checkpoint_every == 0:
             checkpoints.write_checkpoint(target, learner, Progress(step=step, version=0))
             saved = step
-        if not going_on:
+        if not continues:
             break
     if not saved:
         checkpoints.write_checkpoint(target, learner, Progress(step=step, version=0))
@@ -131,7 +130,7 @@ def train_supervised(config: RunConfig, *, out: Path | None, tell: Tell) -> Done
 
 
 def _learner(config: RunConfig, start: Path) -> tuple[Learner, Progress]:
-    """At a model, or at a checkpoint with the state of its optimizers."""
+    """A learner with the weights of a model, or of a checkpoint with the state of its optimizers."""
     if not (start / "config.json").is_file():
         raise ConfigError(f"{start} is neither a model nor a checkpoint: it has no config.json.")
     learner = Learner(start, settings_of(config))
@@ -148,7 +147,7 @@ def _learner(config: RunConfig, start: Path) -> tuple[Learner, Progress]:
 
 
 def _starting_point(config: RunConfig, recorded: list[DumpedBatch]) -> Path:
-    """The oldest checkpoint of the run from which recorded batches lead on; else the model that it began with."""
+    """The oldest checkpoint that recorded batches continue from; else the model that the run began with."""
     known = sorted(_checkpoints(Path(config.dir)), key=lambda found: (found[0], -found[1].stat().st_mtime))
     for step, directory in known:
         if any(one.after <= step < one.batch.step for one in recorded):
@@ -168,7 +167,7 @@ def _checkpoints(run_dir: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _refuse_gap(wanted: list[DumpedBatch], step: int, *, named: bool) -> None:
-    """A step that is missing would go unnoticed. Where the start was named, the first batch follows whatever it is."""
+    """Refuses a missing step. If the start was named, the first batch may follow any step."""
     before = wanted[0].after if named and wanted else step
     for one in wanted:
         if one.after > before:

@@ -1,7 +1,9 @@
-"""Whether former trainers died of what they trained, and what that means for the next Step.
+"""Finds the group that ended former trainers, by trying suspected groups alone.
 
-Invariants: the store is asked once, at the start of a life, because only former lives can have died; as long as a group
-is accused, no Step mixes accused and others; what is past the bound is no suspect.
+Invariants:
+- the store is read once, at the start of a trainer, because only former trainers can have died;
+- while a group is suspected, no step mixes suspected and other groups;
+- records past the bound are not suspected.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from agentrl.store.steps import Ready
 
 log = logging.getLogger("trainer")
 POISON = "poison"
-"""What the reasons of such dead Tasks begin with."""
+"""The reasons of such dead tasks begin with it."""
 
 
 @dataclass(slots=True)
@@ -30,11 +32,11 @@ class Suspicion:
     trained: dict[str, float] = field(default_factory=dict)
 
     def cleared(self, tasks: Sequence[str]) -> None:
-        """They were trained, and this trainer lives."""
+        """Clears groups that this trainer has trained and survived."""
         self.trained |= dict.fromkeys(tasks, float("inf"))
 
     def decide(self, ready: Mapping[str, Ready], groups: Sequence[ReadyGroup], freshness: Freshness) -> Decision | None:
-        """None where nobody is accused."""
+        """None if no group is suspected."""
         if len(self.deaths) < poison_bisection.ACCUSED_FROM:
             return None
         left = cut(groups, freshness)
@@ -42,14 +44,14 @@ class Suspicion:
         weights = {name: _weight(ready[name]) for name in fresh}
         verdict = poison_bisection.judge(weights, [_among(fresh, ready, died) for died in self.deaths], self.trained)
         if verdict.poison:
-            why = f"{POISON}: trainers died with it, at last with it alone"
+            why = f"{POISON}: trainers died with it, the last one with it alone"
             return Decision("bury", why, stale_groups=left.stale_groups, poison=verdict.poison)
         if not verdict.trial:
             return None
         tried, suspected = len(verdict.trial), len(verdict.suspects)
         return Decision(
             "step",
-            f"{suspected} groups are suspected of ending the trainer: tries {tried} of them alone",
+            f"{suspected} groups are suspected of ending the trainer: {tried} of them are tried alone",
             groups=tuple(fresh[name] for name in verdict.trial),
             stale_records=tuple(record for name in verdict.trial for record in left.stale_records[name]),
             stale_groups=left.stale_groups,
@@ -57,7 +59,7 @@ class Suspicion:
 
 
 async def recall(database: Database) -> Suspicion:
-    """What former lives left, without the deaths that a dead letter explains."""
+    """The deaths of former trainers, without those that a dead task explains."""
     deaths = await steps.deaths(database)
     names = sorted({task for died in deaths for task in died.tasks})
     found = {"_id": {"$in": names}, "status": TaskStatus.DEAD, "reason": {"$regex": f"^{POISON}"}}
@@ -67,7 +69,7 @@ async def recall(database: Database) -> Suspicion:
 
 
 async def bury(database: Database, names: Sequence[str], reason: str) -> None:
-    """Set them aside; the run goes on."""
+    """Marks the groups as dead; the run continues."""
     for name in names:
         log.error("%s is dead (%s)", name, reason)
         await tasks.kill(database, await tasks.get(database, name), Actor.TRAINER, reason)
@@ -79,10 +81,10 @@ def _among(fresh: Iterable[str], ready: Mapping[str, Ready], died: steps.Died) -
 
 
 def _was_in(died: steps.Died, one: Ready) -> bool:
-    """With records of the round that is ready now: those of another round are others."""
+    """Whether the death was with records of the round that is ready now."""
     return any(record.id in died.records for record in one.records)
 
 
 def _weight(one: Ready) -> int:
-    """Tokens of the longest record: memory goes by it."""
+    """Tokens of the longest record, which decides the memory."""
     return max((sum(span.length for span in record.spans) for record in one.records), default=0)

@@ -1,8 +1,9 @@
-"""The model that is trained: loaded from a directory in the layout of Hugging Face, asked for log-probs of pairs.
+"""The model that is trained: loading, saving, and log-probs of pairs.
 
-Invariants: no dropout, ever (the trainer computes the model that engines sample from); log-probs are those of
-log softmax(logits / temperature) in float32 at least; an architecture that a packed tree would corrupt is computed
-branch by branch, and one that nobody has looked at is refused.
+Invariants:
+- there is no dropout: the trainer computes the model that engines sample from;
+- log-probs are those of log softmax(logits / temperature) in at least float32;
+- an architecture that a packed tree would corrupt is computed branch by branch; an unknown one is refused.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from agentrl.training.batch import Array
 from agentrl.training.packing import Layout, Row
 
 TREE_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
-"""Full softmax attention in every layer (unless their configuration says otherwise), logits straight from the head."""
+"""Full softmax attention in every layer (unless the configuration differs), logits directly from the head."""
 LINEAR_MODELS = frozenset({"falcon_h1", "gemma2", "gemma3_text", "gpt_oss", "lfm2", "mamba2", "minimax", "qwen3_next"})
-"""A state, a convolution or a window runs along the row: only whole branches are right."""
+"""A state, a convolution or a window runs along the row: only whole branches are correct."""
 COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -37,22 +38,22 @@ COMPANIONS = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""What belongs to a model beside its configuration and weights; copied as it is."""
+"""Files of a model besides its configuration and weights; they are copied unchanged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Rows as tensors, padded to the longest. Pairs of all rows stand one after another."""
+    """Rows as tensors, padded to the longest; pairs of all rows one after another."""
 
     ids: Tensor
     positions: Tensor
     mask: Tensor
-    """[rows, 1, length, length]: which keys each query sees."""
+    """[rows, 1, length, length]: the keys that each query sees."""
     asked_row: Tensor
     asked_at: Tensor
     temperatures: Tensor
     asked: Tensor
-    """Of each pair: which of the asked positions is its own."""
+    """For each pair: index into the asked positions."""
     target: Tensor
     record: Tensor
     behaviour: Tensor
@@ -61,20 +62,20 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """What the model says of each pair."""
+    """The model's output for each pair."""
 
     log_probs: Tensor
     entropy: Tensor
-    """Of the distribution that the token was drawn from; no gradient."""
+    """Entropy of the distribution of the token; without gradient."""
 
 
 def load_model(directory: Path, *, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
-    """Raises ConfigError if there is no model there that can be trained."""
+    """Raises ConfigError if the directory has no model that can be trained."""
     if not (directory / "config.json").is_file():
-        raise ConfigError(f"{directory} holds no model: it has no config.json.")
+        raise ConfigError(f"{directory} is not a model: it has no config.json.")
     with _quietly():
         try:
-            # safetensors only: nothing that is read is ever unpickled.
+            # safetensors only: reading never unpickles.
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 directory, dtype=dtype, attn_implementation="sdpa", use_safetensors=True, local_files_only=True
             )
@@ -86,7 +87,7 @@ def load_model(directory: Path, *, dtype: torch.dtype = torch.float32) -> transf
 
 
 def layout_of(model: transformers.PreTrainedModel) -> Layout:
-    """How rows for this model may be packed. Raises ConfigError for an architecture that is in neither list."""
+    """How rows of this model may be packed. Raises ConfigError for an architecture in neither list."""
     kind = str(model.config.model_type)
     layers = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     if kind in TREE_MODELS:
@@ -95,21 +96,21 @@ def layout_of(model: transformers.PreTrainedModel) -> Layout:
     if kind in LINEAR_MODELS:
         return "linear"
     raise ConfigError(
-        f"Nobody has said yet how trajectories are packed for models of the type {kind!r}.",
-        hint=f"Known are: {', '.join(sorted(TREE_MODELS | LINEAR_MODELS))}.",
+        f"It is not known how to pack trajectories for models of the type {kind!r}.",
+        hint=f"Known types are: {', '.join(sorted(TREE_MODELS | LINEAR_MODELS))}.",
     )
 
 
 def read_companions(directory: Path) -> dict[str, bytes]:
-    """The tokenizer's files, by name."""
+    """The tokenizer's files by name."""
     return {name: (directory / name).read_bytes() for name in COMPANIONS if (directory / name).is_file()}
 
 
 def save_model(model: transformers.PreTrainedModel, directory: Path, *, companions: Mapping[str, bytes]) -> list[str]:
-    """Write configuration and weights, beside the tokenizer's files; the names of all files."""
+    """Writes configuration, weights and the tokenizer's files; returns the names of all files."""
     directory.mkdir(parents=True, exist_ok=True)
     with _quietly():
-        # One file, whatever the size: a manifest names it, and engines load it whole.
+        # One file of any size, because engines load it whole.
         model.save_pretrained(directory, max_shard_size="1TB")
     for name, content in companions.items():
         (directory / name).write_bytes(content)
@@ -151,7 +152,7 @@ def collate(rows: Sequence[Row], device: torch.device, dtype: torch.dtype) -> Mi
 
 
 def score(model: torch.nn.Module, batch: MicroBatch, layout: Layout) -> Scored:
-    """The log-prob of each pair's token under its own ancestors."""
+    """The log-prob of each pair's token after its own ancestors."""
     logits = _asked_logits(model, batch, layout)
     spread = torch.log_softmax(logits / batch.temperatures[:, None], dim=-1)
     with torch.no_grad():
@@ -160,16 +161,16 @@ def score(model: torch.nn.Module, batch: MicroBatch, layout: Layout) -> Scored:
 
 
 def _asked_logits(model: torch.nn.Module, batch: MicroBatch, layout: Layout) -> Tensor:
-    inner: Any = getattr(model, "module", model)  # as wrapped by data parallelism
+    inner: Any = getattr(model, "module", model)  # data parallelism wraps it
     if layout == "linear":
-        # Such models make their own masks, and some bend their logits after the head. Padding stands at the end,
-        # where nothing that comes before can see it.
+        # Such models build their own masks, and some transform logits after the head. Padding is at the end, where no
+        # earlier token sees it.
         whole = model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False).logits
         return _at_least_float32(whole[batch.asked_row, batch.asked_at])
     hidden = inner.get_decoder()(
         input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
     ).last_hidden_state
-    # The head is the widest matrix: only what is asked for goes through it.
+    # The head is the widest matrix, so only the asked positions go through it.
     return _at_least_float32(inner.get_output_embeddings()(hidden[batch.asked_row, batch.asked_at]))
 
 
@@ -179,7 +180,7 @@ def _at_least_float32(values: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without progress bars: they are for people who wait, and this goes into logs."""
+    """Without progress bars, which would fill the logs."""
     bars: Any = transformers.utils.logging
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()

@@ -22,7 +22,7 @@ from agentrl.store import lineages, publications
 from agentrl.store.database import Database
 from agentrl.store.documents import Checkpoint, Lineage, load
 from agentrl.training import checkpoints, initial_model
-from agentrl.training.atomic_directories import FileFact, sweep_unfinished
+from agentrl.training.atomic_directories import sweep_unfinished
 from agentrl.training.batch import Trajectory
 from agentrl.training.demonstrations import Demonstration, read_demonstrations, tokenized
 from agentrl.training.learner import Learner, LearnerSettings
@@ -102,8 +102,7 @@ async def take_over(
 async def _choose(database: Database, run_dir: Path) -> Checkpoint | None:
     every = [load(Lineage, document) for document in await database.find("Lineage", {})]
     for one in valid_checkpoints(every, await stored.newest_first(database)):
-        expected = {name: FileFact(file.bytes, file.hash) for name, file in one.files.items()}
-        problem = await asyncio.to_thread(checkpoints.consistency_problem, run_dir / one.path, expected)
+        problem = await asyncio.to_thread(checkpoints.consistency_problem, run_dir / one.path, one.files)
         if not problem:
             return one
         log.error("checkpoint %s is skipped: %s", one.id, problem)

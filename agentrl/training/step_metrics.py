@@ -1,8 +1,10 @@
-"""What is measured of a step beside its loss: mismatch between engine and trainer, drift of the policy, entropy.
+"""Metrics of a step besides its loss: mismatch between engine and trainer, drift of the policy, entropy.
 
-Invariants: mismatch is measured on tokens of age 0 only, and only with the weights that the step begins with, where
-any difference is a bug and not learning; everything is over all pairs of the step, whatever their micro-batches and
-optimizer steps; measuring changes nothing.
+Invariants:
+- the mismatch is measured on tokens of age 0 and with the weights that the step begins with, where any difference is a
+  bug and not learning;
+- metrics cover all pairs of the step, over all micro-batches and optimizer steps;
+- measuring changes nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from agentrl.training.policy_model import Scored
 
 Metrics = dict[str, float]
 OLDEST_AGE = 8
-"""Ages beyond are counted as this one."""
+"""Higher ages are counted as this one."""
 
 
 class Measures:
     """Collects over the micro-batches of one optimizer step."""
 
     def __init__(self, *, moved: bool = False) -> None:
-        """`moved`: the weights are not any more those that the batch began with."""
+        """`moved`: the weights have changed since the batch began."""
         self._moved = moved
         self.loss = 0.0
         self._columns: dict[str, list[Tensor]] = {}
@@ -57,7 +59,7 @@ class Measures:
         return int(sum(float(column.sum()) for column in self._columns["masked"]))
 
     def rescale(self, factor: float) -> None:
-        """The loss, as the gradient was rescaled."""
+        """Rescales the loss like the gradient."""
         self.loss *= factor
 
     def summary(self, *, supervised: bool) -> Metrics:
@@ -89,7 +91,7 @@ class Measures:
 
 
 def together(parts: Sequence[Measures]) -> Measures:
-    """Of all optimizer steps of a batch. Each has a loss and a denominator of its own, so losses are averaged."""
+    """Joins all optimizer steps of a batch. Each has its own denominator, so losses are averaged."""
     whole = Measures()
     whole.loss = math.fsum(part.loss for part in parts) / len(parts)
     for part in parts:
@@ -99,7 +101,7 @@ def together(parts: Sequence[Measures]) -> Measures:
 
 
 def _by_age(difference: Tensor, ages: Tensor) -> Metrics:
-    """How many pairs of each age there are, and how far the policy has moved away from them."""
+    """The number of pairs of each age, and how far the policy has moved away from them."""
     found: Metrics = {}
     capped = ages.clamp(max=OLDEST_AGE)
     for age in sorted({int(age) for age in capped.tolist()}):
@@ -134,5 +136,5 @@ def _mismatch(difference: Tensor) -> Metrics:
 
 
 def _k3(difference: Tensor) -> float:
-    """Mean of exp(d) - 1 - d: a KL that is never negative, of the policy whose log-probs are taken away."""
+    """Mean of exp(d) - 1 - d: a KL estimate that is never negative."""
     return float((torch.expm1(difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) - difference).mean())

@@ -27,7 +27,7 @@ from agentrl.policies.version_tree import VersionTree
 from agentrl.store import checkpoints as stored_checkpoints
 from agentrl.store import lineages, owners, publications, steps, tasks
 from agentrl.store.database import Database, StoreUnavailableError
-from agentrl.store.documents import CheckpointFile, DBRecordData, Publication, Step, step_id
+from agentrl.store.documents import DBRecordData, Publication, Step, step_id
 from agentrl.store.steps import LineageClosedError
 from agentrl.telemetry.learning import NOT_FINITE, NOTHING_TRAINED, STEPS_WANTED, VALID
 from agentrl.telemetry.services import WARMUP_UNUSED, Meter
@@ -388,8 +388,7 @@ class Trainer:
             log.error("%s The checkpoint is retried after the next step.", full.message)
             self._unit.status(f"no checkpoint: {full.message}")
             return
-        facts = {file: CheckpointFile(fact.bytes, fact.hash) for file, fact in files.items()}
-        if not await stored_checkpoints.complete(self._database, document.id, facts):
+        if not await stored_checkpoints.complete(self._database, document.id, files):
             raise steps.closed(self._lineage)
         now.checkpoint = now.step
         await disk_retention.tidy_checkpoints(self._database, self._run_dir, keep=self._knobs.kept.checkpoints)
@@ -467,7 +466,7 @@ class Trainer:
             self._unit.status(f"complete but for evaluations: {why}")
             if self._evaluates:
                 await self._until_done(lambda: self._evaluator.want(self.state.version))
-            await self._until_done(lambda: self._evaluator.see_through(self._unit))
+            await self._until_done(lambda: self._evaluator.wait_for_all(self._unit))
         self._unit.status(f"{'complete: ' + why if why else 'drained'}; version {self.state.version}")
 
     async def _stay_frozen(self) -> None:
@@ -475,7 +474,7 @@ class Trainer:
         version = self.state.version
         self._unit.status(f"frozen at version {version}")
         await self._until_done(lambda: self._do_what_is_due(self._knobs.take()))
-        await self._until_done(lambda: self._evaluator.see_through(self._unit))
+        await self._until_done(lambda: self._evaluator.wait_for_all(self._unit))
         self._unit.status(f"frozen at version {version}; nothing is trained")
 
     # ---- helpers ----

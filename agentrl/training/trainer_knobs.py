@@ -1,8 +1,8 @@
-"""What a person may change about training while it goes on, and what the next Step goes by.
+"""The knobs of training, and the plan of settings that the next step uses.
 
-Invariants: a Step goes by one set of values from its first look at the batch to its commit; a new value comes into
-force between Steps. A preview refuses what contradicts the other values; if such a value comes nevertheless, the plan
-before it stays.
+Invariants:
+- a step uses one plan from its look for a batch to its commit; new values take effect between steps;
+- a preview refuses a value that contradicts the others; if such a value arrives anyway, the plan before it stays.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _AT_THE_BOUND: dict[Strategy, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one Step goes by."""
+    """The settings of one step."""
 
     freshness: Freshness
     groups: int
@@ -46,7 +46,7 @@ class Plan:
     checkpoint_every: int
     evaluate_every: int
     normalise: bool = False
-    """Whether advantages are brought to one scale within each environment."""
+    """Whether advantages are normalized within each environment."""
     decays_by_time: bool = False
 
     def for_admission(self, hold: str, *, trial: bool = False) -> dict[str, object]:
@@ -57,7 +57,7 @@ class Plan:
 
 
 class Kept(NamedTuple):
-    """How much stays on the disk besides what somebody needs."""
+    """How much stays on the disk besides what is in use."""
 
     versions: int
     checkpoints: int
@@ -80,11 +80,11 @@ class FreshnessKnobs:
 
     @property
     def oldest(self) -> int:
-        """The greatest age that trains, once what was set is in force."""
+        """The greatest age that trains, once the pending values are in force."""
         return self._rules(self._bound.pending, self._hard.pending).oldest
 
     def _rules(self, bound: int, hard: int, named: str = "") -> Freshness:
-        """ConfigError if they contradict each other."""
+        """Raises ConfigError if they contradict each other."""
         wanted = named or self._strategy.pending
         strategy: Strategy = next(one for one in STRATEGIES if one == wanted)
         usual = policy_rules.freshness_rule(strategy, bound, hard, wait_limit_s=self._wait.pending)
@@ -96,7 +96,7 @@ class FreshnessKnobs:
         return replace(usual, of_environments=own)
 
     def _preview_bound(self, bound: int) -> str:
-        """Whom it leaves outside is counted by the steward."""
+        """Checks only; the steward counts the records that the bound excludes."""
         self._rules(bound, self._hard.pending)
         return ""
 
@@ -110,7 +110,7 @@ class FreshnessKnobs:
 
 
 class DecayKnobs:
-    """The bounds of the ratio under `decay`; together they must leave room above 0."""
+    """The knobs of the ratio's bounds under `decay`; together they must stay above 0."""
 
     def __init__(self, unit: Unit, config: RunConfig) -> None:
         self._strict = config.training.decay.strict
@@ -167,7 +167,7 @@ class Knobs:
         return Kept(self._versions.take(), self._checkpoints.take())
 
     def take(self) -> Plan:
-        """Pass the boundary."""
+        """Takes the pending values at the boundary."""
         try:
             self._taken = self._next()
         except ConfigError as refused:
@@ -191,8 +191,8 @@ class Knobs:
         )
 
     def _ahead(self, groups: int, publish_every: int) -> str:
-        """What admission and the batch make of it, by the formula that the steward admits by. ConfigError if it cannot
-        be followed."""
+        """The effect on admission and on the batch, by the formula of admission. Raises ConfigError if it is
+        impossible."""
         _refuse_parts(groups, self._optimizer_steps.pending)
         n, most = self._config.sampling.n, self._config.rollout.max_in_flight
         bound = self._freshness.oldest

@@ -1,8 +1,9 @@
 """Supervised steps before the first publication, through the same packing as everything else.
 
-Invariants: which demonstrations a step sees depends on its number and on one number of the configuration, so the same
-warm-up gives the same weights; policy training begins with optimizer state of its own. The learning rate falls towards
-the end: what was learned at the full rate alone copies less reliably than it could.
+The learning rate falls towards the end: a model that learned at the full rate only copies less reliably.
+
+Invariants: the demonstrations of a step depend on its number and on the seed of the configuration, so the same warm-up
+gives the same weights; policy training begins with fresh optimizer state.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from agentrl.training.learner import Learner
 COOLING_SHARE = 0.4
 """The last part of the steps, in which the learning rate falls evenly."""
 COOLEST = 0.05
-"""Of the learning rate, at the last step."""
+"""Share of the learning rate at the last step."""
 
 
 class WarmupFailedError(AgentrlError):
@@ -34,7 +35,7 @@ def warm_up(
     chance: int,
     keep_on: Callable[[int, float], bool] = lambda step, loss: True,
 ) -> float | None:
-    """The loss of the last step; None without any. `keep_on(step, loss)` is asked after each: False ends it early."""
+    """Returns the loss of the last step, None without steps. If `keep_on(step, loss)` is False, the warm-up ends."""
     policy_rate = learner.settings.learning_rate
     learner.new_optimizers(learning_rate)
     loss: float | None = None
@@ -55,13 +56,13 @@ def warm_up(
 
 
 def cooled(step: int, steps: int) -> float:
-    """The share of the learning rate that a step has; steps are counted from 1."""
+    """The share of the learning rate at a step; steps count from 1."""
     left = (steps - step) / max(1.0, COOLING_SHARE * steps)
     return min(1.0, COOLEST + (1.0 - COOLEST) * left)
 
 
 def order(count: int, chance: int, *, skip: int = 0) -> Iterator[int]:
-    """All of them, in another order each time round; without the first `skip` ones."""
+    """Endless indices in a new order in each pass, without the first `skip` ones."""
     generator = random.Random(chance)
     while True:
         places = list(range(count))

@@ -1,7 +1,7 @@
 """Weights for engines: a directory with a manifest, and the canary by which an engine proves that it computes alike.
 
-Invariants: a version's directory is complete before it is named in the database; the canary is the same set of
-sequences in all versions of a model, so its numbers can be compared over time.
+Invariants: the directory of a version is complete before the database names it; the canary has the same sequences in
+all versions of a model, so its numbers can be compared over time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _MULTIPLIER, _INCREMENT, _MODULUS = 6_364_136_223_846_793_005, 1_442_695_040_888
 
 
 def probe_set(vocabulary: int) -> list[list[int]]:
-    """Sequences of ids that depend on nothing but the size of the vocabulary: arbitrary text finds what typical text
-    would not."""
+    """Sequences of ids that depend on the size of the vocabulary only. Arbitrary ids find differences that typical text
+    would not show."""
     state, found = vocabulary, []
     for probe in range(PROBES):
         sequence: list[int] = []
-        # Of different lengths: a mistake in padding or in slots shows where lengths differ.
+        # Different lengths show mistakes in padding or in slots.
         for _ in range(PROBE_TOKENS // 2 + probe * PROBE_TOKENS // (2 * PROBES)):
             state = (state * _MULTIPLIER + _INCREMENT) % _MODULUS
             sequence.append((state >> 33) % vocabulary)
@@ -39,14 +39,14 @@ def probe_set(vocabulary: int) -> list[list[int]]:
 
 
 def make_canary(learner: Learner, texts: Sequence[Sequence[int]] = ()) -> Canary:
-    """`texts` are typical sequences that are probed as well."""
+    """`texts` are typical sequences to probe as well."""
     ids = probe_set(int(learner.model.config.vocab_size)) + [list(text) for text in texts]
     return Canary(ids, learner.log_probs(ids))
 
 
 def write_weights(run_dir: Path, version: int, learner: Learner, texts: Sequence[Sequence[int]] = ()) -> Manifest:
-    """The weights as they are now; the manifest that is announced with them."""
-    # Not durable on purpose: after a power cut engines refuse what is damaged, and a trainer that starts publishes.
+    """Writes the current weights; returns the manifest to announce."""
+    # Not durable on purpose: after a power cut engines refuse damaged files, and a starting trainer publishes again.
     with whole_directory(run_dir / path_of(version), durable=False) as directory:
         names = learner.save(directory)
         manifest = manifests.describe(directory, names, make_canary(learner, texts))

@@ -132,7 +132,7 @@ QWEN = """{%- if tools %}
 {%- endif %}"""
 
 
-def test_a_model_whose_own_template_agrees_or_is_not_there_is_not_spoken_of(chatml: Tokenizer, tmp_path: Path) -> None:
+def test_a_template_that_agrees_or_is_missing_is_not_reported(chatml: Tokenizer, tmp_path: Path) -> None:
     assert difference(Template(chatml), tmp_path) == ""
     (tmp_path / "chat_template.jinja").write_text(QWEN)
     assert difference(Template(chatml), tmp_path) == ""
@@ -141,17 +141,15 @@ def test_a_model_whose_own_template_agrees_or_is_not_there_is_not_spoken_of(chat
 @pytest.mark.parametrize(
     ("own", "says"),
     [
-        ("{{ bos_token }}" + QWEN, r"writes a conversation otherwise than chatml, .* '<s><\|im_start\|>"),
-        (QWEN.replace("# Tools", "# Functions"), "writes a conversation with tools otherwise"),
+        ("{{ bos_token }}" + QWEN, r"writes a conversation differently from chatml, .* '<s><\|im_start\|>"),
+        (QWEN.replace("# Tools", "# Functions"), "writes a conversation with tools differently"),
         (QWEN + "<think>", r"<think>' there, "),
-        ("{{ raise_exception('no tools') }}", "cannot be asked: ValueError: no tools"),
-        ("{% if %}", "cannot be asked: TemplateSyntaxError"),
+        ("{{ raise_exception('no tools') }}", "cannot be rendered: ValueError: no tools"),
+        ("{% if %}", "cannot be rendered: TemplateSyntaxError"),
     ],
     ids=["beginning", "tools", "end", "refuses", "broken"],
 )
-def test_a_model_whose_own_template_writes_otherwise_is_told_of(
-    chatml: Tokenizer, tmp_path: Path, own: str, says: str
-) -> None:
+def test_a_template_that_differs_is_reported(chatml: Tokenizer, tmp_path: Path, own: str, says: str) -> None:
     described = {"chat_template": [{"name": "default", "template": own}], "bos_token": {"content": "<s>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(described))
     assert re.search(says, difference(Template(chatml), tmp_path))
@@ -160,7 +158,7 @@ def test_a_model_whose_own_template_writes_otherwise_is_told_of(
 def test_a_tokenizer_of_an_unknown_family_is_refused(tmp_path: Path) -> None:
     built = tokenizers.Tokenizer(tokenizers.models.BPE())
     built.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ConfigError, match="no known chat template"):
+    with pytest.raises(ConfigError, match="every known chat template"):
         Template(Tokenizer(tmp_path))
 
 

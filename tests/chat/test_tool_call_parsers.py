@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.chat.tool_call_parsers import KINDS, LONGEST_CALL, MOST_CALLS, parse
+from agentrl.chat.tool_call_parsers import KINDS, MAX_CALL_LENGTH, MAX_CALLS, parse
 from agentrl.chat.tool_specs import ToolSpec
 from agentrl.errors import ConfigError
 
@@ -78,25 +78,25 @@ def test_qwen_code_needs_no_escaping() -> None:
     ("text", "sentence"),
     [
         ('<tool_call>{"name": "lookup", "arguments": {"item": "pe', "no closing </tool_call>"),
-        ("<tool_call></tool_call>", "no valid JSON"),
-        ('<tool_call>{"name": "lookup", "arguments": {"item": "pear"}</tool_call>', "no valid JSON"),
-        ("<tool_call>{'name': 'lookup'}</tool_call>", "no valid JSON"),
-        ('<tool_call>["lookup"]</tool_call>', "no JSON object with"),
-        ('<tool_call>"lookup"</tool_call>', "no JSON object with"),
+        ("<tool_call></tool_call>", "not valid JSON"),
+        ('<tool_call>{"name": "lookup", "arguments": {"item": "pear"}</tool_call>', "not valid JSON"),
+        ("<tool_call>{'name': 'lookup'}</tool_call>", "not valid JSON"),
+        ('<tool_call>["lookup"]</tool_call>', "not a JSON object with"),
+        ('<tool_call>"lookup"</tool_call>', "not a JSON object with"),
         ('<tool_call>{"arguments": {}}</tool_call>', '"name" is missing'),
-        ('<tool_call>{"name": 5, "arguments": {}}</tool_call>', '"name" is missing or no text'),
-        ('<tool_call>{"name": " ", "arguments": {}}</tool_call>', '"name" is missing or no text'),
-        ('<tool_call>{"name": "a", "arguments": [1]}</tool_call>', "is no JSON object"),
-        ('<tool_call>{"name": "a", "arguments": "{"}</tool_call>', "no valid JSON"),
-        ('<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>', "NaN is no number"),
-        ('<tool_call>{"name": "a"} {"name": "b"}</tool_call>', "something follows"),
-        ("<tool_call>" + "[" * 5000 + "</tool_call>", "no valid JSON"),
+        ('<tool_call>{"name": 5, "arguments": {}}</tool_call>', '"name" is missing or not a text'),
+        ('<tool_call>{"name": " ", "arguments": {}}</tool_call>', '"name" is missing or not a text'),
+        ('<tool_call>{"name": "a", "arguments": [1]}</tool_call>', "is not a JSON object"),
+        ('<tool_call>{"name": "a", "arguments": "{"}</tool_call>', "not valid JSON"),
+        ('<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>', "NaN is not a number"),
+        ('<tool_call>{"name": "a"} {"name": "b"}</tool_call>', "there is text after its JSON"),
+        ("<tool_call>" + "[" * 5000 + "</tool_call>", "not valid JSON"),
         ('<tool_call>{"name": "a", "arguments": {"x": ' + "[" * 200 + "]" * 200 + "}}</tool_call>", "nested more than"),
-        ('<tool_call>{"name": "a", "arguments": {"x": ' + "9" * 5000 + "}}</tool_call>", "no valid JSON"),
-        ("<tool_call>" + "x" * (LONGEST_CALL + 1) + "</tool_call>", "longer than"),
+        ('<tool_call>{"name": "a", "arguments": {"x": ' + "9" * 5000 + "}}</tool_call>", "not valid JSON"),
+        ("<tool_call>" + "x" * (MAX_CALL_LENGTH + 1) + "</tool_call>", "longer than"),
     ],
 )
-def test_qwen_malformed_calls_are_told_and_not_guessed(text: str, sentence: str) -> None:
+def test_malformed_qwen_calls_are_reported_and_not_guessed(text: str, sentence: str) -> None:
     parsed = parse("qwen", f"Before {text} after")
     assert parsed.calls == []
     assert len(parsed.errors) == 1
@@ -112,8 +112,8 @@ def test_a_good_call_beside_a_bad_one_is_kept_and_the_bad_one_told() -> None:
 
 
 def test_more_calls_than_a_turn_may_have_are_told() -> None:
-    parsed = parse("qwen", '<tool_call>{"name": "now"}</tool_call>' * (MOST_CALLS + 5))
-    assert len(parsed.calls) == MOST_CALLS
+    parsed = parse("qwen", '<tool_call>{"name": "now"}</tool_call>' * (MAX_CALLS + 5))
+    assert len(parsed.calls) == MAX_CALLS
     assert "At most" in parsed.errors[0]
 
 
@@ -158,14 +158,14 @@ def test_minicpm_thoughts_stay_in_the_content() -> None:
     ("body", "sentence"),
     [
         ("", "it is empty"),
-        ("lookup(pear", "no valid call"),
-        ("lookup(red pear)", "no valid call"),
+        ("lookup(pear", "not a valid call"),
+        ("lookup(red pear)", "not a valid call"),
         ("lookup", "not a call"),
         ("x = lookup(a)", "not a call"),
         ("import os", "not a call"),
         ("[x for x in y]", "not a call"),
-        ("f()()", "no plain name"),
-        ("(lambda: 1)()", "no plain name"),
+        ("f()()", "not a plain name"),
+        ("(lambda: 1)()", "not a plain name"),
         ("lookup(*items)", "star"),
         ("lookup(**items)", "star"),
         ("lookup(a, b)", "takes 1 arguments, not 2"),
@@ -179,7 +179,7 @@ def test_minicpm_thoughts_stay_in_the_content() -> None:
         ("x" * 70_000, "longer than"),
     ],
 )
-def test_python_that_is_no_call_is_told(body: str, sentence: str) -> None:
+def test_python_that_is_not_a_call_is_reported(body: str, sentence: str) -> None:
     parsed = parse("pythonic", f"<tool_call>{body}</tool_call>", TOOLS)
     assert parsed.calls == []
     assert len(parsed.errors) == 1

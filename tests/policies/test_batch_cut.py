@@ -54,7 +54,7 @@ def test_groups_without_signal_are_replaced_up_to_a_limit() -> None:
     short = decide(Situation([group(1, 0), *flat]), TWO, DROP)
     assert (short.act, tasks(short.groups), short.filtered) == ("step", ["t1"], ("t2", "t3", "t4"))
     empty = decide(Situation([*flat, group(5, signal=False)]), TWO, DROP)
-    assert (empty.act, empty.groups, empty.why) == ("step", (), "no group has signal: the Step is empty, 4 without")
+    assert (empty.act, empty.groups, empty.why) == ("step", (), "no group has signal: the step is empty, 4 without")
     full = decide(Situation([group(1, 0), group(9, 0), flat[0]]), TWO, DROP)
     assert full.filtered == ("t2",), "consumed with the Step that comes anyway"
 

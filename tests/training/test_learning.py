@@ -76,7 +76,7 @@ def test_tools_are_understood_however_they_are_written(tmp_path: Path, tool: obj
         ({"messages": []}, "does not begin with a message of the user"),
         ({"messages": CONVERSATION["messages"][:4]}, "does not end with the assistant"),
         ({"messages": [CONVERSATION["messages"][1], CONVERSATION["messages"][3]]}, "a message of the tool follows"),
-        ({"messages": [*CONVERSATION["messages"], CONVERSATION["messages"][-1]]}, "twice in a row"),
+        ({"messages": [*CONVERSATION["messages"], CONVERSATION["messages"][-1]]}, "two messages in a row"),
         ({**CONVERSATION, "tools": [{"type": "function"}]}, "a tool has no name"),
     ],
 )

@@ -21,27 +21,27 @@ from agentrl.store.database import Database
 from agentrl.store.documents import Step
 from agentrl.training import batch_dumps, offline
 from agentrl.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
-from agentrl.training.offline import Stepped
+from agentrl.training.offline import StepReport
 from tests.training.rollouts import after, closed_groups, configuration, trainer
 from tests.training.test_learning import CONVERSATION
 
 STEPS = 5
 
 
-class Ear:
+class Reports:
     """Hears of steps, and may say that it is enough."""
 
     def __init__(self, until: int = 10**9) -> None:
-        self.heard: list[Stepped] = []
+        self.received: list[StepReport] = []
         self._until = until
 
-    def __call__(self, done: Stepped) -> bool:
-        self.heard.append(done)
+    def __call__(self, done: StepReport) -> bool:
+        self.received.append(done)
         return done.step < self._until
 
     @property
     def losses(self) -> list[float]:
-        return [one.metrics["loss"] for one in self.heard]
+        return [one.metrics["loss"] for one in self.received]
 
 
 def same_files(one: Path, other: Path, *names: str) -> bool:
@@ -85,13 +85,13 @@ async def test_recorded_batches_train_again_to_the_very_same_bits(
     recorded = recorded.model_copy(update={"training": training})
     files = sorted(path.name for path in (tmp_path / "dumps").iterdir())
     assert files == [f"step-{step:06d}.msgpack" for step in (2, 3, 4, 5)], "bounded: the newest four"
-    ear = Ear()
+    reports = Reports()
     # The oldest checkpoint that leads on to a recorded batch is that of step 2.
     done = offline.train_recorded(
-        recorded, tmp_path / "dumps", start=None, out=tmp_path / "again", as_configured=False, tell=ear
+        recorded, tmp_path / "dumps", start=None, out=tmp_path / "again", as_configured=False, on_step=reports
     )
     assert done.start.name.startswith("step-000002.")
-    assert ear.losses == await losses_of(db, 2)
+    assert reports.losses == await losses_of(db, 2)
     newest = await publications.newest(db)
     assert newest is not None
     assert same_files(tmp_path / "again", tmp_path / newest.path, WEIGHTS_FILE)
@@ -104,28 +104,28 @@ async def test_it_goes_on_from_any_checkpoint_to_the_same_bits(
 ) -> None:
     place = tmp_path / "dumps"
     half, whole = tmp_path / "half", tmp_path / "whole"
-    offline.train_recorded(recorded, place, start=None, out=half, as_configured=False, tell=Ear(until=4))
-    rest = Ear()
-    offline.train_recorded(recorded, place, start=half, out=whole, as_configured=False, tell=rest)
-    assert [one.step for one in rest.heard] == [5]
+    offline.train_recorded(recorded, place, start=None, out=half, as_configured=False, on_step=Reports(until=4))
+    rest = Reports()
+    offline.train_recorded(recorded, place, start=half, out=whole, as_configured=False, on_step=rest)
+    assert [one.step for one in rest.received] == [5]
     (last,) = (tmp_path / "checkpoints").glob("step-000005.*")
     assert same_files(whole, last, WEIGHTS_FILE, OPTIMIZER_FILE)
 
 
 async def test_one_batch_may_be_tried_with_the_settings_of_the_file(recorded: RunConfig, tmp_path: Path) -> None:
     (start,) = (tmp_path / "checkpoints").glob("step-000004.*")
-    one, other = Ear(), Ear()
+    one, other = Reports(), Reports()
     file = tmp_path / "dumps" / "step-000005.msgpack"
     tight = recorded.training.model_copy(update={"clip_low": 0.0, "clip_high": 0.0})
     changed = recorded.model_copy(update={"training": tight})
-    for ear, config, own in ((one, changed, False), (other, changed, True)):
-        offline.train_recorded(config, file, start=start, out=None, as_configured=own, tell=ear)
-    assert one.heard[0].metrics["clipped_share"] < other.heard[0].metrics["clipped_share"]
+    for reports, config, own in ((one, changed, False), (other, changed, True)):
+        offline.train_recorded(config, file, start=start, out=None, as_configured=own, on_step=reports)
+    assert one.received[0].metrics["clipped_share"] < other.received[0].metrics["clipped_share"]
 
 
 async def test_what_cannot_be_trained_again_is_told(recorded: RunConfig, tmp_path: Path) -> None:
     def again(place: Path, start: Path | None = None) -> None:
-        offline.train_recorded(recorded, place, start=start, out=None, as_configured=False, tell=Ear())
+        offline.train_recorded(recorded, place, start=start, out=None, as_configured=False, on_step=Reports())
 
     with pytest.raises(ConfigError, match="has no recorded batches"):
         again(tmp_path / "nowhere")
@@ -159,11 +159,11 @@ async def test_numbers_of_leases_that_came_to_nothing_are_no_gap(
     assert [(one.after, one.batch.step) for one in batch_dumps.read(place)] == [(0, 1), (1, 3), (3, 4)]
     start = tmp_path / publications.path_of(1)
     out = tmp_path / "again"
-    offline.train_recorded(own, place, start=start, out=out, as_configured=False, tell=Ear())
+    offline.train_recorded(own, place, start=start, out=out, as_configured=False, on_step=Reports())
     assert same_files(out, tmp_path / publications.path_of(4), WEIGHTS_FILE)
     (place / "step-000003.msgpack").unlink()
     with pytest.raises(ConfigError, match="Step 3 was not recorded, but step 4 was"):
-        offline.train_recorded(own, place, start=start, out=out, as_configured=False, tell=Ear())
+        offline.train_recorded(own, place, start=start, out=out, as_configured=False, on_step=Reports())
 
 
 def test_batches_of_steps_that_were_rolled_back_are_forgotten(tmp_path: Path) -> None:
@@ -199,16 +199,16 @@ def test_demonstrations_are_learned_and_an_interrupted_job_ends_with_the_same_bi
 ) -> None:
     demonstrated["training"]["optimizer"] = optimizer
     config = RunConfig.model_validate(demonstrated)
-    at_once = Ear()
-    offline.train_supervised(config, out=tmp_path / "at once", tell=at_once)
-    assert [one.step for one in at_once.heard] == list(range(1, 10))
+    at_once = Reports()
+    offline.train_supervised(config, out=tmp_path / "at once", on_step=at_once)
+    assert [one.step for one in at_once.received] == list(range(1, 10))
     assert at_once.losses[-1] < 0.7 * at_once.losses[0]
     for until in (3, 7, 10**9):
-        offline.train_supervised(config, out=tmp_path / "in parts", tell=Ear(until))
+        offline.train_supervised(config, out=tmp_path / "in parts", on_step=Reports(until))
     assert same_files(tmp_path / "at once", tmp_path / "in parts", WEIGHTS_FILE, OPTIMIZER_FILE)
-    again = Ear()
-    assert offline.train_supervised(config, out=tmp_path / "in parts", tell=again).steps == 0
-    assert again.heard == [], "it is done"
+    again = Reports()
+    assert offline.train_supervised(config, out=tmp_path / "in parts", on_step=again).steps == 0
+    assert again.received == [], "it is done"
 
 
 def agentrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -239,4 +239,4 @@ def test_a_job_from_the_command_line(demonstrated: dict[str, Any], tmp_path: Pat
 
     wrong = agentrl(tmp_path, "train", "run.yaml", "--set", "training.loss=grpo")
     assert wrong.returncode == ExitCode.CONFIG
-    assert wrong.stderr.startswith("agentrl: Nothing says what to train on.")
+    assert wrong.stderr.startswith("agentrl: There is nothing to train on.")

@@ -41,7 +41,7 @@ async def test_a_record_too_long_for_the_memory_is_set_aside_and_everything_else
     assert "memory" in why.decode().lower()
     found = await db.find("Task", {}, sort=[("_id", 1)])
     assert [task["status"] for task in found] == ["trained"] * 5 + ["dead"] + ["trained"] * 2
-    assert found[5]["reason"] == "poison: trainers died with it, at last with it alone"
+    assert found[5]["reason"] == "poison: trainers died with it, the last one with it alone"
     assert await db.count("Step", {"died": True}) == 3
     assert (await accounting.account(db)).problems == ()
 

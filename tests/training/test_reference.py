@@ -86,7 +86,7 @@ def test_packing_changes_nothing_in_what_the_reference_adds(tiny: Path) -> None:
 
 
 def test_a_loss_that_wants_a_reference_says_that_there_is_none(tiny: Path) -> None:
-    with pytest.raises(ConfigError, match="there is none"):
+    with pytest.raises(ConfigError, match="there is no reference"):
         make_learner(tiny, exact=False).train(some_batch(), PolicyLoss(reference_weight=0.1))
 
 
@@ -146,7 +146,7 @@ async def test_all_lives_of_a_trainer_have_one_reference_and_so_has_training_aga
     assert len(told) == 4
     assert told[0] < 1e-9 < told[1] < told[3]
     (half,) = (tmp_path / "checkpoints").glob("step-000002.*")
-    again = {"start": half, "out": tmp_path / "again", "as_configured": False, "tell": lambda step: True}
+    again = {"start": half, "out": tmp_path / "again", "as_configured": False, "on_step": lambda step: True}
     offline.train_recorded(config(4), tmp_path / "dumps", **again)
     (last,) = (tmp_path / "checkpoints").glob("step-000004.*")
     for name in (WEIGHTS_FILE, OPTIMIZER_FILE):

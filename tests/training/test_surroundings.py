@@ -95,7 +95,7 @@ async def test_no_step_is_taken_while_most_episodes_fail(db: Database) -> None:
     await db.delete_many("Record", {})
     await ended(db, ["policy"] * 40 + ["infrastructure"] * 60)
     found = await batch_selection.validity(db)
-    tried = "a few are tried every minute, and it goes on once those succeed"
+    tried = "a few are tried every minute, and training continues once they succeed"
     silent = f"60 of the last 100 records failed for infrastructure; {tried}"
     assert (found.share, found.hold) == (0.4, silent)
     failed = await db.find("Record", {"outcome_class": "infrastructure"})

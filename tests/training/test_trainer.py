@@ -303,8 +303,8 @@ async def test_a_paused_trainer_takes_no_step_and_still_publishes_what_it_traine
         await aeventually(published)
         assert len(await committed(db)) == 1
         assert sorted(await task_statuses(db)) == ["ready"] * 4 + ["trained"] * 2
-        # An evaluation that comes to its end meanwhile, here for lack of time, is told.
-        mine._evaluator._asked[2] = float("-inf")
+        # An evaluation that ends meanwhile, here by its deadline, is reported.
+        mine._evaluator._requested[2] = float("-inf")
         await aeventually(lambda: not mine._evaluator.waits_for)
         monkeypatch.undo()
         mine._unit._orders.pause(False)

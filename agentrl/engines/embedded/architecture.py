@@ -1,4 +1,4 @@
-"""The shape of a model, from the `config.json` of its directory: numbers only, no tensors.
+"""The architecture of a model, from the `config.json` of its directory; no tensors.
 
 Invariant: a model that this engine would compute wrongly is refused with a sentence, never approximated.
 """
@@ -49,11 +49,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         rope = self.rope_parameters or self.rope_scaling or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
         for wrong, sentence in (
-            (self.model_type != "qwen3", f"model_type is {self.model_type!r}, and only 'qwen3' is known"),
-            (self.attention_bias, "attention_bias is not known"),
-            (self.hidden_act != "silu", f"hidden_act is {self.hidden_act!r}, and only 'silu' is known"),
-            (self.use_sliding_window, "sliding windows are not known"),
-            (kind != "default", f"the rotary embedding is {kind!r}, and only 'default' is known"),
+            (self.model_type != "qwen3", f"model_type is {self.model_type!r}, and only 'qwen3' is supported"),
+            (self.attention_bias, "attention_bias is not supported"),
+            (self.hidden_act != "silu", f"hidden_act is {self.hidden_act!r}, and only 'silu' is supported"),
+            (self.use_sliding_window, "sliding windows are not supported"),
+            (kind != "default", f"the rotary embedding is {kind!r}, and only 'default' is supported"),
             (self.num_attention_heads % self.num_key_value_heads != 0, "heads do not divide by key-value heads"),
         ):
             if wrong:
@@ -88,11 +88,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_architecture(data: bytes, source: Path) -> Architecture:
-    """Raises ConfigError for what is no configuration of a model that this engine computes."""
+    """Raises ConfigError if this engine cannot compute the model."""
     try:
         found = msgspec.json.decode(data, type=Architecture)
     except msgspec.MsgspecError as broken:
-        raise ConfigError(f"{source} is no configuration of a model: {broken}.") from broken
+        raise ConfigError(f"{source} is not a configuration of a model: {broken}.") from broken
     if problem := found.problem():
         raise ConfigError(f"The embedded engine cannot run {source.parent}: {problem}.")
     return found

@@ -1,7 +1,7 @@
 """The forward pass over slots: many sequences at different places in one call, keys and values kept.
 
-Invariants: what is computed for a token depends on its own sequence only, never on which slot it is in, who shares the
-call, or in how many pieces the sequence came; everything is computed in float32.
+Invariants: the result for a token depends on its own sequence only, not on its slot, on other sequences of the batch,
+or on how the sequence was cut into pieces; everything is computed in float32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional
 from agentrl.engines.embedded.architecture import Architecture
 
 DENSE_SHARE = 0.5
-"""From this share of busy rows on, attention runs over all rows in place instead of over gathered copies."""
+"""From this share of busy rows, attention runs over all rows in place instead of over gathered copies."""
 
 
 class Layer(NamedTuple):
@@ -35,7 +35,7 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Model:
-    """One version of the weights, never changed once it is there."""
+    """One version of the weights; immutable."""
 
     version: int
     architecture: Architecture
@@ -169,7 +169,7 @@ def _norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 
 class _Attention:
-    """Attention of one call: what does not depend on the layer is prepared once."""
+    """The attention of one forward pass; what does not depend on the layer is prepared once."""
 
     def __init__(self, shape: Architecture, runs: Sequence[Run]) -> None:
         self._shape = shape
@@ -192,7 +192,7 @@ class _Attention:
         if self._dense:
             self._rows = torch.tensor(busy) - self._low
             self._span = high - self._low
-            # An idle row sees its first position: a row that sees nothing would be not a number.
+            # An idle row sees its first position: a row that sees no key would give not-a-number.
             ends = torch.zeros(self._span, dtype=torch.int64).index_copy(0, self._rows, starts)
         else:
             self._rows = torch.tensor(busy)
@@ -211,7 +211,7 @@ class _Attention:
 
     def _of_single(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         shape = self._shape
-        # Heads that share keys are so many queries of one head: no key is copied for them.
+        # Heads that share keys are treated as queries of one head, so keys are not copied.
         grouped = queries.reshape(-1, shape.num_key_value_heads, shape.groups, shape.head_dim)
         if self._dense:
             part = slice(self._low, self._low + self._span)

@@ -1,4 +1,4 @@
-"""A small model, built on the spot: the one that a run begins with when it names none.
+"""Builds a small model for a run that names none.
 
 Invariant: the same texts and seed give the same directory, byte for byte, as Hugging Face libraries read it.
 """
@@ -43,9 +43,9 @@ TINY: dict[str, Any] = {
 
 
 def build_tiny(path: Path | str, texts: Iterable[str], seed: int, **changes: Any) -> None:
-    """Write a model of 0.44 M parameters with random weights and a tokenizer trained on `texts`.
+    """Writes a model of 0.44 M parameters with random weights and a tokenizer trained on `texts`.
 
-    `changes` are entries of `config.json` to be set otherwise.
+    `changes` replace entries of `config.json`.
     """
     directory = Path(path)
     directory.mkdir(parents=True, exist_ok=True)

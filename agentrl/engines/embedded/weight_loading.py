@@ -1,7 +1,7 @@
-"""From a directory to a model.
+"""Loads a model from a directory and verifies it.
 
-Invariants of `load_verified`: the tensors of a model are those of files that agreed with their manifest, all of them
-and no others; a model whose canary does not agree with its writer's is never handed out.
+Invariants of `load_verified`: the tensors of a model are exactly those of the files that agree with the manifest; a
+model whose canary does not agree with the writer's is never returned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def load_verified(directory: Path, version: int, manifest: Manifest) -> tuple[Mo
 
 @torch.inference_mode()
 def check_canary(model: Model, manifest: Manifest) -> Agreement:
-    """Raises WeightsRefusedError if the model does not answer the canary as its writer did."""
+    """Raises WeightsRefusedError if the model gives other log-probs for the canary than its writer."""
     vocabulary = model.architecture.vocab_size
     for ids in manifest.canary.ids:
         if any(not 0 <= token < vocabulary for token in ids):
@@ -53,7 +53,9 @@ def model_of(directory: Path, version: int, config: bytes, tensors: bytes) -> Mo
     try:
         loaded = load_tensors(tensors)
     except safetensors.SafetensorError as broken:
-        raise WeightsRefusedError(f"{directory / WEIGHTS_FILE} is no whole safetensors file: {broken}.") from broken
+        raise WeightsRefusedError(
+            f"{directory / WEIGHTS_FILE} is not a complete safetensors file: {broken}."
+        ) from broken
     if architecture.tie_word_embeddings:
         # Some writers store the tied head a second time.
         loaded.pop("lm_head.weight", None)
