@@ -1,5 +1,6 @@
-"""ZeroMQ sockets inside an asyncio loop: the only room that imports zmq.
+"""ZeroMQ sockets inside an asyncio loop: the only package that imports zmq.
 
-Invariants: a socket belongs to one thread; every socket is drained through `drain.py`; nothing here blocks the loop;
-every queue is bounded; no socket on tcp works without CURVE and a key that the keyring knows.
+* A socket belongs to one thread, and `SocketReader` reads it.
+* Nothing blocks the loop, and every queue is bounded.
+* A socket on tcp requires CURVE and a key that the keyring knows.
 """

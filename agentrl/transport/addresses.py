@@ -1,7 +1,7 @@
-"""Where the sockets of a run are.
+"""The addresses of a run's sockets.
 
-Invariants: local sockets live in a directory that only its owner can enter; an address that the operating system would
-refuse is refused here, with a sentence.
+Local sockets are in a directory that only its owner can enter. An address that the operating system would refuse is
+refused here, with a sentence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IPC_PATH_MAX_BYTES = 107
 
 
 def runtime_dir(run_uuid: str) -> Path:
-    """The 0700 directory of a run's local sockets, created if need be."""
+    """The directory (0700) of a run's local sockets; created if it does not exist."""
     wanted = os.environ.get("XDG_RUNTIME_DIR", "")
     parent = Path(wanted) / "agentrl" if wanted and _is_mine(Path(wanted)) else Path(f"/tmp/agentrl-{os.getuid()}")
     directory = parent / run_uuid[:8]
@@ -30,7 +30,7 @@ def runtime_dir(run_uuid: str) -> Path:
 
 
 def remove_sockets(run_uuid: str) -> None:
-    """What a coordinator that leaves for good leaves behind of its sockets."""
+    """Remove the sockets that a coordinator leaves when it ends for good."""
     directory = runtime_dir(run_uuid)
     for name in ("hub", "feed", "metrics"):
         (directory / name).unlink(missing_ok=True)
@@ -39,17 +39,17 @@ def remove_sockets(run_uuid: str) -> None:
 
 
 def hub_address(run_uuid: str) -> str:
-    """Where units, host agents and clients of this host reach the coordinator."""
+    """The address at which units, host agents and clients of this host reach the coordinator."""
     return _ipc(runtime_dir(run_uuid) / "hub")
 
 
 def feed_address(run_uuid: str) -> str:
-    """Where the coordinator publishes rows."""
+    """The address at which the coordinator publishes rows."""
     return _ipc(runtime_dir(run_uuid) / "feed")
 
 
 def metrics_address(run_uuid: str) -> str:
-    """Where the coordinator publishes metric values."""
+    """The address at which the coordinator publishes metric values."""
     return _ipc(runtime_dir(run_uuid) / "metrics")
 
 
@@ -66,7 +66,7 @@ def tcp_triplet(listen: str) -> tuple[str, str, str]:
 
 
 def why_not_free(address: str) -> str:
-    """Why nobody could listen on a tcp address now; empty if somebody could. Nothing is left behind."""
+    """Why a socket cannot listen at a tcp address now; empty if it can. Leaves nothing bound."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
         kind, _, _, _, place = socket.getaddrinfo(
@@ -109,7 +109,7 @@ def _is_mine(directory: Path) -> bool:
 
 
 def _make_private(directory: Path) -> None:
-    """Create a directory as 0700. One that somebody else made could hand our sockets to them, so it is refused."""
+    """Create a directory with mode 0700. Refuses one of another user, who could replace our sockets."""
     try:
         directory.mkdir(mode=0o700)
     except FileExistsError:

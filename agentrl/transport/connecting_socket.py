@@ -1,8 +1,9 @@
-"""A connecting socket: what dealers and subscribers have in common.
+"""A connecting socket: the common part of dealers and subscribers.
 
-Invariants: callbacks run in the loop in which `start` was called; `on_connected` fires on every (re)connection that
-may be used, `on_disconnected` once for each of those; messages that arrived before a disconnection are handed out
-before it is reported; a refused key becomes a sentence; whatever ended a connection, it is dialled again.
+* Callbacks run in the loop in which `start` was called.
+* `on_connected` follows every usable (re)connection, `on_disconnected` once the end of each.
+* Messages that arrived before a disconnection are delivered before it is reported.
+* The socket reconnects, whatever ended the connection; a refused key is reported as a sentence.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from agentrl.transport.socket_reader import SocketReader
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
 REDIAL_S = 1.0
-"""The library gives up for good after what it takes for a breach of protocol, a refused key included; we do not."""
+"""The library stops reconnecting after a protocol error, such as a refused key; this class reconnects."""
 UNANSWERED_S = 30
-"""After so long without an answer from the network a tcp connection counts as broken."""
+"""A tcp connection counts as broken after this long without an answer from the network."""
 VAGUE_FAILURES = 3
-"""One handshake that fails without a reason may be a coordinator that dies; so many at the start are a wrong key."""
+"""A handshake that fails without a reason may be a coordinator that dies; this many at the start are a wrong key."""
 
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -41,15 +42,15 @@ _EVENTS = (
 
 
 def nothing() -> None:
-    """A callback that is not needed."""
+    """The default for a callback."""
 
 
 def no_refusal(sentence: str) -> None:
-    """A refusal that the caller sees in another way."""
+    """The default for `on_refused`."""
 
 
 class ConnectingSocket:
-    """One socket that dials one address, again and again, until it is closed."""
+    """One socket that connects to one address and reconnects until it is closed."""
 
     _kind: int
 
@@ -74,27 +75,27 @@ class ConnectingSocket:
         self._was_connected = False
         self._redial_timer: asyncio.TimerHandle | None = None
         self._socket: zmq.Socket[bytes] | None = None
-        self._drain: SocketReader | None = None
+        self._reader: SocketReader | None = None
         self._monitor: Monitor | None = None
 
     def start(self) -> None:
-        """Begin to dial. To be called in the running loop of the thread that owns the connection."""
+        """Connect. Call this in the running loop of the thread that owns the socket."""
         assert self._socket is None, "a connection is started once"
         context = connecting_context()
         socket = self._socket = context.socket(self._kind)
         self._set_options(socket)
         self._monitor = Monitor(context, socket, _EVENTS, self._on_event)
-        self._drain = SocketReader(socket, self._take)
+        self._reader = SocketReader(socket, self._take)
         socket.connect(self.address)
 
     def close(self) -> None:
-        """Stop; nothing is called any more. May be called from a callback, and twice."""
+        """Stop; no callback follows. May be called from a callback, and twice."""
         self.connected = False
         self._expect_no_redial()
         if self._monitor:
             self._monitor.close()
-        if self._drain and not self._drain.stopped:
-            self._drain.stop()
+        if self._reader and not self._reader.stopped:
+            self._reader.stop()
             assert self._socket
             self._socket.close(linger=0)
 
@@ -112,17 +113,17 @@ class ConnectingSocket:
 
     def _take(self, budget: int) -> bool:
         assert self._socket
-        assert self._drain
-        receive, drain, hand_out = self._socket.recv_multipart, self._drain, self._on_message
+        assert self._reader
+        receive, reader, deliver = self._socket.recv_multipart, self._reader, self._on_message
         for _ in range(budget):
-            if drain.stopped:
+            if reader.stopped:
                 return False
             try:
                 parts = receive(zmq.NOBLOCK)
             except zmq.Again:
                 return False
             if len(parts) == 1:
-                hand_out(parts[0])
+                deliver(parts[0])
         return True
 
     def _on_event(self, event: int, value: int) -> None:
@@ -141,7 +142,7 @@ class ConnectingSocket:
             self._expect_redial()
             self._on_failed_handshake(event)
 
-    # If the library dials again by itself it says so at once. Where it does not, we do.
+    # If the library reconnects by itself, it reports that at once. If it does not, this class does.
 
     def _expect_redial(self) -> None:
         if self._redial_timer is None:
@@ -175,14 +176,14 @@ class ConnectingSocket:
             if self._was_connected or self._vague_failures != VAGUE_FAILURES:
                 return
         if self._key:
-            reason = "another coordinator than the one that this key is for answers there, or something that is none"
+            reason = "another coordinator than the one of this key answers there, or another program"
         else:
-            reason = "a coordinator that admits nobody without a key answers there, or something that is none"
+            reason = "a coordinator that requires a key answers there, or another program"
         self._on_refused(f"No handshake with {self.address}: {reason}.")
 
 
 def keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """Let the kernel notice a peer that is gone without a word; heartbeats of the library cost the hub too much."""
+    """Let the kernel detect a peer that vanished; heartbeats of the library would cost the hub too much."""
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
@@ -191,7 +192,7 @@ def keep_alive(socket: zmq.Socket[bytes]) -> None:
 
 
 def bind(socket: zmq.Socket[bytes], address: str) -> None:
-    """Raises ConfigError if the address is taken, or none of this host."""
+    """Raises ConfigError if the address is taken or does not belong to this host."""
     try:
         socket.bind(address)
     except zmq.ZMQError as refused:

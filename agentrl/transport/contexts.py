@@ -1,7 +1,7 @@
 """ZeroMQ contexts.
 
-Invariant: the connecting sockets of a process share one context, which a forked child never touches; a coordinator's
-sockets have a context of their own, because the handler that checks keys belongs to a context.
+The connecting sockets of a process share one context, which a forked child never uses. The sockets of a coordinator
+have a context of their own, because the ZAP handler that checks keys belongs to a context.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
 
 
 def new_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """A context that admits more sockets than the library's 1023."""
+    """A context that allows more sockets than the library's default of 1023."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
     return context
 
 
 def connecting_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """The context of all sockets by which this process dials others."""
+    """The context of all sockets by which this process connects to others."""
     with _lock:
         context = _contexts.get(os.getpid())
         if context is None:

@@ -1,7 +1,6 @@
-"""CURVE keys and the files they live in.
+"""CURVE keys and their files.
 
-Invariants: a secret never stands in a repr, a log or a file that others can read; a key file is written whole or not
-at all.
+A secret is never in a repr, a log or a file that others can read. A key file is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ class KeyPair:
 
 
 ServerKeys = KeyPair
-"""The coordinator's own pair: clients know the public half beforehand, so nobody can stand in for it."""
+"""The coordinator's pair: clients know the public half beforehand, so no other program can take its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientKey:
-    """Everything that a client elsewhere needs to reach a coordinator: one file."""
+    """The key file of a client on another host: all that it needs to reach a coordinator."""
 
     name: str
     public: str
@@ -48,25 +47,25 @@ class ClientKey:
 
     @classmethod
     def load(cls, path: Path | str) -> ClientKey:
-        """Read a key file; one that others can read is refused."""
+        """Read a key file. Raises ConfigError if other users can read it."""
         key = _load(Path(path), cls)
         for half in (key.public, key.secret, key.server_public):
             _check_z85(half, Path(path))
         return key
 
     def save(self, path: Path | str) -> None:
-        """Write a 0600 key file."""
+        """Write a key file with mode 0600."""
         _save(Path(path), self)
 
 
 def new_keypair() -> KeyPair:
-    """A fresh random pair."""
+    """A new random pair."""
     public, secret = zmq.curve_keypair()
     return KeyPair(public.decode(), secret.decode())
 
 
 def load_server_keys(path: Path) -> ServerKeys:
-    """The coordinator's pair; made on first need."""
+    """The coordinator's pair; the first call creates it."""
     if not path.exists():
         _save(path, new_keypair())
     keys = _load(path, KeyPair)
@@ -76,7 +75,7 @@ def load_server_keys(path: Path) -> ServerKeys:
 
 
 def public_from_wire(key: bytes) -> str:
-    """The 32 bytes of a public key, as the handshake shows them, in the form that key files use."""
+    """Converts the 32 bytes of a public key in the handshake to the form in key files."""
     return bytes(z85.encode(key)).decode()
 
 
@@ -109,7 +108,7 @@ def _load(path: Path, kind: type[T]) -> T:
 
 def _save(path: Path, keys: KeyPair | ClientKey) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # mkstemp creates the file as 0600, so the secret is at no moment readable by others.
+    # mkstemp creates the file with mode 0600, so other users can never read the secret.
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -1,7 +1,7 @@
-"""The side of a unit, a host agent or a client that talks to the coordinator.
+"""The socket by which a unit, a host agent or a client talks to the coordinator.
 
-Invariants: nothing is queued for a coordinator that is not there, so it never finds stale messages when it returns;
-the outbox is bounded and a full one is the caller's to know; `send` never blocks.
+* Nothing is queued for a coordinator that is away, so it never finds stale messages when it returns.
+* The outbox is bounded, and `send` never blocks: it returns whether the frame was sent.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ OUTBOX_MESSAGES = 1000
 
 
 class Dealer(ConnectingSocket):
-    """A DEALER with a fresh identity on every connection. `start()` it in the loop that owns it, `close()` it there."""
+    """A DEALER with a new identity for every connection. Start and close it in the loop that owns it."""
 
     _kind = zmq.DEALER
 
     def send(self, frame: bytes) -> bool:
-        """False when not connected or the outbox is full; the frame is then gone, and the caller knows it."""
+        """False if it is not connected or the outbox is full: the frame was not sent."""
         check_size(frame)
-        if not self.connected or self._socket is None or self._drain is None:
+        if not self.connected or self._socket is None or self._reader is None:
             return False
         sent = self._try(frame)
         if not sent:
-            # A send looks for news of its connection only now and then; asking for events makes it look.
+            # A send checks its connection only now and then; reading the events makes it check.
             self._socket.getsockopt(zmq.EVENTS)
             sent = self._try(frame)
-        self._drain.kick()
+        self._reader.kick()
         return sent
 
     def _try(self, frame: bytes) -> bool:
@@ -48,7 +48,7 @@ class Dealer(ConnectingSocket):
 
 
 def check_size(frame: bytes) -> None:
-    """The other side would cut the connection, which helps nobody to find the reason."""
+    """Raises ProtocolError for a frame at which the other side would close the connection without a reason."""
     if len(frame) > MAX_MESSAGE_BYTES:
         raise ProtocolError(
             f"A message of {len(frame)} bytes cannot be sent; the limit is {MAX_MESSAGE_BYTES >> 20} MiB."

@@ -1,8 +1,10 @@
-"""The coordinator's side of every conversation.
+"""The coordinator's socket for units, host agents and clients.
 
-Invariants: nobody can make the hub wait; whoever is on this host is told from whoever came over tcp, and the latter
-always has the name of a key. A second bind on an ipc path would succeed and steal new peers: the coordinator locks its
-state directory before it opens a hub.
+* No peer can make the hub wait.
+* A local peer has no key name; a peer on tcp always has one.
+
+A second bind to an ipc path succeeds and takes over new peers. So the coordinator locks its state directory before it
+opens a hub.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ __all__ = ["Hub", "Peer"]
 
 
 def _ignore(peer: Peer) -> None:
-    """Nobody wants to know."""
+    """The default for `on_gone`."""
 
 
 class Hub:
-    """A ROUTER on `address` (ipc) and, with `listen` (tcp), a second one behind the gate."""
+    """A ROUTER on `address` (ipc) and, with `listen` (tcp), a second one that requires keys."""
 
     def __init__(
         self,
@@ -38,23 +40,23 @@ class Hub:
         self._routers: list[Router] = []
 
     def start(self) -> None:
-        """Bind. To be called in the running loop, after the gate was started."""
+        """Bind. Call this in the running loop, after the gate was started."""
         for address in self._addresses:
             self._routers.append(Router(address, self._gate, self._on_message, self._on_gone))
 
     def listen(self, address: str) -> None:
-        """Bind one more address, behind the gate, while the hub is open. Raises ConfigError if that cannot be."""
+        """Bind one more tcp address while the hub is open. Raises ConfigError if that is not possible."""
         self._routers.append(Router(address, self._gate, self._on_message, self._on_gone))
 
     def unlisten(self) -> None:
-        """Close what is on tcp: nobody is reached there any more."""
+        """Close the sockets on tcp."""
         for router in [router for router in self._routers if router.guarded]:
             self._routers.remove(router)
             router.close()
 
     @property
     def peers(self) -> int:
-        """How many peers are connected that said something."""
+        """How many connected peers have sent a message."""
         return sum(router.peers for router in self._routers)
 
     def send(self, peer: Peer, frame: bytes) -> bool:
@@ -62,6 +64,6 @@ class Hub:
         return peer.router.send(peer, frame)
 
     def close(self) -> None:
-        """Replies under way are still sent; `Gate.close` waits for them, at most half a second."""
+        """Queued replies are still sent; `Gate.close` waits for them, at most half a second."""
         for router in self._routers:
             router.close()

@@ -1,7 +1,7 @@
-"""Lines in the log about what others say wrongly: some of them, not a disk full.
+"""Limits the log lines about faulty messages, so that they cannot fill a disk.
 
-Invariant: however much noise arrives, and under however many names, few lines a minute are written; what is left out is
-counted, and one who is loud does not hide what another says.
+Few lines a minute are written, whatever arrives and under however many names. The rest is counted, and one noisy source
+does not hide another.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Hashable
 
 EACH = 3
-"""Lines about one speaker ..."""
-SPEAKERS = 30
-"""... and speakers of whom there are lines, in every window."""
+"""Lines about one source in every window."""
+SOURCES = 30
+"""Sources with lines in every window."""
 WINDOW_S = 60.0
 
 
 class LogLimiter:
-    """Warnings in the name of a module's own logger."""
+    """Writes warnings to the logger of a module, a limited number per source."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -27,17 +27,17 @@ class LogLimiter:
         self._lines: dict[Hashable, int] = {}
         self._left_out = 0
 
-    def warning(self, speaker: Hashable, text: str, *args: object, exc_info: bool = False) -> None:
+    def warning(self, source: Hashable, text: str, *args: object, exc_info: bool = False) -> None:
         if self._clock() - self._since >= WINDOW_S:
-            self._begin_again()
-        lines = self._lines.get(speaker, 0)
-        if lines >= EACH or (not lines and len(self._lines) >= SPEAKERS):
+            self._start_window()
+        lines = self._lines.get(source, 0)
+        if lines >= EACH or (not lines and len(self._lines) >= SOURCES):
             self._left_out += 1
             return
-        self._lines[speaker] = lines + 1
+        self._lines[source] = lines + 1
         self._log.warning(text, *args, exc_info=exc_info)
 
-    def _begin_again(self) -> None:
+    def _start_window(self) -> None:
         if self._left_out:
             self._log.warning("%d more lines of this kind were left out", self._left_out)
         self._since, self._left_out = self._clock(), 0

@@ -1,7 +1,7 @@
-"""What happens to the connections of a socket, as events in the loop.
+"""Reports what happens to the connections of a socket, as events in the loop.
 
-Invariant: the monitor never holds up the socket that it watches: its own queue is unbounded on the receiving side,
-because the library's I/O thread would block on a full one.
+The queue of events is unbounded on the receiving side: the library's I/O thread would block on a full one, and with it
+the watched socket.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 
 class Monitor:
-    """Calls `on_event(event, value)` for the events asked for, in the order in which they happened."""
+    """Calls `on_event(event, value)` for the selected events, in their order."""
 
     def __init__(
         self,
@@ -36,22 +36,22 @@ class Monitor:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(address)
-        self._drain = SocketReader(self._socket, self._take)
+        self._reader = SocketReader(self._socket, self._take)
 
     def run(self) -> None:
-        """Handle what has happened up to now."""
-        self._drain.run()
+        """Handle the events until now."""
+        self._reader.run()
 
     def close(self) -> None:
-        """To be called before the watched socket is closed."""
-        if not self._drain.stopped:
-            self._drain.stop()
+        """Call this before the watched socket is closed."""
+        if not self._reader.stopped:
+            self._reader.stop()
             self._watched.disable_monitor()
             self._socket.close()
 
     def _take(self, budget: int) -> bool:
         for _ in range(budget):
-            if self._drain.stopped:
+            if self._reader.stopped:
                 return False
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)

@@ -1,8 +1,8 @@
 """Publishing and subscribing.
 
-Invariants: a slow subscriber loses messages and never slows the publisher; who subscribes hears everything (topics are
-not used), so that a gap in the sequence numbers always means a loss; after `rebind` nobody on tcp is subscribed who was
-not admitted again.
+* A slow subscriber loses messages and never slows the publisher.
+* Topics are not used: a subscriber receives everything, so a gap in the sequence numbers always means a loss.
+* After `rebind`, only subscribers on tcp that were admitted again are subscribed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """An XPUB on `address` (ipc) and, with `listen` (tcp), a second one behind the gate."""
+    """An XPUB on `address` (ipc) and, with `listen` (tcp), a second one that requires keys."""
 
     def __init__(
         self, address: str, *, gate: Gate, listen: str = "", on_subscribed: Callable[[], None] = nothing
@@ -40,28 +40,28 @@ class Publisher:
         self._outlets: list[_Outlet] = []
 
     def start(self) -> None:
-        """Bind. To be called in the running loop, after the gate was started."""
+        """Bind. Call this in the running loop, after the gate was started."""
         for address in self._addresses:
             self._outlets.append(_Outlet(address, self._gate, self._on_subscribed))
 
     def listen(self, address: str) -> None:
-        """Bind one more address, behind the gate, while the publisher is open. Raises ConfigError if that cannot be."""
+        """Bind one more tcp address while the publisher is open. Raises ConfigError if that is not possible."""
         self._outlets.append(_Outlet(address, self._gate, self._on_subscribed))
 
     def unlisten(self) -> None:
-        """Close what is on tcp, and end all subscriptions there."""
+        """Close the sockets on tcp, and with them all subscriptions there."""
         for outlet in [outlet for outlet in self._outlets if outlet.guarded]:
             self._outlets.remove(outlet)
             outlet.close()
 
     def publish(self, frame: bytes) -> None:
-        """To everyone who listens and keeps up."""
+        """Send to every subscriber that keeps up."""
         check_size(frame)
         for outlet in self._outlets:
             outlet.publish(frame)
 
     def rebind(self) -> None:
-        """Ends every subscription on tcp; those whose key is still known come back by themselves."""
+        """End every subscription on tcp; subscribers with a valid key reconnect by themselves."""
         for outlet in self._outlets:
             if outlet.guarded:
                 outlet.rebind()
@@ -72,7 +72,7 @@ class Publisher:
 
 
 class _Outlet:
-    """One XPUB socket, which may be replaced by another on the same address."""
+    """One XPUB socket, which another one on the same address may replace."""
 
     def __init__(self, address: str, gate: Gate, on_subscribed: Callable[[], None]) -> None:
         self.guarded = not address.startswith("ipc://")
@@ -82,16 +82,16 @@ class _Outlet:
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
         self._socket: zmq.Socket[bytes] | None = None
-        self._drain: SocketReader | None = None
+        self._reader: SocketReader | None = None
         self._bind()
 
     def publish(self, frame: bytes) -> None:
-        if self._socket and self._drain:
+        if self._socket and self._reader:
             self._socket.send(frame, zmq.NOBLOCK)
-            self._drain.kick()
+            self._reader.kick()
 
     def rebind(self) -> None:
-        # Unbinding alone would leave the connections that exist.
+        # Unbinding alone would keep the present connections.
         self._close_socket()
         self._bind_again(self._loop.time() + REBIND_WITHIN_S)
 
@@ -101,7 +101,7 @@ class _Outlet:
         self._close_socket()
 
     def _bind_again(self, deadline: float) -> None:
-        """The old socket lets go of its port in the background, so the first tries may fail."""
+        """The old socket releases its port in the background, so the first attempts may fail."""
         self._retry = None
         try:
             self._bind()
@@ -127,13 +127,13 @@ class _Outlet:
             socket.close()
             raise
         self._socket = socket
-        self._drain = SocketReader(socket, self._take)
+        self._reader = SocketReader(socket, self._take)
 
     def _close_socket(self) -> None:
-        if self._drain and self._socket:
-            self._drain.stop()
+        if self._reader and self._socket:
+            self._reader.stop()
             self._socket.close(linger=0)
-        self._drain = self._socket = None
+        self._reader = self._socket = None
 
     def _take(self, budget: int) -> bool:
         for _ in range(budget):
@@ -143,14 +143,14 @@ class _Outlet:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return False
-            # Subscribers of ours ask for everything: the topic is empty. Anything else is noise.
+            # Our subscribers subscribe to everything, with an empty topic. Other topics are faulty.
             if parts == [b"\x01"]:
                 self._on_subscribed()
         return True
 
 
 class Subscriber(ConnectingSocket):
-    """A SUB that hears everything which is published at an address."""
+    """A SUB that receives everything that is published at an address."""
 
     _kind = zmq.SUB
 

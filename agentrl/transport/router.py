@@ -1,11 +1,13 @@
-"""One ROUTER socket of the coordinator and the peers behind it.
+"""One ROUTER socket of the coordinator and its peers.
 
-Invariants: a peer is one connection and is never confused with another, even if the other uses its identity (guarded
-sockets compare the key of every message); a peer that went away is reported once, after its last message; a peer that
-does not read fills its own outbox and nobody else's; a malformed message is dropped without a word to anyone else.
+* A peer is one connection. It is never confused with another, even if that one uses its identity: guarded sockets
+  compare the key of every message.
+* A peer that left is reported once, after its last message.
+* A peer that does not read fills its own outbox and no other.
+* A malformed message is dropped and affects no other peer.
 
-What is sent while messages are read leaves together at the end of the drain, in the order of its sending: each single
-send would wake the library's thread anew, which costs more than the message.
+Messages that are sent during a read leave together at its end, in order: each single send would wake the library's
+thread, which costs more than the message.
 """
 
 from __future__ import annotations
@@ -24,20 +26,20 @@ from agentrl.transport.socket_reader import SocketReader
 from agentrl.transport.zap import USER_ID, Gate
 
 PIPE_MESSAGES = 500
-"""What the library queues per peer; what is beyond waits in the peer's own outbox."""
+"""Messages that the library queues per peer; more wait in the peer's own outbox."""
 OUTBOX_BYTES = 16 << 20
-"""A peer that lets so much pile up gets no more until it reads."""
+"""A peer with this much in its outbox gets nothing more until it reads."""
 FLUSH_S = 0.02
 LINGER_MS = 500
 BACKLOG = 4096
-# As plain numbers: adding flags of an enumeration costs a microsecond for every message.
+# Plain numbers: combining the flags of an enumeration costs a microsecond per message.
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE_NOBLOCK = int(zmq.SNDMORE | zmq.NOBLOCK)
 _RCVMORE = int(zmq.RCVMORE)
 
 
 class Peer:
-    """One connection to the hub, as a key of dictionaries."""
+    """One connection to the hub; usable as a key of dictionaries."""
 
     __slots__ = ("gone", "identity", "key_name", "local", "outbox", "outbox_bytes", "router")
 
@@ -45,7 +47,7 @@ class Peer:
         self.router = router
         self.identity = identity
         self.key_name = key_name
-        """Name of the key that it came in with; None for a local peer."""
+        """Name of its key; None for a local peer."""
         self.local = not router.guarded
         self.gone = False
         self.outbox: deque[bytes] = deque()
@@ -56,7 +58,7 @@ class Peer:
 
 
 class Router:
-    """Binds one address. The hub has one for this host, and one on tcp if it listens there."""
+    """Binds one address. The hub has one router for this host, and one on tcp if it listens there."""
 
     def __init__(
         self,
@@ -71,11 +73,11 @@ class Router:
         self._peers: dict[bytes, Peer] = {}
         self._by_fd: dict[int, Peer] = {}
         self._ended: set[int] = set()
-        """Descriptors of connections that ended before a message of theirs was read."""
+        """Descriptors of connections that ended before their first message was read."""
         self._leaving: deque[Peer] = deque()
         self._backlogged: dict[Peer, None] = {}
         self._answered: dict[Peer, None] = {}
-        """Those to whom something was sent while messages were read."""
+        """Peers to which something was sent while messages were read."""
         self._flush_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._socket = gate.context.socket(zmq.ROUTER)
@@ -87,7 +89,7 @@ class Router:
             raise
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         self._monitor = Monitor(gate.context, self._socket, events, self._on_event)
-        self._drain = SocketReader(self._socket, self._take)
+        self._reader = SocketReader(self._socket, self._take)
 
     @property
     def peers(self) -> int:
@@ -98,7 +100,7 @@ class Router:
         check_size(frame)
         if peer.gone:
             return False
-        if self._drain.running:
+        if self._reader.running:
             self._answered[peer] = None
             return self._keep(peer, frame)
         if peer.outbox:
@@ -106,18 +108,18 @@ class Router:
         if not self._try(peer, frame):
             self._flush_later(peer)
             return self._keep(peer, frame)
-        self._drain.kick()
+        self._reader.kick()
         return not peer.gone
 
     def close(self) -> None:
-        """What is in the library's queues is still sent, for half a second; outboxes are lost, and all peers gone."""
-        if self._drain.stopped:
+        """Close. The library sends its queues for half a second more; outboxes are lost, and all peers are gone."""
+        if self._reader.stopped:
             return
         if self._flush_timer:
             self._flush_timer.cancel()
         self._monitor.close()
         self._send_answers()
-        self._drain.stop()
+        self._reader.stop()
         self._socket.close(linger=LINGER_MS)
         for peer in tuple(self._peers.values()):
             self._leave(peer)
@@ -136,14 +138,14 @@ class Router:
     # ---- reading ----
 
     def _take(self, budget: int) -> bool:
-        socket, peers, guarded, drain = self._socket, self._peers, self.guarded, self._drain
-        receive, option, hand_out = socket.recv, socket.getsockopt, self._on_message
+        socket, peers, guarded, reader = self._socket, self._peers, self.guarded, self._reader
+        receive, option, deliver = socket.recv, socket.getsockopt, self._on_message
         for _ in range(budget):
             try:
                 identity = receive(_NOBLOCK)
             except zmq.Again:
                 if self._answered:
-                    # A send may swallow the edge of the descriptor: look once more afterwards.
+                    # A send may consume the edge of the descriptor: read once more afterwards.
                     self._send_answers()
                     continue
                 self._report_leaving()
@@ -161,8 +163,8 @@ class Router:
             if option(_RCVMORE):
                 self._discard_the_rest()
                 continue
-            hand_out(peer, frame)
-            if drain.stopped:
+            deliver(peer, frame)
+            if reader.stopped:
                 return False
         self._send_answers()
         return True
@@ -172,7 +174,7 @@ class Router:
             self._socket.recv(zmq.NOBLOCK)
 
     def _recognise(self, known: Peer | None, identity: bytes, part: zmq.Frame) -> Peer | None:
-        """None for a peer that cannot be told from others: it speaks an old dialect without a handshake, or noise."""
+        """None for a peer that cannot be identified: it uses an old protocol without a handshake, or sends garbage."""
         try:
             descriptor = int(part.get(zmq.SRCFD))
             key_name = str(part.get(USER_ID)) if self.guarded else None
@@ -180,15 +182,15 @@ class Router:
             return None
         if known and known.key_name == key_name:
             return known
-        # Whatever began and ended before this connection is in the monitor's queue by now. Reading it first keeps a
-        # descriptor that was used before from being taken for this connection's.
+        # The monitor's queue contains the ends of all earlier connections. They are read first, so that a descriptor
+        # that is used again is not taken for that of an earlier connection.
         self._monitor.run()
         if known:
             self._leave(known)
         peer = self._peers[identity] = Peer(self, identity, key_name)
         former = self._by_fd.pop(descriptor, None)
         if former:
-            # Two connections never share a descriptor: that one had ended, too, when its first message was read.
+            # Two connections never share a descriptor: the earlier one had ended when its first message was read.
             self._leave(former)
         if descriptor in self._ended:
             self._leaving.append(peer)
@@ -204,9 +206,9 @@ class Router:
         if peer is None:
             self._ended.add(fd)
         else:
-            # Its last messages may be unread. It stays known until the socket was once empty.
+            # Its last messages may be unread. It stays known until the socket has been empty once.
             self._leaving.append(peer)
-            self._drain.kick()
+            self._reader.kick()
 
     def _report_leaving(self) -> None:
         while self._leaving:
@@ -246,7 +248,7 @@ class Router:
         return True
 
     def _empty(self, peer: Peer) -> bool:
-        """Send what waits for a peer; False if its queue is full."""
+        """Send the outbox of a peer; False if its queue is full."""
         while peer.outbox and not peer.gone:
             if not self._try(peer, peer.outbox[0]):
                 return False
@@ -272,4 +274,4 @@ class Router:
         for peer in backlogged:
             if not self._empty(peer):
                 self._flush_later(peer)
-        self._drain.kick()
+        self._reader.kick()

@@ -1,8 +1,9 @@
-"""Reading a ZeroMQ socket from an asyncio loop.
+"""Reads a ZeroMQ socket from an asyncio loop.
 
-Invariants: the descriptor of a ZeroMQ socket is edge-triggered, so a drain ends only when the socket is empty, and
-every send outside of a drain is followed by another drain (the send may have swallowed the edge); a drain takes at most
-BUDGET messages before timers and other sockets have their turn; a handler that raises does not stall its socket.
+* The descriptor of a ZeroMQ socket is edge-triggered. So a read ends only when the socket is empty, and every send
+  outside of a read is followed by another read, because the send may have consumed the edge.
+* A read takes at most BUDGET messages before timers and other sockets get their turn.
+* A handler that raises does not stall its socket.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ BUDGET = 256
 
 
 class SocketReader:
-    """Calls `take(BUDGET)` whenever the socket may have messages. `take` answers whether more may be waiting."""
+    """Calls `take(BUDGET)` when the socket may have messages. `take` returns whether more may be waiting."""
 
     def __init__(self, socket: zmq.Socket[Any], take: Callable[[int], bool]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -30,13 +31,13 @@ class SocketReader:
         self.kick()
 
     def kick(self) -> None:
-        """To be called after every send: drain once more, soon."""
+        """Call this after every send: read once more, soon."""
         if not (self._scheduled or self._running or self._stopped):
             self._scheduled = True
             self._loop.call_soon(self._run_scheduled)
 
     def run(self) -> None:
-        """Drain now."""
+        """Read now."""
         if self._stopped or self._running:
             return
         more = True
@@ -49,7 +50,7 @@ class SocketReader:
                 self.kick()
 
     def stop(self) -> None:
-        """To be called before the socket is closed."""
+        """Call this before the socket is closed."""
         if not self._stopped:
             self._stopped = True
             self._loop.remove_reader(self._fd)

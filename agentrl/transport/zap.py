@@ -1,8 +1,12 @@
-"""Who may come in over tcp: the gate of a coordinator's sockets.
+"""Admits connections to the coordinator's tcp sockets: a ZAP handler with the live keyring.
 
-Invariants: a socket on tcp is guarded by CURVE and by one fixed domain, or it is not bound at all; only the CURVE
-mechanism is ever admitted; whoever is admitted is known by the name of a key from then on; a handler that breaks
-refuses.
+* A socket on tcp is guarded by CURVE and by one fixed domain, or it is not bound at all.
+* Only the CURVE mechanism is admitted, and an admitted peer is known by the name of its key.
+* A revoked key is refused at the next connection.
+* A handler that fails refuses the connection.
+
+`zmq.auth.Authenticator` is not used: it admits the NULL mechanism, sends no reply if the credentials callback raises
+(the client then hangs), and its asynchronous handler answers one request at a time on a REP socket.
 """
 
 from __future__ import annotations
@@ -20,21 +24,21 @@ from agentrl.transport.log_limiter import LogLimiter
 from agentrl.transport.socket_reader import SocketReader
 
 DOMAIN = b"agentrl"
-"""The domain of every guarded socket and of the handler; where they differ every client hangs."""
+"""The domain of every guarded socket and of the handler; if they differ, every client hangs."""
 
 USER_ID = "User-Id"
 
 _HANDLER = "inproc://zeromq.zap.01"
-_noise = LogLimiter(logging.getLogger(__name__))
+_log_limiter = LogLimiter(logging.getLogger(__name__))
 
 Keyring = Callable[[str], str | None]
-"""The name of the key with this public half, or None for one that is unknown or revoked."""
+"""Returns the name of the key with this public half; None if it is unknown or revoked."""
 
 
 class Gate:
-    """The context of all sockets of a coordinator, and the handler that admits connections to those on tcp.
+    """The context of a coordinator's sockets, and the ZAP handler that admits connections to those on tcp.
 
-    Start it before the sockets, close it after them. Without server keys nothing can be bound to tcp.
+    Start it before the sockets and close it after them. Without server keys no socket can be bound to tcp.
     """
 
     def __init__(self, server_keys: ServerKeys | None = None, keyring: Keyring | None = None) -> None:
@@ -42,27 +46,27 @@ class Gate:
         self._server_keys = server_keys
         self._keyring = keyring
         self._socket: zmq.Socket[bytes] | None = None
-        self._drain: SocketReader | None = None
+        self._reader: SocketReader | None = None
 
     def start(self) -> None:
-        """To be called in the running loop."""
+        """Call this in the running loop."""
         if self._server_keys is None or self._keyring is None:
             return
         self._socket = self.context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(_HANDLER)
-        self._drain = SocketReader(self._socket, self._take)
+        self._reader = SocketReader(self._socket, self._take)
 
     def close(self) -> None:
-        """Waits until the sockets of the context have sent what their linger time lets them send."""
-        if self._drain and not self._drain.stopped:
-            self._drain.stop()
+        """Wait until the sockets of the context have sent their queues, at most their linger time."""
+        if self._reader and not self._reader.stopped:
+            self._reader.stop()
             assert self._socket
             self._socket.close()
         self.context.term()
 
     def guard(self, socket: zmq.Socket[Any]) -> None:
-        """To be called before the socket is bound to a tcp address."""
+        """Call this before the socket is bound to a tcp address."""
         if self._socket is None or self._server_keys is None:
             raise ConfigError(
                 "The coordinator does not listen on tcp without keys.",
@@ -91,7 +95,7 @@ class Gate:
         try:
             name = self._admit(rest)
         finally:
-            # Also when the keyring raised: a connection without an answer would hang.
+            # Even if the keyring raised: a connection without an answer would hang.
             code, text = (b"200", b"OK") if name else (b"400", b"unknown key")
             user = (name or "").encode()
             self._socket.send_multipart([sender, b"", version, request, code, text, user, b""], zmq.NOBLOCK)
@@ -102,6 +106,6 @@ class Gate:
             return None
         name = self._keyring(public_from_wire(credentials[0]))
         if not name:
-            speaker = address.decode(errors="replace")
-            _noise.warning(speaker, "refused a connection from %s: its key is unknown or revoked", speaker)
+            source = address.decode(errors="replace")
+            _log_limiter.warning(source, "refused a connection from %s: its key is unknown or revoked", source)
         return name

@@ -20,12 +20,12 @@ def test_noise_makes_few_lines_and_the_rest_is_counted(caplog: pytest.LogCapture
     lines = [record.getMessage() for record in caplog.records]
     assert lines.count("a stranger says 0") == 1, "one who is loud does not hide the others"
     assert sum(line.startswith("loud says") for line in lines) == log_limiter.EACH
-    assert len(lines) == log_limiter.EACH + log_limiter.SPEAKERS - 1
+    assert len(lines) == log_limiter.EACH + log_limiter.SOURCES - 1
 
     caplog.clear()
     now = log_limiter.WINDOW_S
     quiet.warning("loud", "again")
-    left_out = 2001 - log_limiter.EACH - log_limiter.SPEAKERS + 1
+    left_out = 2001 - log_limiter.EACH - log_limiter.SOURCES + 1
     assert [record.getMessage() for record in caplog.records] == [
         f"{left_out} more lines of this kind were left out",
         "again",
