@@ -1,17 +1,17 @@
 """The supervisor: a pure state machine. Events and the time go in, instructions come out.
 
-Nothing here opens a socket or a file, reads a clock or draws a random number, so every decision can be replayed.
-Jitter comes in with the event; tokens are derived from a secret of the run.
+It opens no socket or file, reads no clock and draws no random number, so every decision can be repeated.
+Events carry the jitter; tokens are derived from a secret of the run.
 
     from → to                                   when
     pending → starting                          placed, its dependencies ready, no earlier incarnation alive
     starting → ready                            the unit reports it, its probe succeeds, or it has neither
     starting → stopping                         the start deadline passed (an announced phase extends it)
-    ready ↔ suspect                             silent, or the liveness probe fails; heard from again
+    ready ↔ suspect                             silent, or the liveness probe fails; heartbeats again
     ready, suspect → stopping                   hung: stacks by SIGABRT, then the process tree is killed
     any with a process → lost                   the host agent is silent and the unit too
     lost → ready, starting                      the same incarnation is back
-    lost → pending                              at once if all its writes are fenced; else a person confirms the death
+    lost → pending                              at once if all writes are fenced; else an operator confirms the death
     starting, ready, suspect → draining → stopping → stopped, pending, backoff    scale-down, restart, drain, down
     draining → ready                            the drain was cancelled before SIGTERM
     starting, ready, suspect → backoff → starting    unplanned death; exit 0 of a service is a death

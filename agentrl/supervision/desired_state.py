@@ -1,6 +1,6 @@
-"""What people want, written into desired state. Nothing here touches a process.
+"""Writes what operators want into desired state. Nothing here touches a process.
 
-Invariant: every wish leaves desired state such that making the same wish again changes nothing.
+Every change leaves desired state such that the same change again has no effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentrl.supervision.unit_slots import GroupState, Slot
 
 
 def apply(life: Lifecycle, event: events.Applied, now: float) -> None:
-    """The run is to be what this configuration says."""
+    """Make desired state equal to this configuration."""
     run = life.state.run
     was_up = run.up and run.reading == event.reading
     if not was_up:
@@ -60,8 +60,8 @@ def _apply_group(life: Lifecycle, spec: GroupSpec, by: str, was_up: bool) -> Non
         if wanted_again:
             _fresh_budget(slot)
         if not same:
-            # Another spec is another life; a finished job runs again, because it is another job.
-            slot.begin_anew()
+            # Another spec needs another incarnation; a finished job with another spec runs again.
+            slot.reset_history()
             slot.generation += 1
             slot.done = False
         elif not wanted_again:
@@ -100,7 +100,7 @@ def _no_longer_wanted(life: Lifecycle, slot: Slot, by: str) -> None:
 
 def _fresh_budget(slot: Slot) -> None:
     slot.held = ""
-    slot.begin_anew()
+    slot.reset_history()
     if slot.tree_gone or not slot.leader_gone:
         slot.last_exit = None  # that of a life before; one that is on its way out is still judged by its own
     if slot.state in (UnitState.FATAL, UnitState.BACKOFF) or slot.done:

@@ -1,7 +1,7 @@
-"""What can happen to a supervisor. Facts, never wishes of the supervisor itself.
+"""The events that a supervisor handles: facts and the wishes of operators.
 
-Invariant: an event that speaks of a process names its incarnation; one about an incarnation that is not the present
-one changes nothing but the list of ghosts.
+An event about a process names its incarnation. An event about an incarnation that is not the present one changes
+nothing but the list of ghosts.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """A number in [0, 1) drawn by the caller, for jitter."""
 
 
-# ---- what people want ----
+# ---- from operators ----
 
 
 class Applied(Event, frozen=True):
-    """The run is to consist of these groups. `by` is the operation."""
+    """The run consists of these groups from now on. `by` is the operation."""
 
     specs: tuple[GroupSpec, ...]
     by: str
     reading: bool = False
-    """Only what it is read from is to be up; the others stay as they are, in the plan and on disk."""
+    """Start only the groups that the run is read from; the others stay as they are, in desired state and on disk."""
 
 
 class Scaled(Event, frozen=True):
@@ -34,11 +34,11 @@ class Scaled(Event, frozen=True):
     count: int
     by: str
     idle: frozenset[str] = frozenset()
-    """Units that have nothing under way: they are stopped first."""
+    """Units without work: they are stopped first."""
 
 
 class StopWanted(Event, frozen=True):
-    """The unit is to stop and stay stopped; `patient` waits for its work without a limit."""
+    """Stop the unit and keep it stopped; `patient` waits for its work without a limit."""
 
     unit: str
     by: str
@@ -59,7 +59,7 @@ class RestartWanted(Event, frozen=True):
 
 
 class HostDrained(Event, frozen=True):
-    """Nothing is to run on the host (or may again)."""
+    """Drain the host, or allow units on it again."""
 
     host: str
     by: str
@@ -80,14 +80,14 @@ class DownWanted(Event, frozen=True):
 
 
 class DeathVouched(Event, frozen=True):
-    """A person says that this incarnation of a lost unit is dead."""
+    """An operator states that this incarnation of a lost unit is dead."""
 
     unit: str
     incarnation: int
     by: str
 
 
-# ---- what host agents say ----
+# ---- from host agents ----
 
 
 class HostConnected(Event, frozen=True):
@@ -95,7 +95,7 @@ class HostConnected(Event, frozen=True):
     facts: HostFacts
     inventory: tuple[UnitOnHost, ...]
     age_s: float = 0.0
-    """How long its agent lives."""
+    """The age of the host agent."""
 
 
 class HostSilent(Event, frozen=True):
@@ -124,7 +124,7 @@ class Exited(Event, frozen=True):
 
 
 class TreeGone(Event, frozen=True):
-    """Nothing of the incarnation is left on this host."""
+    """No process of the incarnation is left on this host."""
 
     host: str
     unit: str
@@ -148,7 +148,7 @@ class ProcessStopped(Event, frozen=True):
     stopped: bool
 
 
-# ---- what units say, and what their silence says ----
+# ---- from units, and from their silence ----
 
 
 class UnitReady(Event, frozen=True):
@@ -181,7 +181,7 @@ class StartExtended(Event, frozen=True):
 
 
 class PhaseAnnounced(Event, frozen=True):
-    """A unit may be silent until then; whoever coordinates after a crash has to know that too."""
+    """A unit may be silent until then. It is persisted, because the next coordinator needs it too."""
 
     unit: str
     incarnation: int
@@ -189,7 +189,7 @@ class PhaseAnnounced(Event, frozen=True):
 
 
 class UnitSuspect(Event, frozen=True):
-    """Silent, or past its phase deadline: shown, not acted on."""
+    """Silent, or past its phase deadline: shown, without further action."""
 
     unit: str
     incarnation: int
@@ -202,7 +202,7 @@ class UnitHeard(Event, frozen=True):
 
 
 class UnitHung(Event, frozen=True):
-    """Silent for too long outside any announced phase, or standing beyond its phase deadline."""
+    """Silent for too long outside any announced phase, or too long past its phase deadline."""
 
     unit: str
     incarnation: int
@@ -213,7 +213,7 @@ class UnitHung(Event, frozen=True):
 
 
 class DeathsAged(Event, frozen=True):
-    """A death of that unit has left the restart window, so it counts no more."""
+    """A death of that unit has left the restart window and no longer counts."""
 
     unit: str
 

@@ -1,6 +1,6 @@
-"""What the supervisor wants done. The coordinator does it, in this order, and reports back by events.
+"""The instructions of the supervisor. The coordinator executes them in this order and reports the results as events.
 
-Invariant: a Persist is durable before anything that follows it in the list is done.
+A Persist is durable before anything after it in the list is executed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Instruction(msgspec.Struct, frozen=True):
 
 
 class Persist(Instruction, frozen=True):
-    """Write down the run, a group or a slot as it is now; `gone` deletes it."""
+    """Persist the run, a group or a slot as it is now; `gone` deletes it."""
 
     kind: str
     key: str
@@ -71,7 +71,7 @@ class StartTimer(Instruction, frozen=True):
 
 
 class Report(Instruction, frozen=True):
-    """An incident: the unplanned end of a life."""
+    """An incident: the unplanned end of an incarnation."""
 
     unit: str
     incarnation: int
@@ -83,11 +83,11 @@ class Report(Instruction, frozen=True):
 
 
 class Died(Instruction, frozen=True):
-    """This life has ended for certain, planned or not: what it held may be given to others."""
+    """This incarnation has ended, planned or not: others may take over what it held."""
 
     unit: str
     incarnation: int
 
 
 class AllStopped(Instruction, frozen=True):
-    """`down` reached its end: no unit is left."""
+    """`down` is complete: no unit is left."""

@@ -1,7 +1,8 @@
-"""How one unit gets from one state to the next.
+"""Moves one unit from one state to the next.
 
-Invariants: an incarnation is spawned only when nothing of an earlier one is alive on any reachable host; what is
-written down precedes what is done; a stop always ends (drain, then TERM, then KILL again and again).
+* An incarnation is spawned only if no process of an earlier one lives on any reachable host.
+* Instructions that persist precede those that act.
+* A stop always ends: drain, then SIGTERM, then SIGKILL until nothing is left.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ UNKNOWN_EXIT = ExitStatus(unknown="its host agent has no record of its end")
 
 
 class Lifecycle:
-    """Moves slots and collects the instructions that this takes."""
+    """Moves slots from state to state and collects the instructions for it."""
 
     def __init__(self, state: State, times: SupervisionTimes) -> None:
         self.state = state
@@ -46,7 +47,7 @@ class Lifecycle:
         self._pending: dict[str, set[str]] = {}
         """Units by group. Those of one group wait for the same thing, but for the units in `_blocked_alone`."""
         self._blocked_alone: set[str] = set()
-        """Pending units that wait for their own former lives, or for their gang."""
+        """Pending units that wait for their own former incarnations, or for their gang."""
         self._obstacles: dict[str, str] = {}
         """What the units of a group wait for now; computed once between two moves."""
         self._shown_obstacles: dict[str, str] = {}
@@ -54,7 +55,7 @@ class Lifecycle:
         self._recheck_pending = False
         self._waits_for_stop_rank: set[str] = set()
         self._least_stop_rank: int | None = None
-        """Of all units that have not ended; None if it must be computed again."""
+        """Of all units that have not ended; None if it must be recomputed."""
         self._announced_end = False
         for slot in state.slots.values():
             if slot.state is S.PENDING:
@@ -63,7 +64,7 @@ class Lifecycle:
     # ---- bookkeeping ----
 
     def touch(self, slot: Slot) -> None:
-        """The slot changed: it is written, shown, and looked at again before the event is over."""
+        """The slot changed: persist it, publish it, and reconcile it before the event is done."""
         self.out.append(Persist("slot", slot.unit))
         self.out.append(Publish("unit", slot.unit))
         self._dirty.add(slot.unit)
@@ -90,7 +91,7 @@ class Lifecycle:
             self._blocked_alone.discard(slot.unit)
         if S.LOST in (before, to):
             self._least_stop_rank = None
-        # A unit that became ready may be waited for; one that ended gives room back.
+        # Others may wait for a unit that became ready; one that ended frees resources.
         self.recheck_pending()
         self.touch(slot)
 
@@ -100,7 +101,7 @@ class Lifecycle:
         self.out.append(Persist("slot", slot.unit))
 
     def settle(self, now: float) -> None:
-        """Let every slot that was touched take the steps that are open to it."""
+        """Reconcile every slot that was touched."""
         self._obstacles.clear()
         while self._dirty or self._recheck_pending:
             if self._recheck_pending:
@@ -113,7 +114,7 @@ class Lifecycle:
         self._announce_end()
 
     def _add_pending_that_may_move(self) -> None:
-        """A group whose obstacle stays the same is not looked at: thousands may wait for one thing."""
+        """Skip a group whose obstacle is unchanged: thousands of units may wait for one thing."""
         self._dirty |= self._blocked_alone
         for group, units in self._pending.items():
             if not units:
@@ -127,12 +128,12 @@ class Lifecycle:
         run = self.state.run
         if run.up or self._announced_end or not run.desired_by:
             return
-        # A lost unit cannot be stopped; what is not proven about it is said by whoever reports the end.
+        # A lost unit cannot be stopped; the report of the end says what is unproven about it.
         if all(s.tree_gone or s.state is S.LOST for s in self.state.slots.values()):
             self._announced_end = True
             self.out.append(AllStopped())
 
-    # ---- what is wanted ----
+    # ---- desired state ----
 
     def runs(self, slot: Slot) -> bool:
         """Whether desired state wants a process here."""
@@ -141,7 +142,7 @@ class Lifecycle:
         return self.state.run.up and wanted and group is not None and not group.removed
 
     def outdated(self, slot: Slot) -> bool:
-        """Whether the present life has to make room for another."""
+        """Whether the present incarnation must be replaced."""
         group = self.state.groups.get(slot.group)
         return (
             slot.generation != slot.started_generation
@@ -154,7 +155,7 @@ class Lifecycle:
         return slot.paused or self.state.run.paused or (group is not None and group.paused)
 
     def advance(self, slot: Slot, now: float) -> None:
-        """One look at one slot: the reconciler."""
+        """Reconcile one slot."""
         if not slot.since:
             slot.since, slot.reason = now, "is new"
         runs = self.runs(slot)
@@ -199,7 +200,7 @@ class Lifecycle:
             self.out.append(Publish("unit", slot.unit))
 
     def where(self, slot: Slot, now: float) -> tuple[str, str]:
-        """The host to start on, or why it cannot be started now."""
+        """The host to start on, or why it cannot start now."""
         if obstacle := self._own_obstacle(slot, now):
             if slot.state is S.PENDING:
                 self._blocked_alone.add(slot.unit)
@@ -207,7 +208,7 @@ class Lifecycle:
         self._blocked_alone.discard(slot.unit)
         if obstacle := self._obstacle(slot.group):
             if obstacle != self._shown_obstacles.get(slot.group):
-                # The others of the group have to show it as well.
+                # The other units of the group show it too.
                 self._recheck_pending = True
             return "", obstacle
         return self._place(slot.group)
@@ -255,8 +256,8 @@ class Lifecycle:
     def _start(self, slot: Slot, host: str, now: float) -> None:
         group = self.state.groups[slot.group]
         if slot.generation != slot.started_generation:
-            # What was about to be replaced may have died of itself on its way out.
-            slot.begin_anew()
+            # A unit that was to be replaced may have died by itself meanwhile.
+            slot.reset_history()
         if slot.spec is not None and slot.spec.fingerprint() != group.spec.fingerprint():
             slot.last_exit = None  # of another program
         slot.incarnation += 1
@@ -290,7 +291,7 @@ class Lifecycle:
     # ---- stopping ----
 
     def _stop_in_its_turn(self, slot: Slot, now: float) -> None:
-        """`down` stops by rank: a unit stops after those that depend on it."""
+        """`down` stops by rank: a unit stops after the units that depend on it."""
         run = self.state.run
         if run.up or run.stop_now or slot.spec is None or slot.spec.stop_rank <= self._present_stop_rank():
             self._waits_for_stop_rank.discard(slot.unit)
@@ -350,7 +351,7 @@ class Lifecycle:
         self._signal(slot, signal.SIGTERM, leader_only=slot.spec.speaks)
 
     def go_on_stopping(self, slot: Slot, now: float) -> None:
-        """Its host says that it lives still. The SIGTERM may have been lost; the grace that was given is kept."""
+        """Its host reports that it still lives. The SIGTERM may have been lost; the grace stays as it was."""
         if slot.stopping_because or slot.stop_now or self.state.run.stop_now or slot.timer <= now:
             self.set_timer(slot, now)
         else:
@@ -367,7 +368,7 @@ class Lifecycle:
         self.out.append(KillTree(slot.host, slot.unit, slot.incarnation))
 
     def hang(self, slot: Slot, because: str, now: float) -> None:
-        """Replace a unit that hangs: its stacks first (SIGABRT), then the whole tree goes."""
+        """Replace a unit that hangs: first its stacks (SIGABRT), then SIGKILL for its process tree."""
         if slot.state not in (S.READY, S.SUSPECT):
             return
         host = self.state.hosts.get(slot.host)
@@ -388,7 +389,7 @@ class Lifecycle:
     # ---- ends ----
 
     def ended(self, slot: Slot, exit: ExitStatus, now: float, dice: float) -> None:
-        """The leader is gone, for whatever reason."""
+        """The leader has ended, for whatever reason."""
         if slot.leader_gone:
             return
         if exit.unknown and slot.bye_code is not None:
@@ -407,7 +408,7 @@ class Lifecycle:
         self.touch(slot)
 
     def tree_gone(self, slot: Slot, now: float, dice: float, swept: tuple[ProcessInfo, ...] = ()) -> None:
-        """Nothing of the present incarnation is left."""
+        """No process of the present incarnation is left."""
         self.ended(slot, UNKNOWN_EXIT, now, dice)
         if slot.tree_gone:
             return
@@ -429,7 +430,7 @@ class Lifecycle:
     def _judge(
         self, slot: Slot, exit: ExitStatus, now: float, dice: float, swept: tuple[ProcessInfo, ...] = ()
     ) -> None:
-        """An unplanned end: count it, and decide what becomes of the slot."""
+        """An unplanned end: count it and decide what happens to the slot."""
         verdict = restarts.judge(slot, exit, self.times, now, dice)
         if verdict.done:
             slot.done = True
@@ -473,14 +474,14 @@ class Lifecycle:
         self.out.append(Persist("group", slot.group))
         self._dirty.update(s.unit for s in self.state.of_group(slot.group))
 
-    # ---- hosts that fall silent ----
+    # ---- silent hosts ----
 
     def lose(self, slot: Slot, because: str, now: float) -> None:
         if slot.state in WITH_PROCESS and slot.state is not S.LOST:
             self.move(slot, S.LOST, because, now)
 
     def _replace_lost(self, slot: Slot, now: float) -> None:
-        """Only where every write is fenced is a second life safe before the first one's death is known."""
+        """A second incarnation before the end of the first is known is safe only if every write is fenced."""
         if slot.spec is not None and slot.spec.fenced and self.runs(slot):
             slot.ghosts = [*slot.ghosts, Ghost(slot.host, slot.incarnation)]
             slot.leader_gone = slot.tree_gone = True
@@ -490,7 +491,7 @@ class Lifecycle:
             self.move(slot, S.PENDING, "replaces a lost incarnation", now)
 
     def found_alive(self, slot: Slot, now: float) -> None:
-        """The host is back and says that the present incarnation lives."""
+        """The host is back and reports that the present incarnation lives."""
         if slot.state is S.LOST:
             slot.silent = ""
             if slot.came_up:

@@ -1,9 +1,11 @@
-"""Who has been silent for how long, and who stands still.
+"""Judges which peers are silent for too long, and which make no progress.
 
-Invariants: a peer inside an announced phase is judged by the phase's deadline alone (code that holds the GIL silences
-its heartbeat too), as long as its host agent is there to see that it lives; a phase's deadline counts from its begin or
-its last progress; if the judge itself was late, all leases are extended by as much. Looking at ten thousand leases
-costs a pass over plain floats.
+* A peer in an announced phase is judged by the deadline of the phase alone, as long as its host agent reports that it
+  lives: code that holds the GIL silences its heartbeat too.
+* The deadline of a phase counts from its start or its last progress.
+* If the check itself was late, all leases are extended by the delay.
+
+A check of ten thousand leases is one pass over plain floats.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Lease(msgspec.Struct):
-    """What is known of one speaking peer."""
+    """The facts about one peer that sends heartbeats."""
 
     heard: float
     progress: int = 0
@@ -64,8 +66,8 @@ class Leases:
         return self._leases.get(name)
 
     def begin(self, name: str, now: float, health: Health = Health.WELL) -> Lease:
-        """`health` is what whoever judged before thought of a peer that is new here; one that was not well then is so
-        once it is heard."""
+        """`health` is the earlier verdict on a peer that is new here; a peer that was unwell becomes well with its next
+        heartbeat."""
         lease = self._leases.get(name)
         if lease is None:
             heard = now if health is Health.WELL else now - self.suspect_after_s
@@ -78,7 +80,7 @@ class Leases:
         self._leases.pop(name, None)
 
     def beat(self, name: str, now: float, *, progress: int = 0, loop_lag_s: float = 0.0) -> None:
-        """The hot path: every heartbeat of every peer comes through here."""
+        """The hot path: called for every heartbeat of every peer."""
         lease = self._leases.get(name)
         if lease is None:
             return
@@ -88,7 +90,7 @@ class Leases:
         lease.loop_lag_s = loop_lag_s
 
     def phase(self, name: str, now: float, *, phase: str, age_s: float, at_most_s: float | None) -> None:
-        """The peer told which phase it is in, and since how long."""
+        """The peer reported its phase and since when it is in it."""
         lease = self._leases.get(name)
         if lease is None:
             return
@@ -96,13 +98,13 @@ class Leases:
         lease.phase, lease.phase_began, lease.at_most_s = phase, now - age_s, at_most_s
 
     def progress(self, name: str, now: float, *, progress: int, age_s: float) -> None:
-        """The peer told how far it is, and when it last got on: nobody may have been there to see that."""
+        """The peer reported its progress and when it last progressed; an earlier report may have been lost."""
         lease = self._leases.get(name)
         if lease is not None:
             lease.progress, lease.progressed = progress, now - age_s
 
     def extend_all(self, by_s: float) -> None:
-        """The judge was late by so much: nobody is to pay for it."""
+        """This check itself was late by so much: the peers get that time in addition."""
         for lease in self._leases.values():
             lease.heard += by_s
             lease.progressed += by_s
@@ -117,7 +119,7 @@ class Leases:
             if heard_well and not lease.phase and lease.loop_lag_s < suspect_after_s:
                 continue
             health, because = self._judge(lease, now, unseen=name in unseen)
-            # Who hangs is told of at every look: the unit may have been lost when it was told for the first time.
+            # A peer that hangs is returned at every check: at the first one the unit may have been lost.
             if health is not lease.health or health is Health.HUNG:
                 lease.health = health
                 yield Finding(name, health, because)

@@ -1,7 +1,7 @@
-"""What `up` would change: present desired state against a run file.
+"""What `up` would change: compares desired state with a run file.
 
-Invariants: a plan applied to its own result is empty; a count that an operator changed by `scale` stays, unless the
-run file's own count changed since.
+A plan applied to its own result is empty. A count that an operator set with `scale` stays, unless the count in the run
+file has changed since.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Plan(msgspec.Struct, frozen=True):
 
     kept: tuple[str, ...] = ()
     started: tuple[str, ...] = ()
-    """New, or wanted again after they were stopped or had failed for good."""
+    """New, or wanted again after a stop or a final failure."""
     stopped: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    """Replaced, because what they are started from changed."""
+    """Replaced, because their spec changed."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -34,7 +34,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def plan(state: State, specs: tuple[GroupSpec, ...], *, reading: bool = False) -> Plan:
-    """Compare without changing anything. `reading`: only what the run is read from is to be up."""
+    """Compare without changing anything. `reading`: only the groups that the run is read from."""
     kept: list[str] = []
     started: list[str] = []
     stopped: list[str] = []
@@ -63,7 +63,7 @@ def plan(state: State, specs: tuple[GroupSpec, ...], *, reading: bool = False) -
             else:
                 kept.append(slot.unit)
         for unit in new_units({s.unit for s in members}, spec.name, count - len(members)):
-            # One that was scaled down a moment ago may be alive still: then its stop is cancelled.
+            # A unit that was scaled down a moment ago may still live: then its stop is cancelled.
             retired = state.slots.get(unit)
             if retired is None or retired.state not in MAY_STAY:
                 started.append(unit)

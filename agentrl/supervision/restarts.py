@@ -1,7 +1,9 @@
-"""When a dead unit comes back: at once, later, or never.
+"""Decides whether a dead unit restarts at once, later or never.
 
-Invariants: starts that never came up are counted apart from deaths in service; the first death in a window costs no
-waiting; every `fatal` has a reason; memory kills have a counter of their own, because starting again cures them rarely.
+* Starts that never became ready are counted apart from deaths in service.
+* The first death in a window causes no delay.
+* Every `fatal` has a reason.
+* Kills for memory have a counter of their own, because a restart rarely cures the cause.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ EXIT_CONFIG = 78
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What to do about an unplanned end: at most one of fatal, done, free; else a restart after `delay_s`."""
+    """The answer to an unplanned end: at most one of fatal, done, free; else a restart after `delay_s`."""
 
     reason: str
     delay_s: float = 0.0
     fatal: bool = False
     done: bool = False
     free: bool = False
-    """Start again, after `delay_s`, without counting it as a death."""
+    """Restart after `delay_s` without counting a death."""
 
 
 def judge(slot: Slot, exit: ExitStatus, times: SupervisionTimes, now: float, dice: float) -> Verdict:
@@ -50,7 +52,7 @@ def judge(slot: Slot, exit: ExitStatus, times: SupervisionTimes, now: float, dic
 
 
 def _as_asked(slot: Slot, times: SupervisionTimes, now: float, dice: float) -> Verdict:
-    """No death, and never fatal; but who asks again and again within a minute or so is not asked to hurry."""
+    """Not a death, and never fatal; repeated requests within about a minute are delayed."""
     slot.asked = [*(t for t in slot.asked if 0 <= now - t < times.backoff_max_s), now]
     n = len(slot.asked)
     often = f", {n} times in {times.backoff_max_s:g} s" if n > 1 else ""
@@ -97,7 +99,7 @@ def some_aged(slot: Slot, times: SupervisionTimes, now: float) -> bool:
 
 
 def forget_aged(slot: Slot, times: SupervisionTimes, now: float) -> bool:
-    """Drop the deaths that no longer count; True if there were any."""
+    """Drop the deaths that no longer count; returns whether there were any."""
     if not some_aged(slot, times, now):
         return False
     slot.deaths, slot.oom_deaths = (_in_window(each, times, now) for each in (slot.deaths, slot.oom_deaths))
@@ -113,7 +115,7 @@ def _is_in_window(died: float, times: SupervisionTimes, now: float) -> bool:
 
 
 def backoff_s(deaths: int, times: SupervisionTimes, dice: float) -> float:
-    """Nothing after the first death, then 0.5, 1, 2 ... up to the maximum, each with jitter."""
+    """No delay after the first death, then 0.5, 1, 2 … s up to the maximum, each with jitter."""
     if deaths <= 1:
         return 0.0
     # 60 doublings exceed any maximum; more would overflow.

@@ -1,7 +1,8 @@
-"""Two choices that the supervisor makes: which host takes a unit, and which unit goes when there are too many.
+"""Chooses the host for a unit, and the units that a scale-down stops.
 
-Invariants: a unit is placed only on a connected host that is allowed, not draining and has what it needs; a unit that
-cannot be placed gets one sentence that says why; the victims of a scale-down are those whose loss costs least.
+* A unit is placed only on a connected, allowed host that is not draining and has the resources.
+* A unit that cannot be placed gets one sentence with the reason.
+* A scale-down stops the units whose loss costs least.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_slots import HostState, Slot
 
 MOST_NAMED = 3
-"""Hosts with the same refusal that a sentence names."""
+"""The number of hosts with the same refusal that a sentence names."""
 MOST_REFUSALS = 5
 _MICRO = 1_000_000
 
 
 class Use(msgspec.Struct):
-    """What the living units of one host take up."""
+    """The resources that the living units of one host use."""
 
     units: int = 0
     gpus: int = 0
@@ -42,7 +43,7 @@ class Use(msgspec.Struct):
 
 
 class HostUse:
-    """What every host is taken up by, updated by each start and each end."""
+    """The resources in use on every host, updated at each start and end."""
 
     def __init__(self, slots: Iterable[Slot]) -> None:
         self.by_host: dict[str, Use] = {}
@@ -51,7 +52,7 @@ class HostUse:
                 self.change(slot, 1)
 
     def change(self, slot: Slot, sign: int) -> None:
-        """A process of the slot starts (1) or has ended (-1) on the slot's host."""
+        """A process of the slot starts (1) or has ended (-1) on its host."""
         if slot.spec is None:
             return
         use = self.by_host.setdefault(slot.host, Use())

@@ -1,7 +1,8 @@
-"""The supervisor: `handle(event, now)` is the only door.
+"""The supervisor: `handle(event, now)` is its only entrance.
 
-Invariants: after `handle` returns, every slot has taken all steps that were open to it; an event about an incarnation
-that is not the present one never moves a slot; the same events at the same times give the same instructions.
+* After `handle` returns, every slot has made all transitions that were possible.
+* An event about another incarnation than the present one never moves a slot.
+* The same events at the same times give the same instructions.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from agentrl.supervision.unit_slots import Ghost, HostState, Slot, State
 
 
 class Supervisor:
-    """Desired and actual state of a run, and what follows from their difference."""
+    """Desired and actual state of a run; turns their difference into instructions."""
 
     def __init__(self, state: State, times: SupervisionTimes) -> None:
         self.state = state
@@ -77,12 +78,12 @@ class Supervisor:
         self._life.times = times
 
     def handle(self, event: events.Event, now: float) -> list[Instruction]:
-        """Take in one fact or wish; say what is to be done."""
+        """Handle one event; returns the instructions that follow."""
         self._handlers[type(event)](event, now)
         return self._finish(now)
 
     def resume(self, now: float) -> list[Instruction]:
-        """After the coordinator was restarted: timers run again; hosts will say what became of their units."""
+        """After a restart of the coordinator: restart the timers. The hosts will report the state of their units."""
         for slot in self.state.slots.values():
             if slot.timer:
                 self._life.out.append(StartTimer(slot.unit, slot.timer))
@@ -106,7 +107,7 @@ class Supervisor:
         return self._life.host_use.units_on(host)
 
     def is_present(self, unit: str, incarnation: int) -> bool:
-        """Whether this incarnation may speak for the unit."""
+        """Whether this is the present incarnation of the unit."""
         slot = self.state.slots.get(unit)
         return slot is not None and slot.incarnation == incarnation and slot.state in WITH_PROCESS
 
@@ -116,7 +117,7 @@ class Supervisor:
         return out
 
     def _present(self, event: Any) -> Slot | None:
-        """The slot, if the event is about its present life."""
+        """The slot, if the event is about its present incarnation."""
         slot = self.state.slots.get(event.unit)
         return slot if slot is not None and slot.incarnation == event.incarnation else None
 
@@ -148,9 +149,9 @@ class Supervisor:
         return max(known.since, began) if known.connected else now
 
     def _found(self, slot: Slot, entry: UnitOnHost, now: float, dice: float) -> None:
-        """The host's ledger has the present incarnation."""
+        """The ledger of the host contains the present incarnation."""
         if slot.tree_gone:
-            # Its end is known already, or it was replaced: what the host has of it is a ghost.
+            # Its end is known, or it was replaced: the entry of the host is a ghost.
             self._found_stranger(slot.host, slot, entry)
             return
         slot.pid, slot.start_ticks, slot.spawned = entry.pid, entry.start_ticks, entry.pid > 0
@@ -166,7 +167,7 @@ class Supervisor:
         self._life.touch(slot)
 
     def _found_stranger(self, host: str, slot: Slot | None, entry: UnitOnHost) -> None:
-        """A former incarnation, or a unit that nobody knows: it ends."""
+        """A former incarnation or an unknown unit: end it."""
         if entry.group_empty:
             self._life.out.append(Forget(host, entry.unit, entry.incarnation))
             if slot is not None:
@@ -179,7 +180,7 @@ class Supervisor:
 
     def _not_found(self, slot: Slot, now: float, dice: float) -> None:
         if slot.state is S.STARTING and not slot.spawned:
-            # The order to start it never arrived. It is idempotent, so it may be repeated.
+            # The Spawn never arrived. It is idempotent, so it can be repeated.
             self._life.out.append(Spawn(slot.host, slot.unit, slot.incarnation))
             return
         self._life.ended(slot, UNKNOWN_EXIT, now, dice)
@@ -221,7 +222,7 @@ class Supervisor:
             self._life.touch(slot)
 
     def _ready_without_words(self, slot: Slot, probe_says_ready: bool, now: float) -> None:
-        """Foreign processes are ready when their probe says so, or at once where they have none."""
+        """A unit without the unit runtime is ready when its probe succeeds, or at once if it has no probe."""
         if slot.spec is None or slot.spec.speaks:
             return
         if probe_says_ready:
@@ -271,7 +272,7 @@ class Supervisor:
 
     @property
     def _patience_s(self) -> float:
-        """From suspect to replaced, for a unit that its probe calls unwell."""
+        """From suspect to replaced, for a unit whose liveness probe fails."""
         return self.times.dead_after_s - self.times.suspect_after_s
 
     def _process_stopped(self, event: events.ProcessStopped, now: float) -> None:
@@ -323,7 +324,7 @@ class Supervisor:
     def _phase_announced(self, event: events.PhaseAnnounced, now: float) -> None:
         slot = self._present(event)
         if slot is not None and event.until > slot.phase_until:
-            # With room, so that a loop of equal phases is not written down at each of them.
+            # With a margin, so that a loop of equal phases is not persisted at each of them.
             slot.phase_until = event.until + (event.until - now) / 2
             self._life.out.append(Persist("slot", slot.unit))
 

@@ -1,7 +1,4 @@
-"""The life of a unit as a table. A move that is not listed raises, with the unit's story.
-
-Invariant: `STATE_MOVES` is the whole truth about which state follows which; only `Slot.move` walks it.
-"""
+"""The states of a unit and the allowed transitions, as a table. Another transition raises, with the unit's history."""
 
 from __future__ import annotations
 
@@ -24,11 +21,11 @@ WITH_PROCESS = frozenset({S.STARTING, S.READY, S.SUSPECT, S.DRAINING, S.STOPPING
 """States in which a process of the current incarnation may be alive."""
 
 IN_SERVICE = frozenset({S.STARTING, S.READY, S.SUSPECT})
-"""States from which a unit can be asked to stop."""
+"""States in which a unit can be stopped."""
 
 MAY_STAY = IN_SERVICE | {S.DRAINING, S.LOST}
-"""States in which the present life goes on if it is wanted again: a drain is cancelled, a lost unit comes back."""
+"""States in which the incarnation continues if it is wanted again: a drain is cancelled, a lost unit returns."""
 
 
 class IllegalMoveError(Exception):
-    """A bug in the supervisor: it tried a move that does not exist. The message tells the unit's story."""
+    """A bug in the supervisor: a transition that does not exist. The message contains the history of the unit."""

@@ -1,7 +1,8 @@
-"""What the supervisor knows: the run, its groups, its slots and hosts. All of it can be written down and read again.
+"""The state of the supervisor: the run, its groups, slots and hosts. It can be persisted and loaded.
 
-Invariants: an incarnation number is used once; `story` holds the last moves and why, so that an illegal move can be
-explained; a slot has at most one timer, and a timer that does not carry the slot's present deadline is stale.
+* An incarnation number is used once.
+* `story` contains the last transitions with their reasons, to explain an illegal one.
+* A slot has at most one timer; a timer without the slot's present deadline is stale.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class RunState(msgspec.Struct):
     desired_by: str = ""
     stop_now: bool = False
     reading: bool = False
-    """Up only to be read from: whoever has no part in that is left alone until an `up` of the whole."""
+    """Only the groups that the run is read from are up; the others are left alone until an `up` of the whole run."""
 
 
 class GroupState(msgspec.Struct):
@@ -36,14 +37,14 @@ class GroupState(msgspec.Struct):
 
     spec: GroupSpec
     file_count: int
-    """The count that the run file says; a count set by `scale` survives `up` until this changes."""
+    """The count in the run file; a count set by `scale` survives `up` until this changes."""
     counted_by: str = ""
     """The operation that set the present count."""
     paused: bool = False
     gang_epoch: int = 0
-    """Raised by each death in a gang: members started under an older epoch have to go."""
+    """Increased by each death in a gang: members of an older epoch are replaced."""
     removed: bool = False
-    """No longer in the run file; forgotten once its last unit ended."""
+    """No longer in the run file; removed when its last unit has ended."""
 
 
 class Ghost(msgspec.Struct, frozen=True):
@@ -54,7 +55,7 @@ class Ghost(msgspec.Struct, frozen=True):
 
 
 class Slot(msgspec.Struct):
-    """One supervised place and the life in it."""
+    """One supervised unit and its incarnations."""
 
     unit: str
     group: str
@@ -64,15 +65,15 @@ class Slot(msgspec.Struct):
     since: float = 0.0
     story: list[str] = []
 
-    # what is wanted
+    # desired state
     wanted: bool = True
-    """Part of its group's count. A slot that is not wanted is retired: kept only for its incarnation counter."""
+    """Part of the group's count. Otherwise the slot is kept only for its incarnation counter."""
     held: str = ""
-    """Stopped by an operator until `restart` or `up`; the sentence says by what."""
+    """Why an operator stopped it; it stays stopped until `restart` or `up`."""
     generation: int = 0
-    """Raised by `restart`: a life started under a lower one has to go."""
+    """Increased by `restart`: an incarnation of a lower generation is replaced."""
     desired_by: str = ""
-    """The operation that last changed what is wanted of this slot."""
+    """The operation that last changed the desired state of this slot."""
     paused: bool = False
     stop_now: bool = False
     """Stop without draining."""
@@ -85,7 +86,7 @@ class Slot(msgspec.Struct):
     pid: int = 0
     start_ticks: int = 0
     spec: GroupSpec | None = None
-    """What the present incarnation was started from."""
+    """The spec of the present incarnation."""
     started_generation: int = 0
     started_epoch: int = 0
     came_up: bool = False
@@ -96,37 +97,37 @@ class Slot(msgspec.Struct):
     stopped_process: bool = False
     continued_at: float = 0.0
     unhealthy: str = ""
-    """Why its liveness probe says no."""
+    """Why its liveness probe fails."""
     silent: str = ""
-    """Why its heartbeat is not believed."""
+    """Why its heartbeats do not count."""
     stopping_because: str = ""
-    """Non-empty for a stop that nobody asked for (hung, never came up): it counts as a death."""
+    """Non-empty if the supervisor stops it by itself (hung, never came up): the end counts as a death."""
     phase_until: float = 0.0
-    """Until when, at the latest, an announced phase may keep it silent: for a coordinator that did not hear of it."""
+    """Until when an announced phase may keep it silent, for a coordinator that did not receive the report."""
     bye_code: int | None = None
     bye_reason: str = ""
-    """What it said of its end."""
+    """The reason in its Bye."""
     """The exit code that the unit itself announced."""
     last_exit: ExitStatus | None = None
     timer: float = 0.0
     ghosts: list[Ghost] = []
 
-    # how its lives ended
+    # how its incarnations ended
     deaths: list[float] = []
     """Deaths while ready, inside the restart window."""
     failed_starts: int = 0
-    """Deaths before it ever was ready, one after another."""
+    """Consecutive deaths before it was ready."""
     refused_starts: int = 0
-    """Starts that its host could not even make, one after another."""
+    """Consecutive starts that its host could not execute."""
     oom_deaths: list[float] = []
     asked: list[float] = []
-    """When it asked to be started again (exit 75), of late."""
+    """When it recently requested a restart (exit 75)."""
     restarts: int = 0
-    """Unplanned ends since it was begun anew."""
+    """Unplanned ends since its history was reset."""
     attempts: int = 0
-    """Starts since it was last ready, or begun anew."""
+    """Starts since it was last ready or its history was reset."""
     done: bool = False
-    """A job that ended well; `generation` must rise before it runs again."""
+    """A job that ended successfully; it runs again only in a higher generation."""
 
     def move(self, to: UnitState, reason: str, now: float) -> None:
         """The only way a state changes."""
@@ -138,9 +139,8 @@ class Slot(msgspec.Struct):
         self.state, self.reason, self.since = to, reason, now
         self.timer = 0.0
 
-    def begin_anew(self) -> None:
-        """A person wants it, or wants another program here: earlier failures neither count against it any more nor
-        are told of it."""
+    def reset_history(self) -> None:
+        """An operator wants the unit, or another program in it: earlier failures no longer count and are not shown."""
         self.deaths, self.oom_deaths = [], []
         self.failed_starts = self.refused_starts = self.restarts = self.attempts = 0
 
@@ -150,7 +150,7 @@ class Slot(msgspec.Struct):
 
 
 class HostState(msgspec.Struct):
-    """One host as the supervisor sees it. Not written down: agents come back and say everything again."""
+    """One host. Not persisted: the hello of its agent contains everything."""
 
     host: str
     facts: HostFacts = HostFacts()
@@ -166,7 +166,7 @@ class State(msgspec.Struct):
     slots: dict[str, Slot] = {}
     hosts: dict[str, HostState] = {}
     _members: dict[str, list[Slot]] = {}
-    """Slots by group. Slots are added and never removed, so it is out of date exactly if the counts differ."""
+    """Slots by group. Slots are never removed, so the index is outdated exactly if the counts differ."""
     _indexed: int = 0
 
     def of_group(self, group: str) -> Sequence[Slot]:
@@ -177,6 +177,6 @@ class State(msgspec.Struct):
         return self._members.get(group, ())
 
     def left_alone(self, group: str) -> bool:
-        """Whether the run is up only to be read from, and this group has no part in that."""
+        """Whether only the groups that the run is read from are up, and this group is not one of them."""
         known = self.groups.get(group)
         return self.run.reading and known is not None and known.spec.role not in READ_FROM

@@ -1,12 +1,12 @@
-"""Who waits for whom, and who is the culprit.
+"""Finds wait chains: who waits for whom, up to the cause.
 
-Invariants: pure and total: any set of facts gives an answer, circles included; every wait occurs in exactly one chain;
-a chain ends at a culprit with a reason in words, and chains with the same culprit are one. Who waits for what is
-`waitgraph`'s.
+* Pure and total: any set of facts gives an answer, also with cycles.
+* Every wait is in exactly one chain. Chains with the same cause are one.
+* A chain ends at a cause with a reason in words.
 
-A culprit is looked for along the waits. Something broken ends the search; a circle of waits comes next; then something
-that is late; then a resource that no unit stands for; and last somebody who is simply at work. A resource of which
-something is told (a task, a record, a tool) is blamed before the unit that works at it.
+The search follows the waits. Something broken is preferred as the cause; then a cycle of waits; then a unit that is
+late; then a resource that is not a unit; last a unit at work. A resource with a report of its own (a task, a record, a
+tool) is preferred to the unit that works on it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from agentrl.protocol.rows import UnitState
 from agentrl.supervision.wait_graph import Edge, Graph, UnitFacts, broken, build
 
 MOST_SHOWN = 8
-"""Names in the path of a sentence; the links have them all."""
+"""The number of names in the path of a sentence; the links contain all."""
 
 
 def explain(units: Mapping[str, UnitFacts], no_progress_s: float = 300.0) -> list[WaitChain]:
-    """All waits of the run as chains: first those that end at something broken, at a circle or at somebody late, or in
-    which somebody has waited for longer than it said that it would, which somebody has to see to; then those that end
-    at work or out of sight; among each, the oldest wait first."""
+    """All waits of the run as chains. First those that need attention: they end at something broken, a cycle or a late
+    unit, or a wait in them is past its limit. Then those that end at work or at an unknown resource. The oldest wait
+    comes first within each."""
     graph = build(units, no_progress_s)
     ends = _Ends()
     _reach(graph, ends, {name: because for name in graph.nodes if (because := broken(units.get(name)))})
     _circles(graph, ends)
-    # Somebody late who waits only for people at work, or for nobody known, is late by itself.
+    # A late unit that waits only for busy units, or for unknown resources, is itself the cause.
     _reach(graph, ends, {name: why for name in graph.nodes - ends.culprit.keys() if (why := _late(units.get(name)))})
     amiss = set(ends.culprit.values())
-    # Of a task, a record or a call that waits for a unit which nothing holds up there is more to say than of the unit.
+    # If a task, record or call waits for a unit that nothing blocks, it says more than the unit.
     held_up = ends.culprit.keys() | _behind(graph, {name for name in graph.nodes if not _is_ready(units.get(name))})
     graph = graph.without(lambda edge: edge.told and edge.link.who not in units and edge.target not in held_up)
     undecided = (name for name in graph.nodes if name not in ends.culprit and not graph.out.get(name))
@@ -56,20 +56,20 @@ def _oldest_s(links: Iterable[WaitLink]) -> float:
 
 @dataclass(slots=True)
 class _Ends:
-    """For every node that was decided: where its waits lead."""
+    """For every decided node: where its waits lead."""
 
     culprit: dict[str, str] = field(default_factory=dict)
     onward: dict[str, str] = field(default_factory=dict)
     because: dict[str, str] = field(default_factory=dict)
     busy: set[str] = field(default_factory=set)
-    """Culprits that are at work and get on with it: waiting for them is late only where a limit was given."""
+    """Causes that work and make progress: a wait for them is overdue only if it has a limit."""
 
 
-# ---- where the waits lead ----
+# ---- the search for the cause ----
 
 
 def _reach(graph: Graph, ends: _Ends, culprits: Mapping[str, str]) -> None:
-    """Decide every node that can reach one of the culprits, by the shortest way."""
+    """Decide every node that reaches one of these causes, by the shortest path."""
     todo = deque(sorted(culprits, key=lambda name: (-graph.waited_s(name), name)))
     for name in todo:
         ends.culprit[name] = name
@@ -84,11 +84,11 @@ def _reach(graph: Graph, ends: _Ends, culprits: Mapping[str, str]) -> None:
 
 
 def _circles(graph: Graph, ends: _Ends) -> None:
-    """Decide every node that leads into a circle of waits."""
+    """Decide every node that leads into a cycle of waits."""
     left = {name for name in graph.nodes if name not in ends.culprit}
     open_waits = {name: sum(edge.target in left for edge in graph.out.get(name, ())) for name in left}
     done = deque(name for name in left if not open_waits[name])
-    # Whoever waits for nobody goes, then whoever waited only for those; what stays leads into a circle.
+    # Remove nodes without waits, then nodes that waited only for those; the rest leads into a cycle.
     while done:
         name = done.popleft()
         left.discard(name)
@@ -103,7 +103,7 @@ def _circles(graph: Graph, ends: _Ends) -> None:
 
 
 def _walk(start: str, step: Mapping[str, str], ends: _Ends) -> None:
-    """Follow one step per node until something decided, or the circle, is met."""
+    """Follow one step per node to a decided node or to the cycle."""
     path: list[str] = []
     at = start
     seen: set[str] = set()
@@ -137,7 +137,7 @@ def _late(unit: UnitFacts | None) -> str:
 
 
 def _gets_on(unit: UnitFacts, no_progress_s: float) -> bool:
-    """Who starts or drains has a deadline of its own, however slow the machine is."""
+    """A unit that starts or drains has a deadline of its own."""
     if unit.state in (UnitState.STARTING, UnitState.DRAINING):
         return True
     return unit.progress_age_s is not None and unit.progress_age_s <= no_progress_s
@@ -148,7 +148,7 @@ def _is_ready(unit: UnitFacts | None) -> bool:
 
 
 def _behind(graph: Graph, names: set[str]) -> set[str]:
-    """Those, and everybody whose waits lead to one of them."""
+    """These nodes, and all whose waits lead to one of them."""
     found, todo = set(names), list(names)
     while todo:
         new = set(graph.into.get(todo.pop(), ())) - found
@@ -170,12 +170,12 @@ def _why(name: str, units: Mapping[str, UnitFacts], graph: Graph) -> tuple[str, 
         if not others and (said := graph.asked_of(name)):
             return f"is no unit of the run; all that is known is that {said}", True
         like = f"is, like {others} other{'s' if others > 1 else ''}," if others > 0 else "is"
-        return f"{like} no unit of the run, so nobody here can say more", True
+        return f"{like} no unit of the run, so nothing more is known of it", True
     because = f": {unit.reason}" if unit.reason else ""
     if unit.state is UnitState.PENDING:
         return f"is not started yet, for {unit.age_s:.0f} s{because}", True
     if unit.state in (UnitState.STARTING, UnitState.DRAINING):
-        # What it says of itself, such as how far its warm-up is, tells more than where it was started.
+        # Its own status, such as the progress of a warm-up, says more than the reason of its state.
         return f"is {unit.state} for {unit.age_s:.0f} s{f': {unit.status}' if unit.status else because}", False
     doing = f" (phase {unit.phase})" if unit.phase else ""
     moved = "" if unit.progress_age_s is None else f", last progress {unit.progress_age_s:.0f} s ago"
@@ -186,9 +186,9 @@ def _why(name: str, units: Mapping[str, UnitFacts], graph: Graph) -> tuple[str, 
 
 
 def _to_culprits(graph: Graph, ends: _Ends) -> Iterator[tuple[str, Edge]]:
-    """Every wait, with the culprit that it leads to."""
+    """Every wait with the cause that it leads to."""
     for who, edges in graph.out.items():
-        # The waits of something broken are its last words; it is itself the end of them.
+        # A broken unit is the end of its own waits.
         broken_itself = ends.culprit[who] == who and who not in ends.onward
         for edge in edges:
             yield ends.culprit[who if broken_itself else edge.target], edge
@@ -227,7 +227,7 @@ def _chain(culprit: str, links: list[WaitLink], ends: _Ends, *, amiss: bool) -> 
 
 
 def _follow(link: WaitLink, ends: _Ends) -> list[str]:
-    """The names from who waits to the culprit; a circle is gone round once."""
+    """The names from the waiting node to the cause; a cycle is followed once."""
     path = {link.who: None}
     at = link.on
     if ends.culprit[link.who] == link.who and link.who not in ends.onward:

@@ -1,8 +1,10 @@
-"""Who waits for what, as a graph: the waits that units report of themselves, and those that they tell of others.
+"""The graph of waits: those that units report of themselves, and those that they report of others.
 
-Invariants: pure and total; a group that is waited for is its least healthy unit; resources that no unit stands for, of
-which nobody tells anything, and that the same units wait for, are one node. What a unit tells of others counts only
-where a unit's own wait leads to it, and what somebody told who is broken by now leads to him: he was the one to know.
+* Pure and total.
+* A wait for a group is a wait for its least healthy unit.
+* Resources that are no units, that no unit describes and that the same units wait for, are one node.
+* A wait reported by another unit counts only if a unit's own wait leads to it. If the reporter is broken, the wait
+  leads to the reporter, because only the reporter could describe it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from agentrl.protocol.rows import UnitState
 
 @dataclass(frozen=True, slots=True)
 class UnitFacts:
-    """What has to be known of one unit. All times are durations until now."""
+    """The facts about one unit. All times are durations until now."""
 
     name: str
     group: str
@@ -27,25 +29,25 @@ class UnitFacts:
     """How long it has been in this state."""
     waits: tuple[Wait, ...] = ()
     report_age_s: float = 0.0
-    """How long ago it reported the waits; they have grown older since."""
+    """The age of the report that contains the waits."""
     after: tuple[str, ...] = ()
     """Groups that must be ready before it is started."""
     silent_s: float = 0.0
-    """How long nothing was heard of it, if that is too long; else 0."""
+    """How long it has been silent, if that is too long; else 0."""
     stopped: bool = False
     """The process is stopped (state T)."""
     paused: bool = False
     phase: str = ""
     status: str = ""
-    """Its own sentence."""
+    """The status that it reports."""
     phase_over_s: float = 0.0
-    """How far it is beyond the deadline of its phase; 0 if it is not."""
+    """How long it is past the deadline of its phase; else 0."""
     progress_age_s: float | None = None
     next_what: str = ""
 
 
 def broken(unit: UnitFacts | None) -> str:
-    """Why nobody can get past this unit, in words; empty if it could go on if only its own waits ended."""
+    """Why this unit blocks others for good, in words; empty if it could continue once its own waits end."""
     if unit is None:
         return ""
     because = f": {unit.reason}" if unit.reason else ""
@@ -74,16 +76,16 @@ class Edge:
     target: str
     link: WaitLink
     limited: bool
-    """Whoever waits said how long is too long."""
+    """The waiting unit gave a limit."""
     told: bool = False
-    """By somebody else than who waits."""
+    """Reported by another unit than the one that waits."""
 
 
 @dataclass(slots=True)
 class Graph:
     nodes: set[str] = field(default_factory=set)
     out: dict[str, list[Edge]] = field(default_factory=dict)
-    """Waits by who waits, the oldest first."""
+    """Waits by the waiting node, the oldest first."""
     into: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, edge: Edge) -> None:
@@ -93,7 +95,7 @@ class Graph:
         self.into.setdefault(edge.target, []).append(who)
 
     def without(self, leave_out: Callable[[Edge], bool]) -> Graph:
-        """The same, less these edges and whoever only they concerned."""
+        """The same graph without these edges and the nodes that only they connect."""
         kept = Graph()
         for edges in self.out.values():
             for edge in edges:
@@ -102,22 +104,22 @@ class Graph:
         return kept
 
     def stands_for(self, name: str) -> set[str]:
-        """What is waited for where waits lead to this node."""
+        """The names that waits for this node use."""
         return {edge.link.on for edge in self._edges_into(name)}
 
     def told_of(self, name: str) -> str:
-        """What is said of this node by who told the oldest wait for it."""
+        """The description of the oldest wait for this node that another unit reported."""
         told = [edge.link for edge in self._edges_into(name) if edge.told]
         return max(told, key=lambda link: link.age_s).what if told else ""
 
     def asked_of(self, name: str) -> str:
-        """What whoever waits for this node longest says of it; empty if that is no more than its name."""
+        """The description by the unit that waits longest for this node; empty if it is only its name."""
         links = [edge.link for edge in self._edges_into(name) if edge.link.what not in ("", name)]
         oldest = max(links, key=lambda link: (link.age_s, link.who), default=None)
         return f"{oldest.who} waits for {oldest.what}" if oldest else ""
 
     def waited_s(self, name: str) -> float:
-        """How long somebody has waited for this node."""
+        """The age of the oldest wait for this node."""
         return max((edge.link.age_s for edge in self._edges_into(name)), default=0.0)
 
     def _edges_into(self, name: str) -> Iterator[Edge]:
@@ -170,7 +172,7 @@ def _told_waits(units: Mapping[str, UnitFacts]) -> Iterator[Wait]:
 
 
 def _reached(own: list[Edge], told: list[Edge]) -> Iterator[Edge]:
-    """Those told waits to which a unit's own wait leads."""
+    """The waits reported by others to which a unit's own wait leads."""
     by_who: dict[str, list[Edge]] = {}
     for edge in told:
         by_who.setdefault(edge.link.who, []).append(edge)
@@ -182,7 +184,7 @@ def _reached(own: list[Edge], told: list[Edge]) -> Iterator[Edge]:
 
 
 def _folded(edges: list[Edge], is_loose: Callable[[str], bool]) -> list[Edge]:
-    """Loose targets that the same units wait for become one, the oldest of them."""
+    """Unknown targets that the same units wait for become one: the oldest."""
     waiters: dict[str, set[str]] = {}
     for edge in edges:
         if is_loose(edge.target):
@@ -227,5 +229,5 @@ _RANK = {
 
 
 def _health(unit: UnitFacts) -> tuple[bool, int, float, str]:
-    """Sorts the least healthy unit of a group to the front."""
+    """A sort key: the least healthy unit of a group comes first."""
     return (not broken(unit), _RANK[unit.state], -max(unit.silent_s, unit.phase_over_s), unit.name)

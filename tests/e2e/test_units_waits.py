@@ -120,7 +120,7 @@ def test_two_that_wait_on_each_other_are_a_circle(run: Run) -> None:
 
 def test_resources_without_a_unit_are_one_chain(run: Run) -> None:
     chain = chain_of(run, "nameless-0", "no unit of the run")
-    assert chain["because"] == "is, like 19 others, no unit of the run, so nobody here can say more"
+    assert chain["because"] == "is, like 19 others, no unit of the run, so nothing more is known of it"
     assert sorted(on for _, on in links_of(chain)) == sorted(f"record {number}" for number in range(20))
 
     def is_told() -> bool:

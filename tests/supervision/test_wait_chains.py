@@ -211,7 +211,7 @@ def test_resources_with_the_same_waiters_are_one_chain() -> None:
     )
     assert chain.sentence == (
         "trainer-0 ← waiter-0 ← record 0, 20 s: record 0 is, like 19 others, no unit of the run, "
-        "so nobody here can say more"
+        "so nothing more is known of it"
     )
     assert [link.who for link in chain.links] == ["trainer-0", *["waiter-0"] * 20]
     assert [link.on for link in chain.links[1:]] == [f"record {n}" for n in range(20)]

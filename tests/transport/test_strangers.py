@@ -34,7 +34,7 @@ async def test_unknown_key_is_refused_with_a_sentence(house: House) -> None:
 async def test_no_key_is_refused_with_a_sentence(house: House) -> None:
     stranger = house.dial(address=house.hub_tcp)
     await aeventually(lambda: stranger.refusals)
-    assert "nobody without a key" in stranger.refusals[0]
+    assert "requires a key" in stranger.refusals[0]
     assert not house.received
 
 

@@ -36,7 +36,7 @@ def test_many_waits_are_folded_and_who_is_at_work_is_no_culprit() -> None:
 
 
 def test_who_waits_is_told_whole_on_a_narrow_screen() -> None:
-    why = "is no unit of the run, so nobody here can say more, and this goes on for longer than a narrow line is wide"
+    why = "is no unit of the run, so nothing more is known of it, and this is longer than a narrow line is wide"
     links = (WaitLink("a-0", "something-with-a-long-name-0", f"a thing {'very ' * 12}far away", 20.0, overdue=True),)
     lines = detail_lines.of_waits(WhyReport((WaitChain(links, "b-0", why, "a-0 ← b-0"),)), 60)
     told = " ".join(text(lines))
