@@ -1,7 +1,8 @@
-"""The one error tree. Every error that a user can meet has an exit code and says what to do next.
+"""The error tree: every error for a person has a message, a hint and an exit code.
 
-Invariants: a message is one clear sentence that names what is wrong and where; `hint` is one sentence (or command)
-that cures it; `exit_code` is distinct per kind of failure, so that a script can tell them apart.
+Invariants:
+- A message is one sentence that names what is wrong and where; the hint is one sentence or command that repairs it.
+- Each kind of failure has its own exit code, so that scripts can distinguish them.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ class ExitCode(enum.IntEnum):
     UNKNOWN = 5
     """No such run, unit, knob, alert, operation or command."""
     CONFLICT = 6
-    """Somebody else was first: the run is up elsewhere, a knob was changed or a unit replaced meanwhile, an
-    operation was superseded."""
+    """Another command was first: the run is up elsewhere, a knob or a unit changed meanwhile, or an operation was
+    superseded."""
     TIMEOUT = 7
-    """Accepted or asked, but not finished in the time given; it goes on."""
+    """Not finished in the given time; it goes on."""
     KEY_REFUSED = 8
     """The coordinator does not know this key, or it was revoked."""
     VERSION = 9
@@ -36,16 +37,16 @@ class ExitCode(enum.IntEnum):
     DISK = 11
     """A disk is full or not writable; nothing was changed."""
     UNHEALTHY = 12
-    """`doctor` found something that stops a run, `status --check` found the run degraded, or a unit that `up` brought
-    up was not up any more when it ended."""
+    """`doctor` found a fault that stops a run, `status --check` found the run degraded, or a unit was not up when `up`
+    ended."""
     UNAVAILABLE = 13
-    """The unit that serves this command is not ready; nothing was asked of it."""
+    """The unit that serves this command is not ready; it got no request."""
     UNBALANCED = 14
     """`accounting` found sums that do not agree."""
     TAKEN_DOWN = 15
     """The run was taken down while `up` waited for it."""
     TEMPORARY = 75
-    """A unit asks to be started again; not counted as a death."""
+    """A unit requests its restart; not counted as a death."""
     CONFIG = 78
     """The configuration is wrong; starting again cannot help."""
     INTERRUPTED = 130
@@ -101,7 +102,7 @@ class UnknownNameError(AgentrlError):
 
 
 class ConflictError(AgentrlError):
-    """Somebody else was first; nothing was overwritten."""
+    """Another command was first; nothing was overwritten."""
 
     exit_code = ExitCode.CONFLICT
 
@@ -143,19 +144,19 @@ class DiskError(AgentrlError):
 
 
 class UnavailableError(AgentrlError):
-    """Whoever serves this command is not there now."""
+    """The unit that serves this command is not ready."""
 
     exit_code = ExitCode.UNAVAILABLE
 
 
 class TakenDownError(AgentrlError):
-    """The run was taken down while somebody waited for it to be up."""
+    """The run was taken down while `up` waited for it."""
 
     exit_code = ExitCode.TAKEN_DOWN
 
 
 class ToldError(AgentrlError):
-    """What another program of agentrl failed with, as it told it."""
+    """The error with which another program of agentrl ended, from its report."""
 
     def __init__(self, message: str, *, hint: str, code: int) -> None:
         super().__init__(message, hint=hint)

@@ -1,4 +1,4 @@
-"""What holds while a program loads what it needs, before it can answer for itself."""
+"""Signals while a program imports its modules."""
 
 import signal
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_interrupts() -> Iterator[None]:
-    """Ctrl-C ends the process as a signal does, and not with the place that an import had come to."""
+    """Ctrl-C ends the process by the signal, without the traceback of an import."""
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if ours:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,1 +1,1 @@
-"""The command line: one file per group of verbs, thin, with every heavy import inside a command's body."""
+"""The command line: one file per group of commands; heavy imports are inside the functions."""

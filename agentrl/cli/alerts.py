@@ -1,4 +1,4 @@
-"""Verbs about alerts: list, ack, silence, test."""
+"""The commands `alerts list`, `alerts ack`, `alerts silence` and `alerts test`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALERT = typer.Argument(metavar="ALERT", help="An alert's id, such as unit-fatal:
 
 
 def register(app: typer.Typer) -> None:
-    alerts = group(app, "alerts", "What is wrong, since when, and the command that cures it.")
+    alerts = group(app, "alerts", "What is wrong, since when, and what repairs it.")
     add_command(alerts, "list")(list_alerts)
     add_command(alerts, "ack", acts=True)(acknowledge)
     add_command(alerts, "silence", acts=True)(silence)
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 async def list_alerts(
     cli: Cli,
-    every: Annotated[bool, typer.Option("--all", help="Also those that are resolved.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Include resolved ones.")] = False,
 ) -> ExitCode:
     """Alerts with evidence and the suggested command."""
     from agentrl.cli import output
@@ -49,7 +49,7 @@ async def list_alerts(
 
 
 def headline(row: AlertRow, aimed: Callable[[str], str] = str) -> Text:
-    """One alert in a line or two: what, since when, what to do about it in this run."""
+    """One alert in a line or two: what, since when, what to do; `aimed` adds the run to the command."""
     from rich.text import Text
 
     from agentrl.cli import output
@@ -70,7 +70,7 @@ def headline(row: AlertRow, aimed: Callable[[str], str] = str) -> Text:
 
 
 async def acknowledge(cli: Cli, alert: Annotated[str, ALERT]) -> ExitCode:
-    """Say that somebody is on it: it is not sent again."""
+    """Stop repeating an alert: somebody works on it."""
     from agentrl.cli.execute import act
     from agentrl.protocol.commands import Acknowledge
 
@@ -84,7 +84,7 @@ async def silence(
         str, typer.Option("--for", metavar="TIME", help="How long: 90s, 15m, 2h, 1d; 0 ends it.")
     ] = "1h",
     why: Annotated[
-        str, typer.Option("--why", metavar="TEXT", help="For those who look later.", show_default=False)
+        str, typer.Option("--why", metavar="TEXT", help="The reason; kept with the alert.", show_default=False)
     ] = "",
 ) -> ExitCode:
     """Send nothing for a while. The alert stays visible."""

@@ -1,7 +1,9 @@
-"""The program `agentrl`: all verbs, and the one place where errors become a sentence and an exit code.
+"""The program `agentrl`: all commands, and the one place where errors become a sentence and an exit code.
 
-Invariants: a person's mistake never shows a traceback; `--json` gives errors as JSON on stdout as well; importing this
-file loads neither zmq, msgspec, pydantic nor rich.
+Invariants:
+- A mistake on the command line never shows a traceback.
+- With `--json`, errors are JSON on stdout.
+- To import this file loads neither zmq, msgspec, pydantic nor rich.
 """
 
 from __future__ import annotations
@@ -73,57 +75,58 @@ def root(
     return ExitCode.OK
 
 
-# The order of the help: what one needs first comes first.
-for group_of_verbs in (
+# The order of the help: the most used first.
+for module in (
     *(up, down, status, tui, units, tune, logs, events, alerts),
     *(diagnosis, tasks, records, steps, train),
     *(runs, programs, keys, run_file, completion),
 ):
-    group_of_verbs.register(app)
+    module.register(app)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Carry out one command line; its exit code."""
+    """Execute one command line; returns its exit code."""
     as_json = "--json" in arguments
-    _be_ready_for_any_stream()
+    _replace_closed_streams()
     try:
-        _be_ready_for_any_text()
+        _escape_unprintable_text()
         _check_text(arguments)
         if instruction := os.environ.get(completion.VARIABLE):
             return completion.complete(app, instruction)
-        # Not `app()`: it has ends of its own for closed pipes and Ctrl-C.
+        # `app()` would handle closed pipes and Ctrl-C itself.
         with typer.main.get_command(app).make_context("agentrl", list(arguments)) as context:
             code = context.command.invoke(context)
         sys.stdout.flush()
         return int(code) if isinstance(code, int) else ExitCode.OK
-    except typer.Exit as ended:
-        return ended.exit_code
+    except typer.Exit as exit:
+        return exit.exit_code
     except AgentrlError as error:
-        return _tell(error, as_json)
+        return _report(error, as_json)
     except typer.TyperException as error:
-        return _tell(errors.UsageError(_sentence(error), hint=f"Try `{_path(error)} --help`."), as_json)
+        return _report(errors.UsageError(_sentence(error), hint=f"Try `{_path(error)} --help`."), as_json)
     except typer.Abort:
         print(file=sys.stderr)
         return ExitCode.INTERRUPTED
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except EOFError:
-        return _tell(
-            errors.UsageError("The input ended before the answer.", hint="Add --yes to go on unasked."), as_json
+        return _report(
+            errors.UsageError("The input ended before the answer.", hint="Add --yes to skip questions."),
+            as_json,
         )
     except OSError as error:
-        return _tell_system_error(error, as_json)
+        return _report_system_error(error, as_json)
 
 
-def _be_ready_for_any_stream() -> None:
-    """What the caller closed leads nowhere. Otherwise the next file that is opened would take its place."""
+def _replace_closed_streams() -> None:
+    """A stream that the caller closed leads to /dev/null; otherwise the next file to open would take its number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open for as long as the process lives
 
 
-def _be_ready_for_any_text() -> None:
-    """A terminal that is not UTF-8 shows what it cannot write as an escape, instead of ending the command."""
+def _escape_unprintable_text() -> None:
+    """A terminal that is not UTF-8 shows an escape instead of a letter that it lacks."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -139,31 +142,31 @@ def _check_text(arguments: Sequence[str]) -> None:
 
 
 _IN_WORDS = [
-    (re.compile(programmers), people)
-    for programmers, people in (
+    (re.compile(pattern), words)
+    for pattern, words in (
         (r"is not a valid float( range)?", "is not a number"),
         (r"is not a valid int(eger|(?= range))( range)?", "is not a whole number"),
         (r"is not in the range (\S+)<=x<=(\S+?)\.?$", r"is not from \1 to \2"),
         (r"is not in the range x>=(\S+?)(\.0)?\.?$", r"is not \1 or more"),
     )
 ]
-"""What typer says of a value, as people say it."""
+"""Messages of typer about a value, and plainer words for them."""
 
 
 def _sentence(error: typer.TyperException) -> str:
-    said = error.format_message().strip() or "The command line does not make sense"
-    for programmers, people in _IN_WORDS:
-        said = programmers.sub(people, said)
-    return ended(said)
+    message = error.format_message().strip() or "The command line does not make sense"
+    for pattern, words in _IN_WORDS:
+        message = pattern.sub(words, message)
+    return ended(message)
 
 
 def _path(error: typer.TyperException) -> str:
-    """The verb whose help is meant."""
+    """The command whose help explains the error."""
     context = getattr(error, "ctx", None)
     return str(context.command_path) if context is not None else "agentrl"
 
 
-def _tell(error: AgentrlError, as_json: bool) -> int:
+def _report(error: AgentrlError, as_json: bool) -> int:
     from agentrl.cli import output
 
     code = error.exit_code
@@ -174,25 +177,25 @@ def _tell(error: AgentrlError, as_json: bool) -> int:
             print(json.dumps(error.document()), flush=True)
             return code
         except OSError:
-            # Nothing can be written there, which is perhaps the very error; the other stream is left.
-            _point_at_nothing(sys.stdout.fileno())
+            # Stdout cannot be written to, perhaps the very error; stderr is left.
+            _redirect_to_null(sys.stdout.fileno())
     for number, line in enumerate(output.sanitise_lines(str(error)).splitlines() or [""]):
         output.note(f"agentrl: {line}" if number == 0 else line)
     return code
 
 
-def _tell_system_error(error: OSError, as_json: bool) -> int:
+def _report_system_error(error: OSError, as_json: bool) -> int:
     if error.errno in (errno.EPIPE, errno.EIO):
-        # The reader went away (`| head`), or the terminal was closed: there is nobody left to tell.
+        # The reader ended (`| head`), or the terminal was closed.
         for stream in (sys.stdout, sys.stderr):
-            _point_at_nothing(stream.fileno())
+            _redirect_to_null(stream.fileno())
         return ExitCode.OK if error.errno == errno.EPIPE else ExitCode.FAILED
     subject = f"{error.filename}: " if error.filename else ""
     kind = errors.DiskError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else AgentrlError
-    return _tell(kind(f"{subject}{error.strerror or error}."), as_json)
+    return _report(kind(f"{subject}{error.strerror or error}."), as_json)
 
 
-def _point_at_nothing(descriptor: int) -> None:
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, descriptor)
-    os.close(nothing)
+def _redirect_to_null(descriptor: int) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)

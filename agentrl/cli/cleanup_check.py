@@ -1,7 +1,6 @@
-"""Whether anything of a run is left on this host, found out without asking the coordinator.
+"""Finds and ends the processes of a run on this host, without its coordinator.
 
-Invariant: "nothing is left" is said only after a scan of all processes said so and the agents are gone; what could not
-be looked at is named.
+Invariant: a scan that could not examine every process says so (`unproven`) or raises NotProvenError.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _SCAN_WITHIN_S = 60.0
 
 
 async def scan(uuid: str, *, kill: bool = False) -> ScanReport:
-    """Look at every process of this host. Raises NotProvenError if that is not possible."""
+    """Examine every process of this host. Raises NotProvenError if that fails."""
     import msgspec
 
     process = await asyncio.create_subprocess_exec(
@@ -45,7 +44,7 @@ async def scan(uuid: str, *, kill: bool = False) -> ScanReport:
 
 
 async def scan_until_empty(uuid: str, within_s: float) -> ScanReport:
-    """Scan again while something is found: what was told to end needs a moment."""
+    """Scan until no process is found, at most that long: processes need a moment to end."""
     deadline = time.monotonic() + within_s
     while True:
         report = await scan(uuid)
@@ -55,7 +54,7 @@ async def scan_until_empty(uuid: str, within_s: float) -> ScanReport:
 
 
 async def until_gone(keepers: list[Living], within_s: float | None = None) -> list[Living]:
-    """Wait until these processes ended; those that did not."""
+    """Wait until these processes ended; returns those that did not."""
     deadline = None if within_s is None else time.monotonic() + within_s
     while True:
         left = [keeper for keeper in keepers if keeper.alive]
@@ -65,7 +64,7 @@ async def until_gone(keepers: list[Living], within_s: float | None = None) -> li
 
 
 async def end(keepers: list[Living], grace_s: float = 5.0) -> list[Living]:
-    """End agents that no coordinator leads any more: asked first, then killed. Those that live on."""
+    """End agents without a coordinator by SIGTERM, then SIGKILL; returns those that live on."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for keeper in keepers:
             _signal(keeper, number)
@@ -79,7 +78,7 @@ def _signal(keeper: Living, number: signal.Signals) -> None:
     except ProcessLookupError:
         return
     try:
-        # The handle is taken before the look at the start time, so a reused pid is never hit.
+        # The handle comes before the check of the start time, so a reused pid is never hit.
         if keeper.alive:
             signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:

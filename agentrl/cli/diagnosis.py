@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 async def why(cli: Cli) -> ExitCode:
-    """Say who waits for whom, how long, and who is the culprit."""
+    """Show who waits for whom, for how long, and the cause."""
     from agentrl.cli import output
     from agentrl.formatting import wait_chains
 
@@ -47,8 +47,8 @@ async def why(cli: Cli) -> ExitCode:
         output.say(wait_chains.ALL_WELL)
     for chain in chains:
         output.say(chain.sentence)
-        for told in wait_chains.of_chain(chain):
-            output.say(f"    {told.sentence}{', overdue' if told.overdue else ''}")
+        for link in wait_chains.of_chain(chain):
+            output.say(f"    {link.sentence}{', overdue' if link.overdue else ''}")
         output.say("    {}: {}".format(*wait_chains.end_of(chain)))
     return ExitCode.OK
 
@@ -57,7 +57,7 @@ async def stacks(
     cli: Cli,
     units: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[UNIT]...", help="Only these units; none means all.", show_default=False),
+        typer.Argument(metavar="[UNIT]...", help="Only these units; default: all.", show_default=False),
     ] = None,
 ) -> ExitCode:
     """Collect the stacks of all units into one file."""
@@ -71,10 +71,10 @@ async def tool_errors(
     cli: Cli,
     filter: Annotated[str, list_pages.filtering("tools errors")] = "",
     limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="At most so many kinds.")
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="At most this many groups.")
     ] = 50,
 ) -> ExitCode:
-    """Errors by what they say: how often, and records to look at. Calls that could not be read count as well."""
+    """Group tool errors by message: how often, and sample records. Malformed calls count as well."""
     from agentrl.cli import output
 
     async with cli.connect() as client:
@@ -85,7 +85,7 @@ async def tool_errors(
     if not found:
         output.say("No tool failed.")
     for kind in found:
-        _tell_errors(cli, kind)
+        _show_errors(cli, kind)
     return ExitCode.OK
 
 
@@ -96,12 +96,12 @@ async def failures(
     after: After = "",
     limit: Limit = 100,
 ) -> ExitCode:
-    """List tool calls that failed, each for itself.
+    """List failed tool calls one by one.
 
-    `owner` is the unit that made it.
+    `owner` is the unit that made the call.
     """
-    asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
-    return await list_pages.show_page(cli, "list_failed_calls", asked, FAILURES, right=("took",), spare=FAILURES_SPARE)
+    query = {"filter": filter, "sort": sort, "after": after, "limit": limit}
+    return await list_pages.show_page(cli, "list_failed_calls", query, FAILURES, right=("took",), spare=FAILURES_SPARE)
 
 
 FAILURES: list_pages.Columns = {
@@ -118,7 +118,7 @@ FAILURES: list_pages.Columns = {
 FAILURES_SPARE = ("unit", "asked", "whose", "kind")
 
 
-def _tell_errors(cli: Cli, kind: ToolErrorGroup) -> None:
+def _show_errors(cli: Cli, kind: ToolErrorGroup) -> None:
     from agentrl.cli import output
 
     tool = f"{kind.server}.{kind.tool}" if kind.server else kind.tool or "(no tool)"
@@ -131,7 +131,7 @@ def _tell_errors(cli: Cli, kind: ToolErrorGroup) -> None:
 async def accounting(cli: Cli) -> ExitCode:
     """Count tasks, records, seats and steps: sums that must agree.
 
-    Exit 14 if anything does not.
+    Exit 14 if they do not.
     """
     from agentrl.cli import output
 
@@ -140,11 +140,11 @@ async def accounting(cli: Cli) -> ExitCode:
     if cli.json:
         output.emit(report)
     else:
-        _tell_account(report)
+        _show_account(report)
     return ExitCode.OK if report.balanced else ExitCode.UNBALANCED
 
 
-def _tell_account(report: AccountReport) -> None:
+def _show_account(report: AccountReport) -> None:
     from agentrl.cli import output
     from agentrl.formatting import account_lines
 
@@ -159,7 +159,7 @@ def _tell_account(report: AccountReport) -> None:
 async def staleness(cli: Cli) -> ExitCode:
     """Show how old records are, and what another bound would void.
 
-    Those that are ready and those under way, and whom the bound hits.
+    Counts ready and running records by their age in publications.
     """
     from agentrl.cli import output
     from agentrl.formatting.amounts import counted
@@ -183,7 +183,7 @@ async def staleness(cli: Cli) -> ExitCode:
 
 
 def _ages(report: StalenessReport) -> RenderableType:
-    """One line for each age, with the bound drawn in, and what it would void as a bound."""
+    """One line for each age, with the mark of the bound, and what this age would void as a bound."""
     from agentrl.cli import output
 
     most = max([1, *report.ready.values()])

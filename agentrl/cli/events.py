@@ -1,4 +1,4 @@
-"""The verb events: what happened, oldest first, and what happens next."""
+"""The command `events`: what happened, oldest first, and with `--follow` what happens next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST = 10_000
 _ROWS_OF_A_LINE = 3
-"""Who ordered it, what came of it, and the knob that it set."""
+"""One line of text may show three rows: the audit, the operation, and the knob that it set."""
 
 
 class Kind(enum.StrEnum):
@@ -36,14 +36,14 @@ def register(app: typer.Typer) -> None:
 
 async def events(
     cli: Cli,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens next, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then print what happens next, until Ctrl-C.")] = False,
     kind: Annotated[
         list[Kind] | None, typer.Option("--kind", help="Only this kind; may be repeated.", show_default=False)
     ] = None,
     since: Annotated[
         str, typer.Option("--since", metavar="TIME", help="Only the last 90s, 15m, 2h.", show_default=False)
     ] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="At most so many.")] = 200,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="At most this many.")] = 200,
 ) -> ExitCode:
     """Show operations, incidents, changes and alerts."""
     import time
@@ -56,9 +56,8 @@ async def events(
     after_at = time.time() - seconds(since) if since else 0.0
     async with reader(cli) as client:
         live = living(client) if follow else None
-        # As text what several rows tell of is one line.
-        asked = limit if cli.json else min(_ROWS_OF_A_LINE * limit, MOST)
-        found = sorted(await client.events(kinds=kinds, after_at=after_at, limit=asked), key=when)
+        most = limit if cli.json else min(_ROWS_OF_A_LINE * limit, MOST)
+        found = sorted(await client.events(kinds=kinds, after_at=after_at, limit=most), key=when)
         if cli.json and not follow:
             output.emit(found)
             return ExitCode.OK
@@ -72,7 +71,7 @@ async def events(
 
 
 async def _follow(cli: Cli, client: Client, kinds: tuple[str, ...], found: Sequence[AnyRow]) -> None:
-    """The feed says that something happened; the audit, which it does not carry, is asked for then."""
+    """Print events of the feed. The feed has no audit, so each operation and knob leads to a query for it."""
     from agentrl.client import CAUGHT_UP, RESET
     from agentrl.formatting.row_text import kind_of, when
     from agentrl.protocol.rows import AuditRow
@@ -84,7 +83,7 @@ async def _follow(cli: Cli, client: Client, kinds: tuple[str, ...], found: Seque
     began_at, caught_up = after_at, False
     async for key, row in client.follow(("op", "incident", "knob", "alert")):
         caught_up = key == CAUGHT_UP or (caught_up and key != RESET)
-        # A snapshot, the first and that of another coordinator, also holds what is older than what was asked for.
+        # Each snapshot also has rows from before the requested time.
         wanted = row is not None and kind_of(row) in kinds and (caught_up or when(row) >= began_at)
         fresh: list[AnyRow] = [row] if row is not None and wanted else []
         if audited and row is not None and kind_of(row) in ("operation", "knob"):
@@ -98,7 +97,7 @@ async def _follow(cli: Cli, client: Client, kinds: tuple[str, ...], found: Seque
 
 
 def identity(row: AnyRow) -> tuple[object, ...]:
-    """Equal for two rows that say the same happened: an operation is shown again when its state changes."""
+    """Equal for two rows of the same event: an operation is shown again when its state changes."""
     from agentrl.formatting.row_text import kind_of
 
     return (

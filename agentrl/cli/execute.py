@@ -1,7 +1,9 @@
-"""How a command that changes something is carried out: preview, consent, acceptance, wait.
+"""Executes a command that changes something: preview, consent, acceptance, wait, report.
 
-Invariants: nothing destructive is done without a yes, typed or given by `--yes`; a script is never asked; what was
-accepted goes on when the waiting ends, and the person is told so.
+Invariants:
+- Nothing destructive happens without consent, typed or given by `--yes`.
+- A script is never asked a question.
+- An accepted operation goes on when the waiting ends, and a note says so.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ _EXIT = {
     OperationState.SUPERSEDED: ExitCode.CONFLICT,
 }
 _SHORT_S = 1.0
-"""What takes no longer needs no story."""
-_TOLD_BY_ITS_EFFECT = ("tune", "undo_tune")
-"""Commands whose result says to programs what the effect says to people."""
+"""Units are shown only in a wait longer than this."""
+_EFFECT_SHOWS_RESULT = ("tune", "undo_tune")
+"""Commands whose result is for programs; people read the same in the effect."""
 
 
 async def act(cli: Cli, name: str, args: Args) -> ExitCode:
-    """Carry out one command in a connection of its own."""
+    """Execute one command in a new connection."""
     async with cli.connect() as client:
         return await act_with(cli, client, name, args)
 
@@ -78,8 +80,10 @@ async def agreed(cli: Cli, client: Client, name: str, args: Args) -> Send | None
 
 
 def consented(cli: Cli, effect: Effect, tier: Tier, reverse: str = "") -> bool:
-    """Whether an effect may happen: asks a person, and of scripts only what is destructive needs `--yes`. `reverse` is
-    the command that takes it back, if there is one."""
+    """Whether an effect may happen. Asks a person; refuses a script without `--yes` if the effect is destructive.
+
+    `reverse` is the command that takes it back, if there is one.
+    """
     if cli.yes or tier < Tier.DISRUPTIVE:
         return True
     if cli.json or not output.interactive():
@@ -118,7 +122,7 @@ async def finished(cli: Cli, client: Client, operation: str) -> OperationRow:
     """Wait for the end of an operation, with its progress on stderr."""
     try:
         with Progress(cli) as progress:
-            async with _hearing_units(cli, client, progress):
+            async with _showing_units(cli, client, progress):
                 return await client.wait(operation, on_change=progress.operation, timeout_s=cli.timeout_s)
     except asyncio.CancelledError:
         output.note(
@@ -128,10 +132,10 @@ async def finished(cli: Cli, client: Client, operation: str) -> OperationRow:
 
 
 @contextlib.asynccontextmanager
-async def _hearing_units(cli: Cli, client: Client, progress: Progress) -> AsyncIterator[None]:
-    """Show what units say of themselves while they are waited for. Who cannot hear it waits all the same."""
+async def _showing_units(cli: Cli, client: Client, progress: Progress) -> AsyncIterator[None]:
+    """Show the status of units during a wait. Without permission for the feed, the wait goes on without it."""
 
-    async def hear() -> None:
+    async def show() -> None:
         await asyncio.sleep(_SHORT_S)
         with contextlib.suppress(AgentrlError):
             async for _, row in client.follow(("unit",)):
@@ -141,19 +145,19 @@ async def _hearing_units(cli: Cli, client: Client, progress: Progress) -> AsyncI
     if cli.json:
         yield
         return
-    hearing = asyncio.create_task(hear(), name="hear units")
+    showing = asyncio.create_task(show(), name="show units")
     try:
         yield
     finally:
-        hearing.cancel()
-        await asyncio.wait([hearing])
+        showing.cancel()
+        await asyncio.wait([showing])
 
 
 def report_preview(cli: Cli, effect: Effect, tier: Tier) -> None:
     if cli.json:
         output.emit({"dry_run": True, "effect": effect, "tier": tier})
         return
-    scientific = " It begins a new scientific segment and wants a note." if effect.scientific else ""
+    scientific = " It begins a new scientific segment and needs a note." if effect.scientific else ""
     output.say(f"Would do ({tier.name.lower()}): {effect.sentence()}.{scientific}")
 
 
@@ -170,19 +174,19 @@ def exit_code(row: OperationRow) -> ExitCode:
 
 
 def report(cli: Cli, row: OperationRow, effect: Effect) -> ExitCode:
-    """Say how an operation ended; its exit code."""
+    """Report how an operation ended; returns its exit code."""
     if cli.json:
         output.emit({"operation": row, "effect": effect})
     else:
-        tell(row, row.summary or row.command)
+        say_end(row, row.summary or row.command)
     return exit_code(row)
 
 
-def tell(row: OperationRow, what: str) -> None:
-    """How an operation ended, for a person."""
+def say_end(row: OperationRow, what: str) -> None:
+    """Print how an operation ended."""
     for line in row.lines:
         output.say(line)
-    for name, value in row.result.items() if row.command not in _TOLD_BY_ITS_EFFECT else ():
+    for name, value in row.result.items() if row.command not in _EFFECT_SHOWS_RESULT else ():
         output.say(f"{name}: {value}")
     took = output.duration(row.ended_at - row.accepted_at)
     if exit_code(row) is ExitCode.OK:
@@ -191,11 +195,11 @@ def tell(row: OperationRow, what: str) -> None:
         output.note(f"agentrl: {what}: {row.state} after {took}. {row.reason}")
 
 
-async def aimed(client: Client, target: str) -> tuple[str, int]:
-    """A target as it was typed, with the incarnation that is seen now.
+async def with_incarnation(client: Client, target: str) -> tuple[str, int]:
+    """A target as it was typed, with its current incarnation; `web-0.7` names one.
 
-    The command is refused if that incarnation was replaced while a person thought about the question.
-    `web-0.7` aims at that incarnation; a group or an unknown name is left to the coordinator.
+    The command is refused if that incarnation is replaced before the command arrives. The coordinator resolves groups
+    and unknown names.
     """
     from agentrl.protocol.specs import split_incarnation
 

@@ -1,4 +1,7 @@
-"""Verbs about keys: new, list, revoke. A secret is written to a file and never printed."""
+"""The commands `keys new`, `keys list` and `keys revoke`.
+
+Invariant: a secret is written to a file and never printed.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class Permission(enum.StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    keys = group(app, "keys", "Who may reach the run from elsewhere, and what they may do.")
+    keys = group(app, "keys", "Who may use the run from other hosts, and how.")
     add_command(keys, "new", acts=True)(new)
     add_command(keys, "list")(list_keys)
     add_command(keys, "revoke", acts=True)(revoke)
@@ -48,11 +51,11 @@ def register(app: typer.Typer) -> None:
 
 async def new(
     cli: Cli,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is; it stands in the audit.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of its holder, for the audit.")],
     permission: Annotated[Permission, typer.Option("--permission", help="What it may do.")] = Permission.VIEWER,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Where the key file goes; else NAME.key here.", show_default=False),
+        typer.Option("--out", metavar="FILE", help="The key file; default: NAME.key here.", show_default=False),
     ] = None,
 ) -> ExitCode:
     """Make a key file that opens the run from another host."""
@@ -78,7 +81,7 @@ async def new(
         send = await agreed(cli, client, "add_key", args)
         if send is None:
             return ExitCode.OK
-        # The file comes first: a key that was admitted and then could not be written would be of no use to anybody.
+        # The file comes first: an admitted key without its file would be useless.
         key.save(file)
         with _kept_unless_refused(file):
             row = await finished(cli, client, (await send()).operation)
@@ -95,7 +98,7 @@ async def new(
 
 @contextlib.contextmanager
 def _kept_unless_refused(file: Path) -> Iterator[None]:
-    """Remove the key file if the key was not admitted. Where nobody can tell it stays: the key may be good."""
+    """Remove the key file if the key was refused. Without an answer the file stays, because the key may be valid."""
     from agentrl.cli import output
 
     try:
@@ -103,7 +106,7 @@ def _kept_unless_refused(file: Path) -> Iterator[None]:
     except BaseException as failed:
         unknown = not isinstance(failed, AgentrlError) or isinstance(failed, NoCoordinatorError | WaitTimeoutError)
         if unknown:
-            output.note(f"{file} is kept: the key may have been admitted. `agentrl keys list` tells.")
+            output.note(f"{file} is kept: the key may have been admitted. `agentrl keys list` shows whether it was.")
         else:
             file.unlink(missing_ok=True)
         raise
@@ -126,14 +129,14 @@ def _listening(client: Client) -> dict[str, str]:
     listen, public = str(found.get("listen", "")), str(found.get("public", ""))
     if not listen or not public:
         raise ConfigError(
-            f"The run {name} is not reachable from other hosts, so a key would open nothing.",
-            hint="Set coordinator.listen in the run file, such as tcp://0.0.0.0:7400, then say down and up again.",
+            f"The run {name} is not reachable from other hosts, so a key is useless.",
+            hint="Set coordinator.listen in the run file, such as tcp://0.0.0.0:7400, then `agentrl down` and `up`.",
         )
     return {"server_public": public, "address": _reachable(listen)}
 
 
 def _reachable(listen: str) -> str:
-    """An address that another host can dial: `0.0.0.0` is every address of this host, so its name stands for it."""
+    """An address for other hosts: instead of `0.0.0.0`, which is every address of this host, its name."""
     import socket
 
     host, _, port = listen.removeprefix("tcp://").rpartition(":")
@@ -166,8 +169,10 @@ async def list_keys(cli: Cli) -> ExitCode:
     return ExitCode.OK
 
 
-async def revoke(cli: Cli, key_name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key.")]) -> ExitCode:
-    """Refuse a key from now on; its holder is cut off at once."""
+async def revoke(
+    cli: Cli, key_name: Annotated[str, typer.Argument(metavar="NAME", help="The name of its holder.")]
+) -> ExitCode:
+    """Refuse a key from now on; its connections end at once."""
     from agentrl.cli.execute import act
     from agentrl.protocol.commands import RevokeKey
 

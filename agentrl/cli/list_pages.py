@@ -1,6 +1,6 @@
-"""What the verbs of all lists share: `--filter`, `--sort`, `--after`, `--limit`, and how a page is shown.
+"""Options and output of all list commands: `--filter`, `--sort`, `--after`, `--limit`, and a page as a table.
 
-Invariant: a page that is not the last says how to go on, to people on stderr and to programs as `after`.
+Invariant: a page that is not the last has the place of the next one, on stderr for people and as `after` for programs.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     "tools errors": ("server=shop and requested_at>-1h", ""),
     "tools failures": ("status=timeout and latency_s>30", "-latency_s"),
 }
-"""Of each verb a query and an order that its list knows."""
+"""For the help of each command: a query and an order that its list accepts."""
 
 
-def filtering(verb: str) -> Any:
-    """The option --filter of a verb."""
-    return typer.Option("--filter", metavar="QUERY", help=f"Such as '{EXAMPLES[verb][0]}'.", show_default=False)
+def filtering(command: str) -> Any:
+    """The option --filter of a command."""
+    return typer.Option("--filter", metavar="QUERY", help=f"Such as '{EXAMPLES[command][0]}'.", show_default=False)
 
 
-def sorting(verb: str) -> Any:
-    """The option --sort of a verb."""
-    said = f"Such as {EXAMPLES[verb][1]}; else the newest first."
-    return typer.Option("--sort", metavar="FIELDS", help=said, show_default=False)
+def sorting(command: str) -> Any:
+    """The option --sort of a command."""
+    text = f"Such as {EXAMPLES[command][1]}; default: the newest first."
+    return typer.Option("--sort", metavar="FIELDS", help=text, show_default=False)
 
 
 After = Annotated[
-    str, typer.Option("--after", metavar="PLACE", help="Go on where a page said, or behind a row.", show_default=False)
+    str, typer.Option("--after", metavar="PLACE", help="Continue after this place or row.", show_default=False)
 ]
-Limit = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="At most so many.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="At most this many.")]
 
 ANSWER_WITHIN_S = 60.0
-"""Large runs have large collections; nothing is asked without an end."""
+"""Deadline of queries: large runs have large collections."""
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Row], object]]
-"""What stands in each column of a row."""
+"""The value of each column of a row."""
 
 
 async def show_page(
     cli: Cli,
     command: str,
-    asked: Mapping[str, Any],
+    query: Mapping[str, Any],
     columns: Columns,
     *,
     right: Sequence[str] = (),
     spare: Sequence[str] = (),
 ) -> ExitCode:
-    """Ask for a page and print it."""
+    """Query a page and print it."""
     from agentrl.cli import output
 
     async with cli.connect() as client:
-        page = await client.call(command, asked, deadline_s=ANSWER_WITHIN_S)
+        page = await client.call(command, query, deadline_s=ANSWER_WITHIN_S)
     if cli.json:
         output.emit(page)
         return ExitCode.OK
@@ -79,7 +79,7 @@ def show_rows(
     from agentrl.cli import output
 
     if not rows:
-        output.note("Nothing is found.")
+        output.note("Nothing was found.")
         return
     cells = [[_shown(of(row)) for of in columns.values()] for row in rows]
     width = output.console(cli.color).width
@@ -87,7 +87,7 @@ def show_rows(
 
 
 def field(name: str) -> Callable[[Row], object]:
-    """The value under a dotted name; nothing if there is none."""
+    """The value under a dotted name, or None."""
 
     def of(row: Row) -> object:
         at: Any = row
@@ -99,7 +99,7 @@ def field(name: str) -> Callable[[Row], object]:
 
 
 def moment(name: str) -> Callable[[Row], object]:
-    """A time, as the clock of this place has it."""
+    """A time in the local time zone."""
 
     def of(row: Row) -> object:
         from agentrl.cli import output

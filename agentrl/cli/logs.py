@@ -1,4 +1,4 @@
-"""The verb logs: what a unit wrote, followed over rotations and over new incarnations."""
+"""The command `logs`: what a unit wrote, followed over rotations and new incarnations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHUNK_BYTES = 256 << 10
 _POLL_S = 0.4
 
 Printed = Callable[[str], object]
-"""How a line reaches a person."""
+"""Prints one line."""
 
 
 def register(app: typer.Typer) -> None:
@@ -32,11 +32,9 @@ def register(app: typer.Typer) -> None:
 async def logs(
     cli: Cli,
     unit: Annotated[
-        str, typer.Argument(metavar="UNIT", help="A unit such as web-0, or one life of it such as web-0.7.")
+        str, typer.Argument(metavar="UNIT", help="A unit such as web-0, or an incarnation such as web-0.7.")
     ],
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is written next, until Ctrl-C.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then print new lines, until Ctrl-C.")] = False,
     previous: Annotated[bool, typer.Option("--previous", "-p", help="The incarnation before the current one.")] = False,
     grep: Annotated[
         str, typer.Option("--grep", "-g", metavar="REGEX", help="Only lines that match.", show_default=False)
@@ -47,10 +45,8 @@ async def logs(
             "--since", metavar="TIME", help="Only the last 90s, 15m, 2h, by the lines' own times.", show_default=False
         ),
     ] = "",
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=0, help="The last so many lines; 0 means all.")
-    ] = 200,
-    raw: Annotated[bool, typer.Option("--raw", help="Lines as they were written, control codes and all.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="The last N lines; 0: all.")] = 200,
+    raw: Annotated[bool, typer.Option("--raw", help="Keep control codes.")] = False,
 ) -> ExitCode:
     """Show what a unit wrote."""
     import time
@@ -65,11 +61,11 @@ async def logs(
     printed: Printed = print if raw else _print_safely
     async with reader(cli) as client:
         live = living(client) if follow else None
-        # A filter looks at the whole log: what is sought may be far back.
+        # A filter searches the whole log.
         whole = bool(grep or since or not lines)
         chunk = await _show_past(cli, client, name, incarnation, choice, lines, printed, whole=whole)
         if since and not choice.saw_time and chunk.size:
-            output_note("The lines carry no time, so --since left nothing out.")
+            output_note("The lines have no times, so --since left nothing out.")
         if live is not None:
             await _follow(cli, live, chunk, choice, printed, pinned=incarnation > 0)
     return ExitCode.OK
@@ -93,7 +89,7 @@ def _which(unit: str, previous: bool) -> tuple[str, int]:
 async def _show_past(
     cli: Cli, client: Reader, unit: str, incarnation: int, choice: Choice, count: int, printed: Printed, *, whole: bool
 ) -> LogChunk:
-    """Print what is there already; the last chunk says where following begins."""
+    """Print the lines so far; returns the last chunk, after which following begins."""
     from agentrl.cli import output
     from agentrl.formatting.log_lines import Lines, last
 
@@ -120,12 +116,12 @@ async def _show_past(
             printed(line)
         if not shown and count:
             of = f"{chunk.unit}.{chunk.incarnation}"
-            output.note(f"No line of {of} matches." if found else f"{of} has written nothing so far.")
+            output.note(f"No line of {of} matches." if found else f"{of} has written nothing yet.")
     return chunk
 
 
 async def _rest_of(client: Reader, chunk: LogChunk) -> AsyncIterator[LogChunk]:
-    """The chunks of the same incarnation after this one, up to the end that the log has when it is reached."""
+    """The chunks of the same incarnation after this one, up to the end of the log."""
     while chunk.data and chunk.offset + len(chunk.data) < chunk.size:
         following = await client.read_logs(
             chunk.unit, incarnation=chunk.incarnation, offset=chunk.offset + len(chunk.data), limit=_CHUNK_BYTES
@@ -157,7 +153,7 @@ async def _follow(cli: Cli, client: Client, chunk: LogChunk, choice: Choice, pri
             continue
         newest = chunk if pinned else await client.read_logs(chunk.unit, incarnation=0, offset=0, limit=1)
         if newest.incarnation != chunk.incarnation and not replaced:
-            # Its last words may have come between the two questions.
+            # Its last lines may have come between the two queries.
             replaced = True
             continue
         if newest.incarnation != chunk.incarnation:
@@ -189,7 +185,7 @@ def _print_lines(cli: Cli, chunk: LogChunk, lines: list[str], choice: Choice, pr
 
 
 def _print_safely(line: str) -> None:
-    """Without control codes, also into a pipe: behind `less` or `grep` there is a terminal again."""
+    """Without control codes, also into a pipe: `less` or `grep` pass them on to a terminal."""
     from agentrl.cli import output
 
     print(output.sanitise_lines(line))

@@ -1,7 +1,8 @@
-"""Whom the verbs ask that only read: the coordinator, and after the end of a run what the run has left.
+"""Reads a run through its coordinator, or from its files when no coordinator answers.
 
-Invariants: what was read from files is never taken for the word of a coordinator: a line on stderr says so. What only
-the store could tell is not read behind the run's back: the command is named that brings the store up.
+Invariants:
+- A note on stderr says so when the data comes from files.
+- The store is not read without a coordinator; the hint names the command that starts it.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ Reader = Client | Remains
 
 @asynccontextmanager
 async def reader(cli: Cli) -> AsyncIterator[Reader]:
-    """The coordinator of the run that is meant, or what the run has left on this host."""
+    """A connection to the coordinator, or the files of the run on this host if no coordinator answers."""
     async with AsyncExitStack() as stack:
         found: Reader | None
         try:
             found = await stack.enter_async_context(cli.connect())
-        except NoCoordinatorError as nobody:
+        except NoCoordinatorError as error:
             found = None if cli.remote else Remains.find(cli.named)
             if found is None:
-                also = " With --run NAME this command reads what that one has left." if not cli.named else ""
-                raise NoCoordinatorError(nobody.message, hint=f"{nobody.hint}{also}") from None
-            output.note(f"{nobody.message} This is what {found.name} has left in its files.")
+                also = " With --run NAME this command reads the files of that run." if not cli.named else ""
+                raise NoCoordinatorError(error.message, hint=f"{error.hint}{also}") from None
+            output.note(f"{error.message} These are the files of {found.name}.")
         yield found
 
 
 async def explain_no_coordinator(cli: Cli, error: NoCoordinatorError) -> NoCoordinatorError:
-    """Of a run that was taken down: since when it is down, and how it is read or brought up again."""
+    """For a run that was taken down: since when, and how to read it or bring it up again; otherwise the same error."""
     found = None if cli.remote else Remains.find(cli.named)
     if found is None or left_up(found.state_dir) or keepers_of(found.state_dir):
         return error
@@ -58,14 +59,14 @@ async def explain_no_coordinator(cli: Cli, error: NoCoordinatorError) -> NoCoord
         hints.append(f"{again} --read-only only what its records are read from")
     if down_at:
         option = f"--run {found.name}"
-        hints.append(f"agentrl logs {option} UNIT and agentrl events {option} read what it has left")
+        hints.append(f"agentrl logs {option} UNIT and agentrl events {option} read its files")
     return NoCoordinatorError(f"The run {found.name} is not up{since}.", hint=f"{'; '.join(hints)}.")
 
 
 def living(found: Reader) -> Client:
-    """Raises NoCoordinatorError where nobody is left who could tell what comes next."""
+    """The connection to the coordinator. Raises NoCoordinatorError if only the files of the run are left."""
     if isinstance(found, Client):
         return found
     raise NoCoordinatorError(
-        f"Nobody answers for {found.name}, so there is nothing to follow.", hint=hint_of(found.state_dir)
+        f"No coordinator answers for {found.name}, so there is nothing to follow.", hint=hint_of(found.state_dir)
     )

@@ -1,7 +1,9 @@
-"""What every verb has in common: the options of all verbs, and how a function becomes a verb.
+"""The options of all commands, and how a function becomes a command.
 
-Invariants: the shared options mean the same before and after the verb; a verb is a plain or async function whose first
-argument is the `Cli`; what it returns is the exit code. Nothing heavy is imported here, so that `--help` stays fast.
+Invariants:
+- The shared options mean the same before and after the command.
+- A command is a plain or async function with the `Cli` as first argument; it returns the exit code.
+- This module imports nothing heavy, so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -32,26 +34,26 @@ Run = Annotated[
     typer.Option(
         "--run",
         metavar="NAME",
-        help="Which run; else $AGENTRL_RUN_NAME, else the only run that is up.",
+        help="The run; default: $AGENTRL_RUN_NAME, else the only run that is up.",
         show_default=False,
     ),
 ]
 Key = Annotated[
     Path | None,
-    typer.Option("--key", metavar="FILE", help="Key file for a run elsewhere; else $AGENTRL_KEY.", show_default=False),
+    typer.Option("--key", metavar="FILE", help="Key file of a remote run; default: $AGENTRL_KEY.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Data on stdout: one JSON document, or JSON lines when following.")]
-NoColor = Annotated[bool, typer.Option("--no-color", help="No colours; so does $NO_COLOR.")]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colours, as with $NO_COLOR.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, whatever the effect is.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return as soon as the command is accepted.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect, and do nothing.")]
 Timeout = Annotated[
     float | None,
     typer.Option(
         "--timeout",
         metavar="SECONDS",
         min=0.0,
-        help="Wait no longer than this; what was accepted goes on.",
+        help="Wait no longer; an accepted operation goes on.",
         show_default=False,
     ),
 ]
@@ -75,7 +77,7 @@ RUN_VARIABLE = "AGENTRL_RUN_NAME"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cli:
-    """What the shared options said."""
+    """The values of the shared options."""
 
     run: str | None = None
     key: Path | None = None
@@ -88,16 +90,16 @@ class Cli:
 
     @property
     def named(self) -> str | None:
-        """The run that was named, on the command line or in the environment."""
+        """The run named on the command line or in the environment."""
         return self.run or os.environ.get(RUN_VARIABLE)
 
     @property
     def remote(self) -> bool:
-        """True if a key file, not a state directory, says where the coordinator is."""
+        """Whether the coordinator is found by a key file, not by a state directory."""
         return self.key is not None or (not self.named and bool(os.environ.get("AGENTRL_KEY")))
 
     def connect(self, timeout_s: float = 5.0) -> AbstractAsyncContextManager[Client]:
-        """The coordinator of the run that is meant."""
+        """A connection to the coordinator of the run."""
         from agentrl.client import Client
 
         if self.remote:
@@ -105,7 +107,7 @@ class Cli:
         return Client.connect(self.named, timeout_s=timeout_s)
 
     def aimed(self, text: str) -> str:
-        """The text, with the commands in it aimed at the same run as this one."""
+        """The text with `--run` or `--key` of this command line added to the commands in it."""
         if self.key is None and not self.run:
             return text
         from agentrl.cli.suggested_commands import aimed
@@ -114,7 +116,7 @@ class Cli:
 
     @contextmanager
     def hinting(self, *, reads: bool = False) -> Iterator[None]:
-        """What an error suggests is aimed at the run that is meant; `reads`: the verb reads what runs leave behind."""
+        """Add the run to the commands in the hint of an error; `reads`: the command reads the store."""
         try:
             yield
         except AgentrlError as error:
@@ -133,7 +135,7 @@ def root_options(
     shared_json: Json = False,
     shared_no_color: NoColor = False,
 ) -> Cli:
-    """Remember what stands before the verb."""
+    """Keep the options before the command."""
     cli = Cli(
         run=shared_run,
         key=shared_key,
@@ -186,10 +188,10 @@ _RANGES = [
 def add_command(
     app: typer.Typer, name: str, *, acts: bool = False, reads: bool = False, numbers: bool = False, **settings: Any
 ) -> Callable[[Function], Function]:
-    """Register a function as a verb.
+    """Register a function as a command.
 
-    `acts` adds the options of commands that change something. `reads` is for what is read from the store, which is
-    down with its run. `numbers` lets an argument begin with a minus.
+    `acts` adds the options of commands that change something. `reads`: the command reads the store, which is down with
+    its run. `numbers` lets an argument begin with a minus.
     """
     options = {**_SHARED, **_ACTING} if acts else _SHARED
     context_settings = settings.pop("context_settings", {})

@@ -1,7 +1,9 @@
-"""What is printed, and how: the only writer of stdout.
+"""Prints results and diagnostics; the only writer of stdout.
 
-Invariants: stdout is data and stderr is diagnostics; text that came from a run (status sentences, log lines, names) is
-stripped of control codes and is never parsed as markup; with `--json` stdout holds one document, or one per line.
+Invariants:
+- Data goes to stdout, diagnostics go to stderr.
+- Text of a run (status, log lines, names) loses its control codes and is never parsed as markup.
+- With `--json`, stdout has one document, or one per line.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _FOLDS_FROM = 24
-"""Cells of a column in which one is so long may take several lines."""
+"""A column with a cell this long may take several lines."""
 _NARROWEST = 12
-"""What such a column is given at least, before a name is taken apart."""
+"""The least width of such a column; if there is less, names fold."""
 _GAP = 2
 """Cells between two columns."""
 _ENDLESS = 100_000
-"""Cells of a line in a pipe or a file, where nothing has to fit: programs take lines apart by themselves."""
+"""The width of a pipe or a file: programs split lines themselves."""
 
 
 def say(text: str = "") -> None:
@@ -45,7 +47,7 @@ def note(text: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON shows it: every field, also those that are at their default, and enumerations by name."""
+    """A value for JSON, with all fields, also defaults, and with enumerations by name."""
     import msgspec
 
     if isinstance(value, msgspec.Struct):
@@ -76,7 +78,7 @@ def _row_or_plain(body: Any) -> Any:
     try:
         return decode_row(body)
     except ProtocolError:
-        # A kind of row that this version does not know yet: scripts still get it.
+        # Scripts also get rows of a newer version.
         return msgspec.msgpack.decode(body)
 
 
@@ -89,7 +91,7 @@ def emit(value: Any) -> None:
 
 
 def emit_line(value: Any) -> None:
-    """One of many JSON lines, written at once so that a reader may act on it."""
+    """One of many JSON lines, flushed at once."""
     import msgspec
 
     print(msgspec.json.encode(plain(value)).decode(), flush=True)
@@ -129,7 +131,7 @@ def table(
     width: int = 0,
     spare: Sequence[str] = (),
 ) -> RenderableType:
-    """A table without lines; a cell is text, or something that is styled already.
+    """A table without lines; a cell is text, or already styled.
 
     Where a width is given and not enough, the spare columns are left out, the first of them first. If that is still
     too wide, the first column folds: a name can be put together again, a heading that is cut says nothing.
@@ -139,7 +141,7 @@ def table(
 
     made = Table(box=None, pad_edge=False, header_style="bold")
     cells = [[item if isinstance(item, Text) else Text(sanitise(item)) for item in row] for row in rows]
-    # A column that nobody needs now takes no room.
+    # An empty column is left out.
     used = [place for place in range(len(columns)) if not cells or any(row[place].plain for row in cells)]
     long = {place: max(len(columns[place]), *(row[place].cell_len for row in cells), 0) for place in used}
 
@@ -153,7 +155,7 @@ def table(
     folds, cuts, last = is_too_wide(_NARROWEST), is_too_wide(), max(long)
     for place, most in long.items():
         name = columns[place]
-        # Names and what is short stay whole; what folds is the rest, and the last column where all are short.
+        # Names and short columns stay whole; long ones fold, or the last if all are short.
         whole = (most < _FOLDS_FROM and not (cuts and place == last)) or (place == 0 and not folds)
         made.add_column(Text(name), justify="right" if name in right else "left", overflow="fold", no_wrap=whole)
     for row in cells:
@@ -166,12 +168,12 @@ def show(rendered: RenderableType, color: bool) -> None:
     if made.is_terminal:
         made.print(rendered)
         return
-    # A table fills its last column with blanks, to the longest of them.
+    # rich pads the last column with blanks.
     with made.capture() as caught:
         made.print(rendered)
     print("\n".join(line.rstrip() for line in caught.get().splitlines()))
 
 
 def interactive() -> bool:
-    """True if a person can be asked."""
+    """Whether a person can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()

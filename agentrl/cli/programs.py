@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from agentrl.cli.options import Cli, add_command
-from agentrl.cli.run_file import RunFile, meant
+from agentrl.cli.run_file import RunFile, chosen_file
 from agentrl.errors import ExitCode, UsageError
 
 DAEMONS = ("host", "coordinator", "mongo")
@@ -22,12 +22,12 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(cli: Cli, file: RunFile = None) -> ExitCode:
-    """Check the environment; each line says what to do."""
+    """Check this host; each line says what to do."""
     import subprocess
 
     if cli.run and file is not None:
         raise UsageError("The run file is named twice, by itself and by --run.", hint="Leave out one of them.")
-    chosen, sets = meant(cli, file, None)
+    chosen, sets = chosen_file(cli, file, None)
     command = [sys.executable, "-m", "agentrl.doctor", *(["--json"] if cli.json else [])]
     command += [*(f"--set={one}" for one in sets), "--", str(chosen)] if chosen else []
     sys.stdout.flush()
@@ -44,11 +44,11 @@ def daemon(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[ARGUMENTS]...", help="The daemon's own; `daemon ROLE --help` lists them.", show_default=False
+            metavar="[ARGUMENTS]...", help="Arguments of the daemon; see `daemon ROLE --help`.", show_default=False
         ),
     ] = None,
 ) -> ExitCode:
-    """Run a daemon in the foreground, as systemd and Slurm want it."""
+    """Run a daemon in the foreground, for systemd and Slurm."""
     if program not in DAEMONS:
         import difflib
 
@@ -58,5 +58,5 @@ def daemon(
     command = [sys.executable, "-m", f"daemons.{program}", *(arguments or ())]
     sys.stdout.flush()
     sys.stderr.flush()
-    # The daemon takes this process over, so that signals of its supervisor reach it.
+    # The daemon replaces this process, so that signals of its supervisor reach it.
     os.execv(sys.executable, command)

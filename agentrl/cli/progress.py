@@ -1,4 +1,4 @@
-"""What is shown while a command is waited for: on stderr, alive in a terminal, plain lines elsewhere.
+"""Progress of a wait, on stderr: repainted in a terminal, otherwise plain lines.
 
 Invariant: progress never writes to stdout, and never outlives the wait.
 """
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _MOST_LINES = 12
 _PLAIN_EVERY_S = 1.0
-_SAID_EVERY_S = 5.0
-"""Where lines stay, what a unit says of itself is repeated that often."""
+_STATUS_EVERY_S = 5.0
+"""How often plain lines repeat the status of units."""
 
 
 class Progress:
-    """Shows what is waited for, and for how long."""
+    """Shows what a command waits for, and for how long."""
 
     def __init__(self, cli: Cli) -> None:
         self._color = cli.color
@@ -37,7 +37,7 @@ class Progress:
         self._printed_at = float("-inf")
         self._printed = ("", "")
         self._row: OperationRow | None = None
-        self._said: dict[str, str] = {}
+        self._status: dict[str, str] = {}
 
     def __enter__(self) -> Progress:
         if self._alive:
@@ -59,28 +59,28 @@ class Progress:
             self._live.stop()
 
     def step(self, sentence: str) -> None:
-        """Something that is waited for and is no operation."""
+        """A wait without an operation."""
         self._show(sentence, ())
 
     def operation(self, row: OperationRow) -> None:
-        """An operation as it is now."""
+        """The current state of an operation."""
         self._row = row
         head = row.summary or row.command
         if row.state.ended:
             return
         waiting = row.waiting_for
-        # Without a terminal only what takes time is worth a line.
+        # Without a terminal, an operation without waits needs no line.
         if waiting or self._live is not None:
             self._show(f"{head}: waiting for {len(waiting)}" if waiting else head, waiting)
 
     def unit(self, row: UnitRow) -> None:
-        """What a unit says of itself, which may be among those that are waited for."""
-        self._said[row.unit] = row.status or row.phase
+        """The status of a unit, shown if the operation waits for it."""
+        self._status[row.unit] = row.status or row.phase
         if self._row is not None and any(_unit_of(line) == row.unit for line in self._row.waiting_for):
             self.operation(self._row)
 
     def _show(self, head: str, plain: tuple[str, ...]) -> None:
-        lines = tuple(map(self._with_what_it_says, plain))
+        lines = tuple(map(self._with_status, plain))
         if self._live is not None:
             from rich.console import Group
 
@@ -92,27 +92,27 @@ class Progress:
         elif not self._quiet:
             self._print(head, plain, lines)
 
-    def _with_what_it_says(self, line: str) -> str:
-        said = self._said.get(_unit_of(line), "")
-        return f"{line}: {said}" if said else line
+    def _with_status(self, line: str) -> str:
+        status = self._status.get(_unit_of(line), "")
+        return f"{line}: {status}" if status else line
 
     def _print(self, head: str, plain: tuple[str, ...], lines: tuple[str, ...]) -> None:
-        """`plain` without what units say of themselves, of which only the first word is news at once."""
+        """Print a line. `plain` has no status of units: a line with only a changed status is printed more rarely."""
         without, line = (f"{head}: {', '.join(each[:6])}" if each else head for each in (plain, lines))
         now = time.monotonic()
-        known, told = self._printed
-        due_s = _SAID_EVERY_S if without == known != told else _PLAIN_EVERY_S
+        known, shown = self._printed
+        due_s = _STATUS_EVERY_S if without == known != shown else _PLAIN_EVERY_S
         if line != self._printed[1] and now - self._printed_at >= due_s:
             self._printed, self._printed_at = (without, line), now
             output.note(line)
 
 
 def _unit_of(line: str) -> str:
-    """A line says `web-0 is pending (why)`."""
+    """The unit of a line such as `web-0 is pending (why)`."""
     return line.partition(" is ")[0]
 
 
 def _states(lines: tuple[str, ...]) -> str:
-    """How many are in which state."""
+    """The number of units in each state."""
     counts = Counter(line.partition(" is ")[2].partition(" ")[0] for line in lines if " is " in line)
     return ", ".join(f"{count} {state}" for state, count in counts.most_common())

@@ -1,4 +1,4 @@
-"""Verbs about records: list, show, export."""
+"""The commands `records list`, `records show` and `records export`."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ async def list_records(
     after: After = "",
     limit: Limit = 100,
 ) -> ExitCode:
-    """List attempts; those under way with the call that they wait for."""
-    asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
-    return await list_pages.show_page(cli, "list_records", asked, COLUMNS, right=RIGHT, spare=SPARE)
+    """List attempts; running ones with the call that they wait for."""
+    query = {"filter": filter, "sort": sort, "after": after, "limit": limit}
+    return await list_pages.show_page(cli, "list_records", query, COLUMNS, right=RIGHT, spare=SPARE)
 
 
 # ---- one record ----
@@ -48,11 +48,11 @@ async def list_records(
 async def show_record(
     cli: Cli,
     record: Annotated[str, typer.Argument(metavar="RECORD", help="Its id, such as shop/train/0/000012#r1.s3.a1.")],
-    after_turn: Annotated[int, typer.Option("--after-turn", metavar="N", help="Begin behind this turn.")] = -1,
+    after_turn: Annotated[int, typer.Option("--after-turn", metavar="N", help="Begin after this turn.")] = -1,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="At most so many turns.")
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="At most this many turns.")
     ] = 100,
-    chars: Annotated[int, typer.Option("--chars", metavar="N", min=0, help="Of each text; 0 for all of it.")] = 4000,
+    chars: Annotated[int, typer.Option("--chars", metavar="N", min=0, help="Characters of each text; 0: all.")] = 4000,
     tokens: Annotated[bool, typer.Option("--tokens", help="The tree of its tokens, and which of them train.")] = False,
 ) -> ExitCode:
     """Show an attempt turn by turn, and why it ended.
@@ -63,7 +63,7 @@ async def show_record(
 
     async with cli.connect() as client:
         if tokens:
-            return _tell_tokens(
+            return _show_tokens(
                 await _tokens(client, record, range(after_turn + 1, after_turn + 1 + limit)), cli, chars
             )
         story = await client.show_record(
@@ -72,22 +72,22 @@ async def show_record(
     if cli.json:
         output.emit(story)
         return ExitCode.OK
-    _tell(story)
+    _show(story)
     if story.more_turns:
         output.note(f"There are more turns: --after-turn {story.turns[-1]['index']}")
     return ExitCode.OK
 
 
-def _tell(story: RecordStory) -> None:
+def _show(story: RecordStory) -> None:
     from agentrl.cli import output
 
     record = story.record
     owner = f" by {record['owner']}" if record.get("owner") else ""
     output.say(f"{record['id']} is {record['status']}{owner}: {story.ending['sentence']}")
-    _tell_of_training(story)
+    _show_training(story)
     _block("query", story.task["query"])
     for turn in story.turns:
-        _tell_turn(turn)
+        _show_turn(turn)
     for call in story.under_way:
         output.say(f"not part of a turn: {call['id']} is {call['status']}{_of(call.get('error'))}")
     others = [attempt for attempt in story.attempts if attempt["id"] != record["id"]]
@@ -96,7 +96,7 @@ def _tell(story: RecordStory) -> None:
         output.say(f"another attempt at this seat: {attempt['id']}: {ended}{_of(attempt['error'])}")
 
 
-def _tell_of_training(story: RecordStory) -> None:
+def _show_training(story: RecordStory) -> None:
     from agentrl.cli import output
     from agentrl.formatting.amounts import counted
 
@@ -110,7 +110,7 @@ def _tell_of_training(story: RecordStory) -> None:
     output.say(f"  {', '.join(parts)}")
 
 
-def _tell_turn(turn: Row) -> None:
+def _show_turn(turn: Row) -> None:
     from agentrl.cli import output
     from agentrl.formatting.amounts import counted
 
@@ -145,7 +145,7 @@ def _of(reason: str | None) -> str:
 
 
 def _block(title: str, text: str, indent: str = "  ") -> None:
-    """Text of a run, line by line, with nothing in it that a terminal would act on."""
+    """Print text of a run line by line, without control codes."""
     from agentrl.cli import output
 
     for number, line in enumerate(output.sanitise_lines(text).splitlines()):
@@ -153,7 +153,7 @@ def _block(title: str, text: str, indent: str = "  ") -> None:
 
 
 async def show_with_records(cli: Cli, command: str, id: str, tell: Callable[[Cli, Story], None]) -> ExitCode:
-    """Ask for one thing and everything that belongs to it; its records follow as a table."""
+    """Show one thing with all that belongs to it, then its records as a table."""
     from agentrl.cli import output
 
     async with cli.connect() as client:
@@ -174,7 +174,7 @@ async def show_with_records(cli: Cli, command: str, id: str, tell: Callable[[Cli
 
 
 async def _tokens(client: Client, record: str, turns: range) -> Tokens:
-    """Of some turns, with everything where those are all."""
+    """The tokens of some turns."""
     import msgspec
 
     from agentrl.client import long_answers
@@ -183,11 +183,11 @@ async def _tokens(client: Client, record: str, turns: range) -> Tokens:
     found = await long_answers.tokens(client, record)
     shown = tuple(each for each in found.segments if each.turn in turns or each.turn < 0)
     left_out = len(found.segments) - len(shown)
-    told = f"Left out: {counted(left_out, 'segments')} of other turns."
-    return msgspec.structs.replace(found, segments=shown, note=f"{found.note} {told}".strip()) if left_out else found
+    missing = f"Left out: {counted(left_out, 'segments')} of other turns."
+    return msgspec.structs.replace(found, segments=shown, note=f"{found.note} {missing}".strip()) if left_out else found
 
 
-def _tell_tokens(found: Tokens, cli: Cli, chars: int) -> ExitCode:
+def _show_tokens(found: Tokens, cli: Cli, chars: int) -> ExitCode:
     from agentrl.cli import output
     from agentrl.formatting import token_spans, tree_lines
 
@@ -217,17 +217,17 @@ async def export(
     after: After = "",
     limit: Annotated[
         int | None,
-        typer.Option("--limit", "-n", metavar="N", min=1, help="At most so many; else all.", show_default=False),
+        typer.Option("--limit", "-n", metavar="N", min=1, help="At most this many; default: all.", show_default=False),
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Append to this file; else stdout.", show_default=False),
+        typer.Option("--output", "-o", metavar="FILE", help="Append here; default: stdout.", show_default=False),
     ] = None,
 ) -> ExitCode:
     """Write whole trajectories as JSON lines.
 
-    With texts, calls, token ids, log-probs, masks and versions. Only what has ended, in the order of the ends.
-    `--after` goes on where an export stopped.
+    With texts, calls, token ids, log-probs, masks and versions. Only ended records, in the order of their ends.
+    `--after` continues an export.
     """
     from agentrl.cli import output
     from agentrl.client import long_answers
@@ -251,7 +251,7 @@ async def export(
         if file:
             target.close()
     if not records:
-        output.note("Nothing is found.")
+        output.note("Nothing was found.")
     return ExitCode.OK
 
 

@@ -1,4 +1,4 @@
-"""Verbs about the run file: config show, schema, check."""
+"""The commands `config show`, `config check` and `config schema`, and loading the run file for other commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ USUAL_FILES = ("run.yaml", "agentrl.yaml")
 
 RunFile = Annotated[
     Path | None,
-    typer.Argument(metavar="[RUN.yaml]", help="The run file; else run.yaml or agentrl.yaml here.", show_default=False),
+    typer.Argument(metavar="[RUN.yaml]", help="Default: run.yaml or agentrl.yaml here.", show_default=False),
 ]
 Sets = Annotated[
     list[str] | None,
@@ -41,8 +41,8 @@ def usual_file() -> Path | None:
     return next((Path(name) for name in USUAL_FILES if Path(name).is_file()), None)
 
 
-def meant(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Path | None, tuple[str, ...]]:
-    """The run file that is named, the one of the named run's last `up`, or the one here; and what is set."""
+def chosen_file(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Path | None, tuple[str, ...]]:
+    """The run file and its settings: as named, or of the last `up` of the named run, or the file here."""
     from agentrl.cli.up_transaction import last_up
 
     chosen_sets = tuple(sets or ())
@@ -52,15 +52,15 @@ def meant(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Path | N
 
     before = last_up(state_of(cli.run))
     if before is None:
-        raise ConfigError(f"It is not known which file {cli.run} was started with.", hint="Name it: RUN.yaml.")
+        raise ConfigError(f"The run {cli.run} does not know its run file.", hint="Name it: RUN.yaml.")
     return before[0], (*before[1], *chosen_sets)
 
 
 def load(cli: Cli, file: Path | None, sets: list[str] | None) -> tuple[Loaded, tuple[str, ...]]:
-    """The configuration that is meant, and what was set in it by hand. Raises ConfigError."""
+    """The configuration and its settings by `--set`. Raises ConfigError."""
     from agentrl.config.load import load_config
 
-    chosen, chosen_sets = meant(cli, file, sets)
+    chosen, chosen_sets = chosen_file(cli, file, sets)
     if chosen is None:
         raise ConfigError(
             f"There is no run file: neither {' nor '.join(USUAL_FILES)} is here.", hint="Name one: RUN.yaml."
@@ -78,10 +78,10 @@ def show(
     cli: Cli,
     file: RunFile = None,
     sets: Sets = None,
-    sources: Annotated[bool, typer.Option("--sources", help="Say where each value came from.")] = False,
+    sources: Annotated[bool, typer.Option("--sources", help="Show where each value comes from.")] = False,
     given: Annotated[bool, typer.Option("--given", help="Leave out the defaults.")] = False,
 ) -> ExitCode:
-    """Print what holds after file, environment and --set."""
+    """Print the values after file, environment and --set."""
     from agentrl.cli import output
     from agentrl.config.show import document, rows
 
@@ -126,7 +126,7 @@ def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
 
 
 def check_datasets(loaded: Loaded, sets: Sequence[str]) -> list[str]:
-    """What is to be told of them. Raises ConfigError for one that cannot be trained on."""
+    """Warnings about datasets and files. Raises ConfigError for one that a unit would refuse."""
     import subprocess
 
     import msgspec
@@ -137,9 +137,9 @@ def check_datasets(loaded: Loaded, sets: Sequence[str]) -> list[str]:
         raise problem
     if not loaded.config.environments:
         return []
-    # Rows are read by a room that the command line does not know, so a program that does looks at them.
+    # Another program reads the rows: the command line imports nothing that knows them.
     command = [sys.executable, "-m", "agentrl.doctor", "--json", "--datasets", *(f"--set={one}" for one in sets)]
-    # In a session of its own: Ctrl-C is for this command, which ends that program with itself.
+    # In its own session, because Ctrl-C is for this command.
     done = subprocess.run(
         [*command, "--", str(loaded.path)], stdout=subprocess.PIPE, check=False, start_new_session=True
     )
@@ -147,8 +147,8 @@ def check_datasets(loaded: Loaded, sets: Sequence[str]) -> list[str]:
         checks = msgspec.json.decode(done.stdout, type=list[dict[str, str]])
     except msgspec.DecodeError:
         raise OperationFailedError(
-            f"The datasets could not be looked at: the program that reads them ended with {done.returncode}.",
-            hint="What it wrote stands above; `agentrl doctor` looks for what is missing.",
+            f"The datasets could not be read: the program that reads them ended with {done.returncode}.",
+            hint="Its output is above; `agentrl doctor` looks for what is missing.",
         ) from None
     for each in checks:
         if each["verdict"] == "fail":
@@ -157,7 +157,7 @@ def check_datasets(loaded: Loaded, sets: Sequence[str]) -> list[str]:
 
 
 def nothing_to_bring_up(loaded: Loaded) -> str:
-    """Of a run without groups: what becomes of it instead."""
+    """What to do with a run without groups."""
     if loaded.config.is_job:
         return f"Nothing of it is brought up: `agentrl train {shlex.quote(str(loaded.path))}` trains it."
     return "Nothing of it is brought up: it has neither `environments` nor `sidecars`."

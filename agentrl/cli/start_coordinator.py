@@ -1,7 +1,9 @@
-"""From a configuration to a coordinator that answers.
+"""Starts the host agent of a run, and waits until its coordinator answers.
 
-Invariants: a run that is up elsewhere is never started here; starting twice is harmless, the second agent finds the
-lock of the first; what is started belongs to a session of its own, so that a closed terminal cannot reach it.
+Invariants:
+- A run that is up on another host is never started here.
+- To start twice is harmless: the second agent finds the lock of the first.
+- The agent has its own session, so a closed terminal does not reach it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorE
 from agentrl.formatting.sentences import ended
 
 START_WITHIN_S = 180.0
-"""For a host with much other work: what cannot start says so long before."""
+"""Long, for a busy host; an agent that cannot start reports that much earlier."""
 _SIGN_IS_FRESH_S = 30.0
 _LOG_LINES = 12
 
@@ -56,24 +58,24 @@ def refuse_if_in_use(place: Place) -> None:
         if fresh:
             raise ConflictError(
                 f"The run {name} is up on host {sign.get('host')}, {seen}.",
-                hint=f"Say `agentrl down` there; if that host is gone, remove {sign_file}.",
+                hint=f"Run `agentrl down` there; if that host is gone, remove {sign_file}.",
             )
         return
     own = next((run for run in paths.list_runs() if run.name == place.name), None)
     if (own is None or own.uuid != uuid) and (fresh or _is_up(uuid)):
         raise ConflictError(
             f"The directory {place.run_dir} is in use by another run of this host, {name} ({uuid}), {seen}.",
-            hint=f"Give this run a `dir` of its own, or say `agentrl down --run {name}` first.",
+            hint=f"Give this run a `dir` of its own, or run `agentrl down --run {name}` first.",
         )
 
 
 def _is_up(uuid: object) -> bool:
-    """Whether something keeps the run of that uuid alive here."""
+    """Whether an agent or a coordinator of that run lives here."""
     return any(run.uuid == uuid and keepers_of(paths.state_dir(run.name)) for run in paths.list_runs())
 
 
 def others_are_up(name: str) -> bool:
-    """Whether a command that names no run could mean another one than this."""
+    """Whether a command without `--run` could find another run than this."""
     return any(coordinator_of(paths.state_dir(run.name)) for run in paths.list_runs() if run.name != name)
 
 
@@ -93,8 +95,7 @@ async def answers(name: str, timeout_s: float = 2.0) -> bool:
 async def ensure_coordinator(place: Place, progress: Progress, silent_s: float, within_s: float | None = None) -> None:
     """Start the host agent if no coordinator answers, and wait until one does.
 
-    A coordinator that lives and is silent is replaced by the agent after `silent_s`; that is waited for, but no longer
-    than `within_s` where a person said so.
+    The agent replaces a silent coordinator after `silent_s`, which this waits for, at most `within_s`.
     """
     if await answers(place.name):
         return
@@ -107,7 +108,7 @@ async def ensure_coordinator(place: Place, progress: Progress, silent_s: float, 
             f"its host agent replaces it after {silent_s:g} s of silence. The units go on."
         )
     progress.step(f"starting the host agent {place.host}")
-    said = await _start_agent(place)
+    answer = await _start_agent(place)
     while not await answers(place.name, timeout_s=1.0):
         progress.step("waiting for the coordinator to answer")
         if why := given_up(place.state_dir):
@@ -116,18 +117,18 @@ async def ensure_coordinator(place: Place, progress: Progress, silent_s: float, 
                 hint=f"Then `agentrl down --run {place.name}`, and up again.",
             )
         if not agents_of(place.state_dir):
-            # It was on its way out when it was met.
-            said = await _start_agent(place)
+            # The agent was ending when it was found.
+            answer = await _start_agent(place)
         if time.monotonic() > deadline:
             late = f"The coordinator of {place.name} did not answer within {patience_s:g} s."
             if within_s is not None:
-                raise WaitTimeoutError(late, hint="It goes on starting; say `agentrl up` again.")
-            raise NoCoordinatorError(f"{late}{_evidence(place, said)}", hint="`agentrl doctor` checks this host.")
+                raise WaitTimeoutError(late, hint="It goes on starting; run `agentrl up` again.")
+            raise NoCoordinatorError(f"{late}{_evidence(place, answer)}", hint="`agentrl doctor` checks this host.")
         await asyncio.sleep(0.05)
 
 
 async def _start_agent(place: Place) -> str:
-    """What the start said. Raises if it failed for good; losing to another start of the same run is no failure."""
+    """The output of the start. Raises if it failed; another start of the same run that came first is no failure."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -142,22 +143,22 @@ async def _start_agent(place: Place) -> str:
     try:
         output, _ = await process.communicate()
     except asyncio.CancelledError:
-        # It cannot be called back, and what is said next about who lives has to be true.
+        # The start cannot be undone, and the next message names the living processes.
         await process.wait()
         raise
-    said = output.decode(errors="replace").strip()
+    answer = output.decode(errors="replace").strip()
     if process.returncode not in (ExitCode.OK, ExitCode.CONFLICT):
-        sentence = ended(f"The host agent could not be started: {said or f'exit {process.returncode}'}")
+        sentence = ended(f"The host agent could not be started: {answer or f'exit {process.returncode}'}")
         raise AgentrlError(
             f"{sentence}{_evidence(place, '')}",
             hint="`agentrl doctor` checks this host.",
         )
-    return said
+    return answer
 
 
-def _evidence(place: Place, said: str) -> str:
+def _evidence(place: Place, answer: str) -> str:
     """The last lines of the logs of agent and coordinator."""
-    parts = [said] if said else []
+    parts = [answer] if answer else []
     for name in ("agent.log", "coordinator.log"):
         file = place.state_dir / "hosts" / place.host / name
         try:

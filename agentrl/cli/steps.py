@@ -1,4 +1,4 @@
-"""Verbs about what was trained: steps, checkpoints, versions."""
+"""The commands about trained steps, checkpoints and versions."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ async def list_steps(
 
     `--sort -metrics.loss` finds the one behind a peak.
     """
-    asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
-    return await list_pages.show_page(cli, "list_steps", asked, STEPS, right=STEPS_RIGHT, spare=STEPS_SPARE)
+    query = {"filter": filter, "sort": sort, "after": after, "limit": limit}
+    return await list_pages.show_page(cli, "list_steps", query, STEPS, right=STEPS_RIGHT, spare=STEPS_SPARE)
 
 
 async def show_step(
     cli: Cli, step: Annotated[str, typer.Argument(metavar="STEP", help="Its id; `agentrl steps list` has them.")]
 ) -> ExitCode:
     """Show a step with its metrics and the records that it trained."""
-    return await records.show_with_records(cli, "show_step", step, _tell_step)
+    return await records.show_with_records(cli, "show_step", step, _show_step)
 
 
-def _tell_step(cli: Cli, story: Story) -> None:
+def _show_step(cli: Cli, story: Story) -> None:
     from agentrl.cli import output
     from agentrl.formatting.amounts import counted
 
     step = story.document
     reason = f" ({step['reason']})" if step.get("reason") else ""
     output.say(f"{step['id']} is {step['status']}{reason}, from version {step['base_version']}")
-    told, records = counted(len(step["tasks"]), "tasks"), counted(len(step["records"]), "records")
-    output.say(f"  {told}, {len(step['filtered'])} without signal, {records}")
-    _tell_metrics(step["metrics"])
+    tasks, records = counted(len(step["tasks"]), "tasks"), counted(len(step["records"]), "records")
+    output.say(f"  {tasks}, {len(step['filtered'])} without signal, {records}")
+    _show_metrics(step["metrics"])
 
 
-def _tell_metrics(metrics: Mapping[str, object]) -> None:
+def _show_metrics(metrics: Mapping[str, object]) -> None:
     from agentrl.cli import output
 
     for name, value in sorted(metrics.items()):
@@ -80,18 +80,18 @@ async def list_checkpoints(
     limit: Limit = 100,
 ) -> ExitCode:
     """List checkpoints."""
-    asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
+    query = {"filter": filter, "sort": sort, "after": after, "limit": limit}
     return await list_pages.show_page(
-        cli, "list_checkpoints", asked, CHECKPOINTS, right=("step", "version"), spare=("path",)
+        cli, "list_checkpoints", query, CHECKPOINTS, right=("step", "version"), spare=("path",)
     )
 
 
 async def show_checkpoint(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
     """Show a checkpoint with its files, step and published version."""
-    return await records.show_with_records(cli, "show_checkpoint", checkpoint, _tell_checkpoint)
+    return await records.show_with_records(cli, "show_checkpoint", checkpoint, _show_checkpoint)
 
 
-def _tell_checkpoint(cli: Cli, story: Story) -> None:
+def _show_checkpoint(cli: Cli, story: Story) -> None:
     from agentrl.cli import output
 
     saved, publication, step = story.document, story.related["publication"], story.related["step"]
@@ -101,11 +101,11 @@ def _tell_checkpoint(cli: Cli, story: Story) -> None:
     served = f"is {publication['status']}" if publication else "was not published"
     output.say(f"  version {saved['version']} {served}")
     if step:
-        _tell_metrics(step.get("metrics") or {})
+        _show_metrics(step.get("metrics") or {})
 
 
 async def pin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
-    """Keep a checkpoint, whatever retention says."""
+    """Keep a checkpoint against retention."""
     from agentrl.cli.execute import act
     from agentrl.protocol.data_commands import PinCheckpoint
 
@@ -131,9 +131,9 @@ async def list_versions(
 
     With how far engines were off at the canary, and why others refused.
     """
-    asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
+    query = {"filter": filter, "sort": sort, "after": after, "limit": limit}
     return await list_pages.show_page(
-        cli, "list_versions", asked, VERSIONS, right=("version", "parent", "step", "canary")
+        cli, "list_versions", query, VERSIONS, right=("version", "parent", "step", "canary")
     )
 
 

@@ -1,6 +1,6 @@
-"""Commands that are named to a person, made such that they reach the run that is meant when they are typed.
+"""Adds the run to the commands that messages suggest.
 
-Invariant: only commands that look for a run get the option, and none gets it twice.
+Invariant: only commands that take a run get the option, and only once.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _OF_A_RUN = re.compile(
 
 
 def aimed(text: str, option: str) -> str:
-    """The text, with the option behind the verb of each command in it that looks for a run."""
+    """The text, with the option after each command in it that takes a run."""
     return _OF_A_RUN.sub(lambda found: f"{found[0]} {option}", text)
 
 
 def how_to_read(named: str | None) -> str:
-    """Which command brings up the store of a run that is down, and which one ends it; "" where none would."""
+    """The commands that start and end the store of a run that is down; empty if it has none or is up."""
     from agentrl.client.offline_run import Remains
     from agentrl.client.run_processes import keepers_of
 

@@ -1,4 +1,4 @@
-"""Verbs about tasks: list, show, requeue, add."""
+"""The commands `tasks list`, `tasks show`, `tasks requeue` and `tasks add`."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ async def list_tasks(
     limit: Limit = 100,
 ) -> ExitCode:
     """List tasks: a dataset row in an epoch, sampled n times."""
-    asked = {"filter": filter, "sort": sort, "after": after, "limit": limit}
+    query = {"filter": filter, "sort": sort, "after": after, "limit": limit}
     return await list_pages.show_page(
-        cli, "list_tasks", asked, COLUMNS, right=("round", "n", "mean", "trained"), spare=("n", "purpose", "admitted")
+        cli, "list_tasks", query, COLUMNS, right=("round", "n", "mean", "trained"), spare=("n", "purpose", "admitted")
     )
 
 
 async def show_task(cli: Cli, task: Annotated[str, TASK]) -> ExitCode:
     """Show a task with all its attempts, and the steps that took it."""
-    return await records.show_with_records(cli, "show_task", task, _tell)
+    return await records.show_with_records(cli, "show_task", task, _show)
 
 
-def _tell(cli: Cli, story: Story) -> None:
+def _show(cli: Cli, story: Story) -> None:
     from agentrl.cli import output
 
     task = story.document

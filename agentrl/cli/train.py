@@ -1,6 +1,6 @@
-"""The verb train: a job of training without a run around it.
+"""The command `train`: a training job without a run.
 
-Invariant: a program of the room that trains does the work and tells of it; this only shows what it tells.
+Invariant: the program `agentrl.training` does the work; this command only shows the messages of that program.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.cli.options import Cli, add_command
-from agentrl.cli.run_file import RunFile, Sets, meant
+from agentrl.cli.run_file import RunFile, Sets, chosen_file
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ToldError, UsageError
 from agentrl.formatting.amounts import counted
 
@@ -59,7 +59,7 @@ def train(
     ] = False,
 ) -> ExitCode:
     """Train recorded batches or demonstrations, without a run."""
-    chosen, chosen_sets = meant(cli, file, sets)
+    chosen, chosen_sets = chosen_file(cli, file, sets)
     if chosen is None:
         raise ConfigError("There is no run file here.", hint="Name one: RUN.yaml.")
     if from_dump is None and (start is not None or as_configured):
@@ -76,13 +76,13 @@ def _show(cli: Cli, arguments: list[str]) -> ExitCode:
     from agentrl.cli.progress import Progress
 
     command = [sys.executable, "-m", "agentrl.training", *arguments]
-    # Ctrl-C reaches both; the job then writes its checkpoint and says so, and that is waited for.
+    # Ctrl-C reaches both processes: the job writes its checkpoint and ends, and this command waits for that.
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         last: dict[str, Any] = {}
         with Progress(cli) as progress:
             for message in _messages(process):
                 last = message
-                _tell(cli, progress, message)
+                _show_message(cli, progress, message)
     return _ended(cli, last, process.returncode)
 
 
@@ -100,7 +100,7 @@ def _messages(process: Popen[bytes]) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def _tell(cli: Cli, progress: Progress, message: dict[str, Any]) -> None:
+def _show_message(cli: Cli, progress: Progress, message: dict[str, Any]) -> None:
     from agentrl.cli import output
 
     if message["event"] == "failed":
@@ -127,4 +127,4 @@ def _ended(cli: Cli, last: dict[str, Any], code: int) -> ExitCode:
                 took = output.duration(last["seconds"])
                 output.say(f"{kept} {counted(last['steps'], 'steps')} from {last['start']} in {took}{written}.")
             return ExitCode.INTERRUPTED if last["interrupted"] else ExitCode.OK
-    raise AgentrlError(f"The job ended with status {code}.", hint="What it said stands above.")
+    raise AgentrlError(f"The job ended with status {code}.", hint="Its output is above.")

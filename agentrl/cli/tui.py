@@ -1,4 +1,4 @@
-"""The verb tui: hands this terminal to the console, a program of its own."""
+"""The command `tui`: replaces this process by the console."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def tui(
     read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, change nothing.")] = False,
     serve: Annotated[bool, typer.Option("--serve", help="Show it to browsers of this host, read-only.")] = False,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="With --serve: where; any free port if not said.")
+        str, typer.Option("--listen", metavar="HOST:PORT", help="With --serve: where; default: any free port.")
     ] = ANYWHERE,
-    writable: Annotated[bool, typer.Option("--writable", help="With --serve: verbs, too.")] = False,
+    writable: Annotated[bool, typer.Option("--writable", help="With --serve: commands, too.")] = False,
     no_mouse: Annotated[bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal.")] = False,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII signs only.")] = False,
     theme: Annotated[
@@ -52,9 +52,7 @@ def tui(
     if writable and read_only:
         raise UsageError("--writable and --read-only contradict each other.")
     if cli.json and not serve:
-        raise UsageError(
-            "The console has no --json.", hint="`agentrl status --follow --json` tells a program the same."
-        )
+        raise UsageError("The console has no --json.", hint="`agentrl status --follow --json` gives programs the same.")
     run = cli.run or os.environ.get(RUN_VARIABLE)
     aim = ["--key", str(cli.key)] if cli.key is not None else ["--run", run] if run else []
     if replay:

@@ -1,7 +1,7 @@
-"""The verb tune: knobs shown, previewed, changed and taken back.
+"""The command `tune`: shows, previews, changes and restores knobs.
 
-Invariant: a change is sent with the revision that a person saw, or else with the one that was just read, so nobody's
-change is overwritten unseen.
+Invariant: a change is sent with the revision that the person saw, or with the one just read, so no change is
+overwritten unseen.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ def register(app: typer.Typer) -> None:
 async def tune(
     cli: Cli,
     knob: Annotated[
-        str | None, typer.Argument(metavar="[KNOB]", help="A knob; none shows all.", show_default=False)
+        str | None, typer.Argument(metavar="[KNOB]", help="A knob; default: all.", show_default=False)
     ] = None,
     value: Annotated[
-        str | None, typer.Argument(metavar="[VALUE]", help="Its new value; none shows it.", show_default=False)
+        str | None,
+        typer.Argument(metavar="[VALUE]", help="Its new value; default: show the knob.", show_default=False),
     ] = None,
-    preview: Annotated[bool, typer.Option("--preview", help="Say what a value would do, and change nothing.")] = False,
+    preview: Annotated[bool, typer.Option("--preview", help="Show the effect of a value, and change nothing.")] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Take back the last change.")] = False,
     remark: Annotated[
-        str, typer.Option("--note", metavar="TEXT", help="Why; scientific knobs want it.", show_default=False)
+        str, typer.Option("--note", metavar="TEXT", help="The reason; scientific knobs need it.", show_default=False)
     ] = "",
     seen: Annotated[
         int | None,
@@ -99,7 +100,7 @@ async def _read(client: Client, name: str) -> KnobRow:
 
 
 async def _groups(client: Client) -> Iterable[GroupRow]:
-    """Who is done decides whether a new value takes effect at all."""
+    """The groups of the run: a new value has no effect on one that is done."""
     return (await client.status()).groups
 
 
@@ -138,13 +139,13 @@ def _show_one(cli: Cli, row: KnobRow, takes_effect: str, changes: list[AuditRow]
     output.say(f"{row.name} = {knob_value(row)}")
     if row.help:
         output.say(row.help)
-    scientific = "; scientific: a change begins a new segment and wants a note" if row.scientific else ""
+    scientific = "; scientific: a change begins a new segment and needs a note" if row.scientific else ""
     output.say(
         f"allowed {allowed(row)}; default {plain_value(row.default)}; takes effect {takes_effect}; "
         f"revision {row.revision}{scientific}"
     )
     if len(changes) > 1 and not history:
-        output.say(f"changed {len(changes)} times, --history tells of all; last:")
+        output.say(f"changed {len(changes)} times, --history shows all; last:")
     for change in changes if history else changes[-1:]:
         remark = f" ({change.note})" if change.note else ""
         output.say(f"{output.moment(change.at)}  {change.who}  {change.what}{remark}")

@@ -1,4 +1,4 @@
-"""Verbs that change units: scale, drain, restart, stop, pause, resume."""
+"""The commands `scale`, `drain`, `restart`, `stop`, `pause` and `resume`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from agentrl.cli.options import Cli, add_command
 from agentrl.errors import ExitCode, UsageError
 
-UNIT = "A unit such as web-0, or one life of it such as web-0.7."
+UNIT = "A unit such as web-0, or an incarnation such as web-0.7."
 
 
 def register(app: typer.Typer) -> None:
@@ -25,11 +25,11 @@ async def scale(
     cli: Cli,
     role: Annotated[str, typer.Argument(metavar="ROLE", help="A group of units, by the name in the run file.")],
     count: Annotated[
-        str, typer.Argument(metavar="N|+1|-1", help="How many there are to be, or how many more or fewer.")
+        str, typer.Argument(metavar="N|+1|-1", help="The new number of units, or how many more or fewer.")
     ],
     seen: Annotated[
         int | None,
-        typer.Option("--seen", metavar="N", min=0, help="Refuse if there are to be others by now.", show_default=False),
+        typer.Option("--seen", metavar="N", min=0, help="Refuse if the number is not N any more.", show_default=False),
     ] = None,
 ) -> ExitCode:
     """Change how many units a group has. Fewer are drained, not killed."""
@@ -54,17 +54,17 @@ async def drain(
     cli: Cli,
     unit: Annotated[str | None, typer.Argument(metavar="[UNIT]", help=UNIT, show_default=False)] = None,
     host: Annotated[str, typer.Option("--host", metavar="H", help="All units of this host.", show_default=False)] = "",
-    cancel: Annotated[bool, typer.Option("--cancel", help="Take a drain back: the units work on.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Take a drain back: the units continue.")] = False,
 ) -> ExitCode:
     """Let a unit, or a whole host, finish its work and stop."""
-    from agentrl.cli.execute import act_with, aimed
+    from agentrl.cli.execute import act_with, with_incarnation
     from agentrl.protocol.commands import DrainUnits
 
     if bool(unit) == bool(host):
         one = f"`agentrl drain {unit or 'UNIT'}` or `agentrl drain --host {host or 'HOST'}`"
         raise UsageError("Name either a unit or, by --host, a host.", hint=f"Try {one}.")
     async with cli.connect() as client:
-        name, incarnation = await aimed(client, unit) if unit else ("", 0)
+        name, incarnation = await with_incarnation(client, unit) if unit else ("", 0)
         return await act_with(
             cli, client, "drain", DrainUnits(unit=name, host=host, incarnation=incarnation, cancel=cancel)
         )
@@ -72,34 +72,34 @@ async def drain(
 
 async def restart(
     cli: Cli,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A unit, one life of it, or a whole group.")],
-    now: Annotated[bool, typer.Option("--now", help="Without letting it finish what is under way.")] = False,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A unit, an incarnation, or a whole group.")],
+    now: Annotated[bool, typer.Option("--now", help="Without a drain.")] = False,
 ) -> ExitCode:
     """Replace a unit, or all units of a group, by new incarnations."""
-    from agentrl.cli.execute import act_with, aimed
+    from agentrl.cli.execute import act_with, with_incarnation
     from agentrl.protocol.commands import Restart
 
     async with cli.connect() as client:
-        name, incarnation = await aimed(client, target)
+        name, incarnation = await with_incarnation(client, target)
         return await act_with(cli, client, "restart", Restart(target=name, incarnation=incarnation, now=now))
 
 
 async def stop(
     cli: Cli,
     unit: Annotated[str, typer.Argument(metavar="UNIT", help=UNIT)],
-    now: Annotated[bool, typer.Option("--now", help="Without letting it finish what is under way.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Without a drain.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Vouch that a lost unit is dead, so that it may be replaced.")
+        bool, typer.Option("--force", help="Confirm that a lost unit is dead, so that it may be replaced.")
     ] = False,
 ) -> ExitCode:
     """Stop one unit until `restart` or `up` wants it again."""
-    from agentrl.cli.execute import act_with, aimed
+    from agentrl.cli.execute import act_with, with_incarnation
     from agentrl.protocol.commands import ForceStopped, Stop
 
     if now and force:
-        raise UsageError("--now stops a unit, --force says that it is dead already.", hint="Give one of them.")
+        raise UsageError("--now stops a unit, --force confirms that it is dead already.", hint="Give one of them.")
     async with cli.connect() as client:
-        name, incarnation = await aimed(client, unit)
+        name, incarnation = await with_incarnation(client, unit)
         if force:
             return await act_with(cli, client, "force_stopped", ForceStopped(unit=name, incarnation=incarnation))
         return await act_with(cli, client, "stop", Stop(unit=name, incarnation=incarnation, now=now))

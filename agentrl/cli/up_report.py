@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from agentrl.cli import output
-from agentrl.cli.execute import exit_code, tell, unit_rows
+from agentrl.cli.execute import exit_code, say_end, unit_rows
 from agentrl.cli.options import Cli
 from agentrl.client import Client
 from agentrl.errors import ExitCode
@@ -38,7 +38,7 @@ async def report(cli: Cli, client: Client, run: str, row: OperationRow, effect: 
         document = {"operation": row, "effect": effect, **summary, "up": by_role, "not_up": states}
         (output.emit_line if line else output.emit)(document)
         return code
-    tell(row, "up")
+    say_end(row, "up")
     for word, names in summary.items():
         if names:
             output.say(f"{word} {len(names)}: {'; '.join(names) if word == 'changed' else ', '.join(names)}")

@@ -87,7 +87,7 @@ def test_logs_are_printed_whole_chosen_and_as_json(shell: Shell, coordinator: Sc
 def test_who_sees_no_line_is_told_why(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["read_logs"] = Logs(b"first line\n", b"")
     said = shell("logs", "web-0")
-    assert (said.out, said.err) == ("", "web-0.2 has written nothing so far.\n")
+    assert (said.out, said.err) == ("", "web-0.2 has written nothing yet.\n")
     said = shell("logs", "web-0.1", "--grep", "second")
     assert (said.out, said.err) == ("", "No line of web-0.1 matches.\n")
     assert shell("logs", "web-0", "--json").err == ""

@@ -210,4 +210,4 @@ def test_a_run_that_is_named_is_the_one_whose_file_is_looked_at(shell: Shell) ->
     assert "There is no run named nobody" in shell("doctor", "--run", "nobody", expect=ExitCode.UNKNOWN).err
     (state / "last_up.json").unlink()
     said = shell("doctor", "--run", "other", expect=ExitCode.CONFIG).err
-    assert "not known which file other was started with" in said
+    assert "The run other does not know its run file" in said
