@@ -50,6 +50,15 @@ def test_what_starts_after_a_fatal_unit_is_not_waited_for() -> None:
     assert room.operation.reason == "steward-0 is fatal: line 3 is no JSON"
 
 
+def test_an_operation_without_goals_succeeds_at_its_first_review() -> None:
+    room = Room()
+    pause = Operation("op-2", "pause", b"", "", "ann", OperationState.ACCEPTED, 100.0, 700.0)
+    room.operations.add(pause)
+    room.operations.begin(pause, {})
+    room.operations.review(101.0)
+    assert pause.state is OperationState.SUCCEEDED
+
+
 @pytest.mark.parametrize("state", [UnitState.BACKOFF, UnitState.STARTING])
 def test_what_is_on_its_way_beside_a_fatal_unit_is_waited_for(state: UnitState) -> None:
     room = Room()

@@ -171,6 +171,7 @@ class Operations:
 
     def _review_goals(self, operation: Operation, changed: set[str], now: float) -> None:
         progress = self._progress.get(operation.id)
+        first = progress is None
         if progress is None:
             progress = self._progress[operation.id] = _Progress()
             units = list(operation.goals)
@@ -185,8 +186,9 @@ class Operations:
                 self.finish(operation, OperationState.SUPERSEDED, now, reason)
                 return
             _compare(progress, slot, goal, unit)
-        # The units that a fatal one blocks may have changed without being a goal themselves.
-        if units or (progress.broken and progress.waiting):
+        # An operation without goals has reached them at its first review. The units that a fatal one blocks may have
+        # changed without being a goal themselves.
+        if first or units or (progress.broken and progress.waiting):
             self._conclude(operation, progress, now)
 
     def _conclude(self, operation: Operation, progress: _Progress, now: float) -> None:
