@@ -7,17 +7,17 @@ Writes the process ids of the children to RUN_DIR/children-UNIT.pids, one a line
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 
 from agentrl.unit import Unit, run_unit
+from assets.units import options
 
 # The inner shell is an orphan in its own session before it writes its pid and becomes `sleep`.
 _DAEMON = """(setsid sh -c 'echo $$ >> "$1"; exec sleep 3600' daemon "$1" </dev/null >/dev/null 2>&1 &) &"""
 
 
 def main(unit: Unit) -> None:
-    wanted = _options().children
+    wanted = options(__doc__, children=3).children
     pids = unit.run_dir / f"children-{unit.name}.pids"
     pids.write_text("")
     with unit.phase("forking", at_most_s=30):
@@ -29,12 +29,6 @@ def main(unit: Unit) -> None:
     unit.status(f"{wanted} daemons")
     while unit.sleep(0.5):
         unit.tick()
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--children", type=int, default=3)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 """Reports versions of weights that do not exist; owns one knob for each boundary.
 
-python -m assets.units.fake_trainer [--every 0.5] [--versions N] [--waits-for UNIT]
+    python -m assets.units.fake_trainer [--every 0.5] [--versions N] [--waits-for UNIT]
+
+`--every` is the time of one version in seconds; `--waits-for` names the unit that provides its batches.
 """
 
 from __future__ import annotations
 
-import argparse
-
 from agentrl.unit import Unit, run_unit
+from assets.units import options
 
 
 def main(unit: Unit) -> None:
-    options = _options()
+    given = options(__doc__, every=0.5, versions=0, waits_for="")
     bound = unit.knob(
         "fake.bound",
         4,
@@ -25,27 +26,19 @@ def main(unit: Unit) -> None:
     depth = unit.knob("fake.depth", 2, boundary="restart", help="layers")
     version = 0
     unit.ready()
-    while not unit.draining and (options.versions == 0 or version < options.versions):
+    while not unit.draining and (given.versions == 0 or version < given.versions):
         unit.park_while_paused()
-        with unit.wait("batch", on=options.waits_for, at_most_s=60):
-            unit.sleep(options.every / 2)
+        with unit.wait("batch", on=given.waits_for, at_most_s=60):
+            unit.sleep(given.every / 2)
         batch.take()
         with unit.phase("step", at_most_s=60):
-            unit.sleep(options.every / 2)
+            unit.sleep(given.every / 2)
             unit.tick()
         version += 1
         bound.take()
         unit.weights = version
         unit.status(f"version {version}: bound {bound.value}, batch {batch.value}, depth {depth.value}")
         unit.metric("reward", 1 - 1 / (version + 1) + noise.value)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--every", type=float, default=0.5, help="seconds of one version")
-    parser.add_argument("--versions", type=int, default=0, help="end after this many; 0 never ends")
-    parser.add_argument("--waits-for", default="", help="the unit that provides its batches")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -5,14 +5,14 @@ python -m assets.units.worker_pool [--tasks 3]
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 
 from agentrl.unit import LiveKnob, Unit, run_unit
+from assets.units import options
 
 
 async def main(unit: Unit) -> None:
-    options = _options()
+    given = options(__doc__, tasks=3)
     # The knob belongs to the group: `agentrl tune pool.work_s 0.2` sets it for all its units and their later
     # incarnations. A task reads it when it claims work, so work in progress is not affected.
     work_s = unit.knob(
@@ -20,7 +20,7 @@ async def main(unit: Unit) -> None:
     )
     unit.ready()
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(options.tasks):
+        for _ in range(given.tasks):
             tasks.create_task(_work(unit, work_s))
 
 
@@ -34,12 +34,6 @@ async def _work(unit: Unit, work_s: LiveKnob[float]) -> None:
             await asyncio.sleep(seconds)
         unit.tick()
         unit.status(f"pieces of {seconds:g} s")
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", type=int, default=3, help="number of concurrent tasks")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -218,8 +218,8 @@ POINTS: dict[str, Fault] = {
     "engine dies in a model call": during_a_model_call,
 }
 FROZEN: dict[str, Fault] = {
-    "a sampler wakes up after it was declared dead": frozen_processes.sampler,
-    "a trainer wakes up after it was replaced": frozen_processes.trainer,
+    "a sampler continues after it was declared dead": frozen_processes.sampler,
+    "a trainer continues after it was replaced": frozen_processes.trainer,
     "two stewards": frozen_processes.two_stewards,
 }
 MORE: dict[str, Fault] = {

@@ -148,7 +148,7 @@ def test_hanging_coordinator_is_continued_then_replaced_while_units_go_on(run: R
 def test_phase_announced_to_a_dead_coordinator_counts_for_the_next(run: Run) -> None:
     """Code that holds the GIL can say nothing to the new coordinator before its phase ends."""
     dead_after_s = run.config["supervision"]["dead_after_s"]
-    run.unit("held", "native_block", "--for", str(dead_after_s * 4), "--at-most", "60", "--hold-gil")
+    run.unit("held", "native_block", "--seconds", str(dead_after_s * 4), "--at-most", "60", "--hold-gil")
     run.up()
     eventually(lambda: run.unit_row("held-0").phase == "native", what="its phase")
     eventually(lambda: time.time() - run.unit_row("held-0").heard_at > dead_after_s / 2, what="silence")

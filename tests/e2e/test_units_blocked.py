@@ -23,10 +23,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         run.config["supervision"]["stacks_grace_s"] = 10.0
         run.config["supervision"]["suspect_after_s"] = run.config["supervision"]["dead_after_s"]
         assert run.config["supervision"]["dead_after_s"] * 3 < BLOCKED_S
-        long = ("--for", str(BLOCKED_S), "--at-most", "60")
+        long = ("--seconds", str(BLOCKED_S), "--at-most", "60")
         run.unit("released", "native_block", *long)
         run.unit("held", "native_block", *long, "--hold-gil")
-        run.unit("silent", "native_block", "--for", "60", "--hold-gil", "--unannounced")
+        run.unit("silent", "native_block", "--seconds", "60", "--hold-gil", "--unannounced")
         run.unit("waiter", "many_waits", "--waits", "200", "--on", "judge-0")
         run.sidecar("judge", ["sleep", "1000"])
         run.up("--no-wait")
@@ -108,8 +108,8 @@ def test_a_loop_with_200_waits_is_alive_and_tells_how_many_they_are(run: Run) ->
 def test_at_the_default_times_a_minute_in_foreign_code_is_left_alone(tmp_path: Path) -> None:
     for run in running(tmp_path, f"t-{uuid.uuid4().hex[:8]}", factor=1.0):
         assert run.config["supervision"] == {}
-        run.unit("released", "native_block", "--for", "60", "--at-most", "90")
-        run.unit("held", "native_block", "--for", "60", "--at-most", "90", "--hold-gil")
+        run.unit("released", "native_block", "--seconds", "60", "--at-most", "90")
+        run.unit("held", "native_block", "--seconds", "60", "--at-most", "90", "--hold-gil")
         run.sidecar("big", ["sleep", "1000"], resources={"gpus": 512})
         run.up("--no-wait")
         seen = watched(run, "released-0", "held-0", blocks=1, within_s=120)

@@ -13,7 +13,7 @@ from tests.waiting import aeventually
 
 
 async def test_beats_go_on_while_the_loop_blocks_with_the_gil_released(counterpart: Counterpart, start: Start) -> None:
-    start("-m", "assets.units.native_block", "--for", "600", "--at-most", "700")
+    start("-m", "assets.units.native_block", "--seconds", "600", "--at-most", "700")
     await aeventually(lambda: counterpart.report.phase == "native")
     seen = len(counterpart.of(messages.Beat))
     await aeventually(lambda: len(counterpart.of(messages.Beat)) >= seen + 5)
@@ -21,7 +21,7 @@ async def test_beats_go_on_while_the_loop_blocks_with_the_gil_released(counterpa
 
 
 async def test_a_phase_is_announced_before_its_body_silences_the_thread(counterpart: Counterpart, start: Start) -> None:
-    start("-m", "assets.units.native_block", "--for", "2", "--at-most", "60", "--hold-gil")
+    start("-m", "assets.units.native_block", "--seconds", "2", "--at-most", "60", "--hold-gil")
     await aeventually(lambda: counterpart.report.phase == "native" and counterpart.report.at_most_s == 60)
 
     def silent_after_it_said_so() -> bool:

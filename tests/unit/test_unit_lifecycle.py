@@ -236,7 +236,7 @@ async def test_a_second_sigterm_ends_a_deaf_unit_at_once(counterpart: Counterpar
 async def test_sigterm_is_seen_while_the_main_thread_is_stuck_in_foreign_code(
     counterpart: Counterpart, start: Start
 ) -> None:
-    unit = start("-m", "assets.units.native_block", "--for", "600", "--at-most", "700")
+    unit = start("-m", "assets.units.native_block", "--seconds", "600", "--at-most", "700")
     await aeventually(lambda: counterpart.report.phase == "native")
     unit.signal(signal.SIGTERM)
     await aeventually(lambda: counterpart.report.draining)
