@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-from agentrl.client.run_processes import Living
+from agentrl.client.run_processes import RunProcess
 from agentrl.errors import NotProvenError
 from agentrl.protocol.messages import ScanReport
 
@@ -53,7 +53,7 @@ async def scan_until_empty(uuid: str, within_s: float) -> ScanReport:
         await asyncio.sleep(0.2)
 
 
-async def until_gone(keepers: list[Living], within_s: float | None = None) -> list[Living]:
+async def until_gone(keepers: list[RunProcess], within_s: float | None = None) -> list[RunProcess]:
     """Wait until these processes ended; returns those that did not."""
     deadline = None if within_s is None else time.monotonic() + within_s
     while True:
@@ -63,7 +63,7 @@ async def until_gone(keepers: list[Living], within_s: float | None = None) -> li
         await asyncio.sleep(0.05)
 
 
-async def end(keepers: list[Living], grace_s: float = 5.0) -> list[Living]:
+async def end(keepers: list[RunProcess], grace_s: float = 5.0) -> list[RunProcess]:
     """End agents without a coordinator by SIGTERM, then SIGKILL; returns those that live on."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for keeper in keepers:
@@ -72,7 +72,7 @@ async def end(keepers: list[Living], grace_s: float = 5.0) -> list[Living]:
     return keepers
 
 
-def _signal(keeper: Living, number: signal.Signals) -> None:
+def _signal(keeper: RunProcess, number: signal.Signals) -> None:
     try:
         handle = os.pidfd_open(keeper.pid)
     except ProcessLookupError:

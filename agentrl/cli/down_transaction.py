@@ -20,7 +20,7 @@ from agentrl.cli.options import Cli
 from agentrl.cli.progress import Progress
 from agentrl.client import Client
 from agentrl.client.discovery import forget_dead
-from agentrl.client.run_processes import Living, keepers_of
+from agentrl.client.run_processes import RunProcess, keepers_of
 from agentrl.config import paths
 from agentrl.config.paths import RunFile
 from agentrl.errors import ExitCode, NoCoordinatorError, UsageError
@@ -79,7 +79,7 @@ class _Stop(Transaction):
         super().__init__(cli)
         self._run = run
         self._args = args
-        self._keepers: list[Living] = []
+        self._keepers: list[RunProcess] = []
         self._pressed = 0
 
     async def prepare(self) -> None:
@@ -178,7 +178,7 @@ def _note_what_ctrl_c_does() -> None:
 class _RemoveLeftovers(LocalTransaction):
     """Ends the processes of a run whose coordinator does not answer."""
 
-    def __init__(self, cli: Cli, run: RunFile, found: ScanReport, keepers: list[Living]) -> None:
+    def __init__(self, cli: Cli, run: RunFile, found: ScanReport, keepers: list[RunProcess]) -> None:
         super().__init__(cli)
         self._run = run
         self._found = found
@@ -236,7 +236,9 @@ def _named(process: ProcessInfo) -> str:
     return f"{process.incarnation or command} (pid {process.pid}, {process.why})"
 
 
-def _report(cli: Cli, name: str, row: OperationRow | None, found: ScanReport | None, left: list[Living]) -> ExitCode:
+def _report(
+    cli: Cli, name: str, row: OperationRow | None, found: ScanReport | None, left: list[RunProcess]
+) -> ExitCode:
     """Report what was stopped, and whether it is proven that nothing is left."""
     lines = list(row.lines) if row is not None else []
     remaining = [f"{one.what} (pid {one.pid}) lives on" for one in left]

@@ -16,14 +16,14 @@ from agentrl.cli import output
 from agentrl.cli.options import Cli
 from agentrl.client import Client
 from agentrl.client.discovery import hint_of
-from agentrl.client.offline_run import Remains
+from agentrl.client.offline_run import OfflineRun
 from agentrl.client.run_processes import keepers_of, left_up
 from agentrl.config.paths import LAST_UP
 from agentrl.errors import AgentrlError, NoCoordinatorError
 from agentrl.protocol.rows import OperationRow
 
 _LAST_OPERATIONS = 20
-Reader = Client | Remains
+Reader = Client | OfflineRun
 
 
 @asynccontextmanager
@@ -34,7 +34,7 @@ async def reader(cli: Cli) -> AsyncIterator[Reader]:
         try:
             found = await stack.enter_async_context(cli.connect())
         except NoCoordinatorError as error:
-            found = None if cli.remote else Remains.find(cli.named)
+            found = None if cli.remote else OfflineRun.find(cli.named)
             if found is None:
                 also = " With --run NAME this command reads the files of that run." if not cli.named else ""
                 raise NoCoordinatorError(error.message, hint=f"{error.hint}{also}") from None
@@ -44,7 +44,7 @@ async def reader(cli: Cli) -> AsyncIterator[Reader]:
 
 async def explain_no_coordinator(cli: Cli, error: NoCoordinatorError) -> NoCoordinatorError:
     """For a run that was taken down: since when, and how to read it or bring it up again; otherwise the same error."""
-    found = None if cli.remote else Remains.find(cli.named)
+    found = None if cli.remote else OfflineRun.find(cli.named)
     if found is None or left_up(found.state_dir) or keepers_of(found.state_dir):
         return error
     down_at = 0.0

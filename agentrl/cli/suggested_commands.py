@@ -21,10 +21,10 @@ def aimed(text: str, option: str) -> str:
 
 def how_to_read(named: str | None) -> str:
     """The commands that start and end the store of a run that is down; empty if it has none or is up."""
-    from agentrl.client.offline_run import Remains
+    from agentrl.client.offline_run import OfflineRun
     from agentrl.client.run_processes import keepers_of
 
-    found = Remains.find(named)
+    found = OfflineRun.find(named)
     if found is None:
         return "" if named else "agentrl up --run NAME --read-only brings up the store of one that is down."
     if keepers_of(found.state_dir) or not found.has_store:

@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError, ConflictError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from agentrl.cli.start_coordinator import Place
-    from agentrl.client.offline_run import Remains
+    from agentrl.client.offline_run import OfflineRun
     from agentrl.config.load import Loaded
     from agentrl.protocol.commands import Apply
 
@@ -100,14 +100,14 @@ async def _up_to_read(cli: Cli, file: Path | None, sets: list[str] | None, *, fo
         return await lifecycle.carry_out(Up(cli, place, args, create=create, silent_s=silent_s, follow=follow))
 
 
-def _run_to_read(cli: Cli) -> Remains:
+def _run_to_read(cli: Cli) -> OfflineRun:
     """Raises if the run is not on this host or has no store."""
     from agentrl.client.discovery import state_of
-    from agentrl.client.offline_run import Remains
+    from agentrl.client.offline_run import OfflineRun
 
     if cli.remote:
         raise UsageError("--read-only brings up a run of this host, not one behind a key.")
-    found = Remains.find(cli.named)
+    found = OfflineRun.find(cli.named)
     if found is None:
         if cli.named:
             state_of(cli.named)

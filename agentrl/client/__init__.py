@@ -1,7 +1,8 @@
-"""The one client of the coordinator: for the command line, the console, scripts and notebooks.
+"""The client of the coordinator, for the command line, the console, scripts and notebooks.
 
-Invariants: every command of the table has a method here; whatever goes wrong is one of `agentrl.errors`; a request is
-carried out at most once, however often it had to be sent. Light imports only: the quick commands begin here.
+Invariants: every command of the table has a method; every failure is one of `agentrl.errors`; a request is carried out
+at most once, even if it is sent several times. This package imports only what is light, because every quick command
+loads it.
 """
 
 from agentrl.client.client import CAUGHT_UP, RESET, SILENT, Client, View

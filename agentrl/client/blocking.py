@@ -1,7 +1,7 @@
-"""The client for notebooks and plain scripts: the same methods, blocking.
+"""The blocking client, for notebooks and plain scripts.
 
-Invariant: the client lives in one loop of one thread of its own, so it works where a loop is running already (a
-notebook has one) and from any thread.
+Invariant: the client runs in an event loop of its own thread, so it also works where a loop is running already (as in
+a notebook) and from any thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class BlockingClient:
-    """Has every method of `Client`; each returns the result itself. Close it, or use it in a `with` block."""
+    """Has every method of `Client`; each blocks and returns the result. Close it, or use it in a `with` block."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -59,7 +59,7 @@ class BlockingClient:
         return sorted({*super().__dir__(), *(name for name in dir(self._client) if not name.startswith("_"))})
 
     def follow(self, kinds: tuple[str, ...] = ()) -> Iterator[tuple[str, AnyRow | None]]:
-        """As `Client.follow`: rows, changes and markers, for ever."""
+        """As `Client.follow`: rows, changes and markers, without an end."""
         changes = self._client.follow(kinds)
         try:
             while True:
@@ -69,7 +69,7 @@ class BlockingClient:
                 self._do(_close(changes))
 
     def close(self) -> None:
-        """May be called twice."""
+        """Closing it again does nothing."""
         if not self._loop.is_closed():
             self._do(self._client.__aexit__(None, None, None))
             self._stop_loop()

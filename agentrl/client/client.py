@@ -1,8 +1,8 @@
-"""The client itself: calls, waiting for operations, snapshots and following the feed.
+"""The asynchronous client: calls, waiting for operations, snapshots and following the feed.
 
-Invariants: waiting follows the feed and asks only when the feed told nothing, was cut or is silent; a follower's view
-is always a whole snapshot plus everything after it, or it is told to begin anew; a coordinator that is restarted costs
-time and nothing else.
+Invariants: `wait` follows the feed, and asks the coordinator only when the feed is silent or lost rows; the view of a
+follower is always a whole snapshot plus all changes after it, or the follower gets RESET; a restart of the coordinator
+costs a caller only time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from agentrl.client.command_methods import CommandMethods
-from agentrl.client.coordinator_connection import Answer, Session
+from agentrl.client.coordinator_connection import Answer, CoordinatorConnection
 from agentrl.client.discovery import Target, find, refuse_if_dead
-from agentrl.client.feed_subscription import FeedTail
+from agentrl.client.feed_subscription import FeedSubscription
 from agentrl.errors import NoCoordinatorError, ProtocolError, UnknownNameError, UsageError, WaitTimeoutError
 from agentrl.protocol import wire
 from agentrl.protocol.commands import COMMANDS, ShowOperation, Snapshot
@@ -33,17 +33,17 @@ T = TypeVar("T")
 
 CONNECT_S = 5.0
 ANSWER_S = 10.0
-"""How long an answer may take if the caller does not say otherwise."""
+"""How long an answer may take if the caller gives no deadline."""
 PATIENCE_S = 60.0
-"""How long `wait` and `follow` look for a coordinator that went away."""
+"""How long `wait` and `follow` try to reach a coordinator that is gone."""
 ASK_EVERY_S = 1.0
 
 RESET = "~reset"
 """Marker of `follow`: forget all rows, a whole snapshot follows."""
 CAUGHT_UP = "~caught-up"
-"""Marker of `follow`: the snapshot is complete, or a silence is over."""
+"""Marker of `follow`: the snapshot is complete, or the feed works again."""
 SILENT = "~silent"
-"""Marker of `follow`: the feed is silent; rows are as they were."""
+"""Marker of `follow`: the feed is silent; the rows may be out of date."""
 
 _NIL = b"\xc0"
 
@@ -62,7 +62,7 @@ class Client(CommandMethods):
     def __init__(self, target: Target, *, timeout_s: float = CONNECT_S) -> None:
         self.target = target
         self._timeout_s = timeout_s
-        self._session: Session | None = None
+        self._session: CoordinatorConnection | None = None
 
     @classmethod
     def connect(
@@ -74,12 +74,12 @@ class Client(CommandMethods):
         state_dir: Path | None = None,
         timeout_s: float = CONNECT_S,
     ) -> Self:
-        """A client of the run of that name, of a key file's or address's coordinator, or of the only run that is up."""
+        """A client of the named run, of a coordinator by key file or address, or of the only run that is up."""
         return cls(find(run, key_file=key_file, address=address, state_dir=state_dir), timeout_s=timeout_s)
 
     async def __aenter__(self) -> Self:
         refuse_if_dead(self.target)
-        self._session = Session(self.target)
+        self._session = CoordinatorConnection(self.target)
         self._session.start()
         try:
             await self._session.opened(self._timeout_s)
@@ -101,7 +101,7 @@ class Client(CommandMethods):
 
     @property
     def welcome(self) -> Welcome:
-        """What the coordinator said of itself: run, version, our permission."""
+        """The answer to our hello: the run, the version of the coordinator, our permission."""
         welcome = self._opened.welcome
         assert welcome
         return welcome
@@ -139,7 +139,7 @@ class Client(CommandMethods):
         return await self._reply(Request(uuid.uuid4().hex, name, wire.raw(args), dry_run=True), Consent)
 
     async def snapshot(self, kinds: Iterable[str] = (), *, deadline_s: float | None = None) -> View:
-        """All rows of the given kinds (`unit`, `group`, `op`, ...: the first part of a key), or simply all."""
+        """All rows, or those of the given kinds (`unit`, `group`, `op`, ...: the first part of a key)."""
         end, rows = await self._ask(Request(uuid.uuid4().hex, "snapshot", wire.raw(Snapshot(tuple(kinds)))), deadline_s)
         if not isinstance(end, SnapshotEnd):
             raise ProtocolError("The coordinator answered a snapshot without closing it.")
@@ -153,19 +153,19 @@ class Client(CommandMethods):
         on_change: Callable[[OperationRow], None] | None = None,
         timeout_s: float | None = None,
     ) -> OperationRow:
-        """The operation once it has ended, well or not. Raises WaitTimeoutError if it goes on after `timeout_s`."""
+        """The operation after its end, in any state. Raises WaitTimeoutError if it still runs after `timeout_s`."""
         key = f"op/{operation_id}"
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         last: OperationRow | None = None
-        async with FeedTail(self.target, wanted=lambda each: each == key) as tail:
+        async with FeedSubscription(self.target, wanted=lambda each: each == key) as feed:
             ask = True
             while True:
-                heard_before = tail.live
+                heard_before = feed.live
                 if ask:
-                    tail.begin()
+                    feed.begin()
                     row: OperationRow | None = await self._operation(operation_id, deadline)
                 else:
-                    row = _operation_of(tail.take().get(key))
+                    row = _operation_of(feed.take().get(key))
                 if row and row != last:
                     last = row
                     if on_change:
@@ -175,72 +175,72 @@ class Client(CommandMethods):
                 left = ASK_EVERY_S if deadline is None else min(ASK_EVERY_S, deadline - time.monotonic())
                 if left <= 0:
                     raise _unfinished(operation_id, timeout_s)
-                await tail.changed(left)
-                # What happened between the question and the first sign of life of the feed may be lost: ask again.
-                ask = tail.stale or tail.silent or not (heard_before and tail.live) or _is_gone(tail.news.get(key))
+                await feed.changed(left)
+                # Rows between the answer and the first message of the feed may be lost, so ask again.
+                ask = feed.stale or feed.silent or not (heard_before and feed.live) or _is_gone(feed.news.get(key))
 
     async def follow(
         self, kinds: Iterable[str] = (), *, on_heard: Callable[[], object] | None = None
     ) -> AsyncGenerator[tuple[str, AnyRow | None], None]:
-        """All rows, then every change, for ever. A row that is None is gone.
+        """All rows, then every change, without an end. A row that is None was removed.
 
-        Between them stand markers: RESET before each snapshot (the first, and one after every loss), CAUGHT_UP after
-        it, SILENT when the coordinator is not heard. A consumer that keeps a dict of rows clears it at RESET.
+        Markers stand between the rows: RESET before each snapshot (the first one, and one after every loss), CAUGHT_UP
+        after it, SILENT when the feed is silent. A consumer that keeps a dict of rows clears it at RESET.
 
-        `on_heard` is called at every sign of life of the feed, also where nothing changed.
+        `on_heard` is called for every message of the feed, also if nothing changed.
         """
         wanted = frozenset(kinds)
-        async with FeedTail(self.target, lambda key: not wanted or key.partition("/")[0] in wanted) as tail:
+        async with FeedSubscription(self.target, lambda key: not wanted or key.partition("/")[0] in wanted) as feed:
             while True:
-                view = await self._snapshot_for(tail, wanted)
+                view = await self._snapshot_for(feed, wanted)
                 yield RESET, None
                 for key, row in view.rows.items():
                     yield key, row
                 yield CAUGHT_UP, None
-                async with aclosing(self._changes(tail, view.seq, on_heard)) as changes:
+                async with aclosing(self._changes(feed, view.seq, on_heard)) as changes:
                     async for change in changes:
                         yield change
 
     async def _changes(
-        self, tail: FeedTail, after: int, on_heard: Callable[[], object] | None
+        self, feed: FeedSubscription, after: int, on_heard: Callable[[], object] | None
     ) -> AsyncGenerator[tuple[str, AnyRow | None], None]:
-        """Until something was lost."""
+        """Changes until a row is lost."""
         silent = False
-        while not tail.stale:
-            for key, (seq, value) in tail.take().items():
+        while not feed.stale:
+            for key, (seq, value) in feed.take().items():
                 if seq > after:
                     yield key, None if bytes(value) == _NIL else wire.decode_row(value)
-            if await tail.changed(ASK_EVERY_S) and on_heard:
+            if await feed.changed(ASK_EVERY_S) and on_heard:
                 on_heard()
-            if tail.silent != silent:
-                silent = tail.silent
+            if feed.silent != silent:
+                silent = feed.silent
                 yield SILENT if silent else CAUGHT_UP, None
 
-    async def _snapshot_for(self, tail: FeedTail, kinds: frozenset[str]) -> View:
-        """A snapshot that the tail continues without a gap."""
+    async def _snapshot_for(self, feed: FeedSubscription, kinds: frozenset[str]) -> View:
+        """A snapshot that the subscription continues without a gap."""
         give_up = time.monotonic() + PATIENCE_S
         while True:
-            if not tail.live:
-                await tail.changed(ASK_EVERY_S)
-            tail.begin()
+            if not feed.live:
+                await feed.changed(ASK_EVERY_S)
+            feed.begin()
             try:
                 view = await self.snapshot(kinds)
             except (NoCoordinatorError, WaitTimeoutError):
                 if time.monotonic() >= give_up:
                     raise
                 continue
-            if tail.live and not tail.stale and tail.epoch == view.epoch:
+            if feed.live and not feed.stale and feed.epoch == view.epoch:
                 return view
             if time.monotonic() >= give_up:
                 raise NoCoordinatorError(
                     f"The coordinator of {self.target.what} answers, but its feed at {self.target.feed} is silent.",
                     hint="Over tcp the feed has the port after the coordinator's: is it reachable?",
                 )
-            # Both sides have to belong to the same life of the coordinator; its next beat tells.
-            await tail.changed(ASK_EVERY_S)
+            # Snapshot and feed must come from the same life of the coordinator; its next beat shows which one it is.
+            await feed.changed(ASK_EVERY_S)
 
     async def _operation(self, operation_id: str, deadline: float | None) -> OperationRow:
-        """Asks, and goes on asking while a coordinator is being restarted."""
+        """Asks for the operation, and asks again while the coordinator is being restarted."""
         give_up = time.monotonic() + PATIENCE_S if deadline is None else deadline
         while True:
             left = give_up - time.monotonic()
@@ -261,9 +261,9 @@ class Client(CommandMethods):
         return await self._opened.request(request, ANSWER_S if deadline_s is None else deadline_s)
 
     @property
-    def _opened(self) -> Session:
+    def _opened(self) -> CoordinatorConnection:
         if self._session is None:
-            raise UsageError("A client is used inside `async with`, not before it and not after it.")
+            raise UsageError("A client works only inside `async with`.")
         return self._session
 
 

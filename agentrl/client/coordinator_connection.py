@@ -1,7 +1,7 @@
-"""The conversation with a coordinator: hello, requests, answers; over as many connections and restarts as it takes.
+"""The connection of a client to the coordinator: hello, requests and answers, over reconnections and restarts.
 
-Invariants: a request keeps its id for life, so that the coordinator carries it out once although it may be sent again
-after each reconnection; every request ends by its deadline; whoever is refused learns why.
+Invariants: a request keeps its id when it is sent again after a reconnection, so the coordinator carries it out once;
+every request ends at its deadline; a refusal carries its reason.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Pending:
-    """A request without an answer yet."""
+    """A request that has no answer yet."""
 
     def __init__(self, request: Request, expires: float, answer: asyncio.Future[Answer]) -> None:
         self.request = request
@@ -61,13 +61,13 @@ class _Pending:
         self.sent = False
 
 
-class Session:
-    """One per client. `start`, await `opened`, then `request` as often as wanted, then `close`."""
+class CoordinatorConnection:
+    """One per client. Call `start`, await `opened`, call `request` any number of times, then `close`."""
 
     def __init__(self, target: Target, *, on_welcome: Callable[[Welcome], None] | None = None) -> None:
         self.target = target
         self.welcome: Welcome | None = None
-        """The newest answer to our hello; kept while the connection is away."""
+        """The newest answer to our hello; it stays while the connection is lost."""
         self._on_welcome = on_welcome
         self._greeted = False
         self._greeted_at = 0.0
@@ -86,14 +86,14 @@ class Session:
 
     @property
     def connected(self) -> bool:
-        """The coordinator answered our hello on the connection that stands now."""
+        """Whether the coordinator answered our hello on the present connection."""
         return self._greeted
 
     def start(self) -> None:
         self._dealer.start()
 
     async def opened(self, timeout_s: float) -> Welcome:
-        """The coordinator's welcome. Raises what it refused us with, or NoCoordinatorError."""
+        """The answer to our hello. Raises the error of the refusal, or NoCoordinatorError."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._greeted:
@@ -102,12 +102,12 @@ class Session:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise self._nobody(timeout_s) from None
+            raise self._no_answer(timeout_s) from None
         assert self.welcome
         return self.welcome
 
     async def request(self, request: Request, timeout_s: float) -> Answer:
-        """The answer to a request, whose deadline is filled in here. Raises what the coordinator answered."""
+        """The answer to a request, with its deadline filled in. Raises the error that the coordinator sends."""
         if self._refusal:
             raise self._refusal
         loop = asyncio.get_running_loop()
@@ -177,7 +177,7 @@ class Session:
             if pending.sent or pending.answer.done():
                 continue
             now = time.monotonic()
-            # Durations of ours on their clock: they told us its time with their welcome.
+            # The deadline on the clock of the coordinator, whose time came with its welcome.
             deadline_ct = self.welcome.now_ct + (now - self._greeted_at) + max(0.0, pending.expires - now)
             frame = wire.encode(msgspec.structs.replace(pending.request, deadline_ct=deadline_ct))
             pending.rows.clear()
@@ -196,9 +196,9 @@ class Session:
             message = wire.decode_from_coordinator(frame)
         except ProtocolError as broken:
             if self._greeted:
-                _log.warning("%s sent what this version does not understand: %s", self.target.what, broken)
+                _log.warning("%s sent a message that this version cannot read: %s", self.target.what, broken)
             else:
-                self._refuse(self._strange(broken))
+                self._refuse(self._unreadable(broken))
             return
         self._handle(message)
 
@@ -209,7 +209,7 @@ class Session:
             case Refused():
                 self._refuse(error_for(message.code, message.message, message.hint))
             case WhoAreYou():
-                # One per message that it did not understand; one hello answers them all.
+                # The coordinator sends one for each message from an unknown peer; one hello answers them all.
                 if self._greeted:
                     self._say_hello()
             case SnapshotRow():
@@ -226,9 +226,9 @@ class Session:
             case _:
                 _log.debug("%s sent %s, which is not for clients", self.target.what, type(message).__name__)
 
-    # ---- sentences ----
+    # ---- errors ----
 
-    def _nobody(self, timeout_s: float) -> NoCoordinatorError:
+    def _no_answer(self, timeout_s: float) -> NoCoordinatorError:
         return NoCoordinatorError(
             f"The coordinator of {self.target.what} does not answer within {timeout_s:g} s.",
             hint=what_to_do(self.target),
@@ -236,17 +236,17 @@ class Session:
 
     def _too_late(self, pending: _Pending, timeout_s: float) -> AgentrlError:
         if not pending.sent or not self._greeted:
-            return self._nobody(timeout_s)
+            return self._no_answer(timeout_s)
         verb = COMMANDS[pending.request.name].cli
         return WaitTimeoutError(
-            f"The coordinator did not answer `agentrl {verb}` within {timeout_s:g} s; it may still do it.",
-            hint="`agentrl events` shows what it did.",
+            f"The coordinator did not answer `agentrl {verb}` within {timeout_s:g} s; it may still execute it.",
+            hint="`agentrl events` shows whether it did.",
         )
 
-    def _strange(self, broken: ProtocolError) -> VersionMismatchError:
+    def _unreadable(self, broken: ProtocolError) -> VersionMismatchError:
         return VersionMismatchError(
-            f"The coordinator of {self.target.what} answers in a way that protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR} "
-            f"(agentrl {__version__}) does not know: {broken.message}",
+            f"The coordinator of {self.target.what} sent a message that protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR} "
+            f"(agentrl {__version__}) cannot read: {broken.message}",
             hint="Use the same version of agentrl on both sides.",
         )
 

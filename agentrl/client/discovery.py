@@ -1,7 +1,7 @@
-"""Which coordinator is meant, and where it is.
+"""Finds the coordinator of a run.
 
-Invariant: a run is found by what the caller said, else by the environment, else by being the only one that is up; where
-that is not clear nothing is guessed, and the runs are named.
+Invariant: a run is found by the arguments of the caller, else by the environment, else because it is the only one that
+is up. If several runs fit, none is chosen and the error names them.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class Target(msgspec.Struct, frozen=True):
     """Everything needed to reach a coordinator."""
 
     what: str
-    """The run's name, or what else names it in a sentence."""
+    """The name of the run, or the address of its coordinator, for messages."""
     address: str
     feed: str
     metrics: str
     run: str = ""
-    """The run's uuid; empty where it is not known beforehand."""
+    """The uuid of the run; empty if it is not known before the hello."""
     key: ClientKey | None = None
     state_dir: Path | None = None
 
     def refused(self, sentence: str) -> KeyRefusedError:
-        """The error of who is not admitted there."""
-        hint = "agentrl keys new NAME, by somebody who is admin, makes a key."
+        """The error for a key that the coordinator does not accept."""
+        hint = "An admin makes a key with `agentrl keys new NAME`."
         return KeyRefusedError(f"{sentence} The key is {self.key.name!r}." if self.key else sentence, hint=hint)
 
 
@@ -63,7 +63,7 @@ def find(
     state_dir: Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Target:
-    """The coordinator that is meant. Raises NoCoordinatorError, UnknownNameError or UsageError with a sentence."""
+    """The address of the coordinator. Raises NoCoordinatorError, UnknownNameError or UsageError."""
     env = os.environ if environ is None else environ
     named = bool(run or state_dir)
     key_path = key_file or (None if named or address else env.get("AGENTRL_KEY"))
@@ -80,7 +80,7 @@ def find(
 
 
 def read_coordinator(state_dir: Path) -> CoordinatorFile | None:
-    """What the coordinator wrote about itself; None if there is no such file. It may be of one that is dead."""
+    """The addresses that the coordinator wrote; None if there is no such file. That coordinator may be dead."""
     path = state_dir / COORDINATOR_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=CoordinatorFile)
@@ -114,7 +114,7 @@ def _by_state(state_dir: Path) -> Target:
 
 
 def state_of(run: str, env: Mapping[str, str] | None = None) -> Path:
-    """The state directory of a run that there is. Raises UnknownNameError."""
+    """The state directory of an existing run. Raises UnknownNameError."""
     state = paths.state_dir(run, env)
     if not state.is_dir():
         known = ", ".join(each.name for each in paths.list_runs(env))
@@ -135,7 +135,7 @@ def _only_one(env: Mapping[str, str]) -> Path:
             hint=hint or "agentrl up RUN.yaml starts one.",
         )
     if len(up) > 1:
-        # Only to choose between runs: the coordinator of one that is up may be restarting.
+        # Used only to choose between runs: the coordinator of a run that is up may be restarting.
         up = {name: state for name, state in up.items() if coordinator_of(state)} or up
     if len(up) > 1:
         raise UsageError(f"Several runs are up here: {', '.join(sorted(up))}.", hint="Say which one: --run NAME.")
@@ -143,7 +143,7 @@ def _only_one(env: Mapping[str, str]) -> Path:
 
 
 def refuse_if_dead(target: Target) -> None:
-    """NoCoordinatorError if nobody is left on this host who could answer, or start somebody who does."""
+    """Raise NoCoordinatorError if neither the coordinator nor a host agent that restarts it is alive on this host."""
     if target.state_dir is None or keepers_of(target.state_dir) or _is_listened_at(target.address):
         return
     if not left_up(target.state_dir):
@@ -155,15 +155,15 @@ def refuse_if_dead(target: Target) -> None:
 
 
 def what_to_do(target: Target) -> str:
-    """A hint for whom nobody answers: what is done about it without a person, else what a person does."""
+    """A hint for a caller without an answer: what happens automatically, or what a person has to do."""
     if target.key is not None:
         return f"Is the run up there, and can {target.address} be reached from here?"
     return hint_of(target.state_dir) if target.state_dir is not None else STARTS_AGAIN
 
 
 def hint_of(state_dir: Path) -> str:
-    """The same for a run of this host. It has to hold a second later as well, also where the run is just ending: a
-    coordinator that leaves removes its file, one that died could not."""
+    """The same for a run of this host. The hint must still be true a second later, also while the run is ending: a
+    coordinator that leaves removes its file, and one that died leaves it."""
     silent, agents = coordinator_of(state_dir), agents_of(state_dir)
     if why := given_up(state_dir):
         return ended(f"Its host agent has given up starting it: {why}") + " Then `agentrl down`, and up again."
@@ -185,14 +185,14 @@ def hint_of(state_dir: Path) -> str:
 
 
 def forget_dead(state_dir: Path, run_uuid: str) -> None:
-    """After a proven end: nobody shall look any more for a coordinator that died and could not clean up."""
+    """After a proven end: remove the address of a coordinator that died and could not remove it itself."""
     if not keepers_of(state_dir):
         (state_dir / COORDINATOR_FILE).unlink(missing_ok=True)
         remove_sockets(run_uuid)
 
 
 def _is_listened_at(address: str) -> bool:
-    """Whether some process has the socket open: in a container it may be one that cannot be seen from here."""
+    """Whether a process listens on the socket. In a container, that process may be invisible from here."""
     with socket.socket(socket.AF_UNIX) as line:
         try:
             line.connect(address.removeprefix("ipc://"))

@@ -1,7 +1,7 @@
-"""The feed as one follower sees it.
+"""One subscription to the feed.
 
-Invariants: a row that was lost on the way is noticed (`stale`); between two looks only the newest row of a key is kept,
-so a slow follower costs no memory and falls behind nobody.
+Invariants: a lost row is detected (`stale`); between two calls of `take` only the newest row of each key is kept, so a
+slow follower needs no more memory and skips the rows in between.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from agentrl.protocol.feed import FeedBeat, FeedRow
 from agentrl.transport.publisher import Subscriber
 
 SILENT_S = 3.5
-"""A feed beats every second; one that is silent for so long does not work."""
+"""The feed sends a beat every second; without any message for this long it counts as silent."""
 
 _log = logging.getLogger(__name__)
 
 
-class FeedTail:
-    """Subscribed inside `async with`. Look at `news` after `changed` said that there is something."""
+class FeedSubscription:
+    """Subscribed inside `async with`. Call `take` after `changed` returned True."""
 
     def __init__(self, target: Target, wanted: Callable[[str], bool]) -> None:
         self.epoch = ""
         self.seq = -1
         self.live = False
-        """Something was heard: from now on every loss is noticed."""
+        """A message arrived: from now on every loss is detected."""
         self.stale = False
-        """Rows were lost, or the coordinator is another one: what is known has to be asked for again."""
+        """Rows were lost, or the coordinator was restarted: a new snapshot is needed."""
         self.news: dict[str, tuple[int, msgspec.Raw]] = {}
-        """Newest row by key, with its number."""
+        """The newest row of each key, with its sequence number."""
         self._wanted = wanted
         self._heard_at = time.monotonic()
         self._event = asyncio.Event()
@@ -62,9 +62,9 @@ class FeedTail:
         return time.monotonic() - self._heard_at > SILENT_S
 
     async def changed(self, within_s: float) -> bool:
-        """Waits for anything on the feed, beats included; False if nothing came in time.
+        """Waits for any message of the feed, including beats. Returns False if none arrived in time.
 
-        Raises KeyRefusedError if the key is not admitted any more: nothing will ever come.
+        Raises KeyRefusedError if the key is no longer accepted.
         """
         try:
             async with asyncio.timeout(within_s):
@@ -77,12 +77,12 @@ class FeedTail:
         return True
 
     def begin(self) -> None:
-        """A snapshot is about to be asked for: losses up to now do not matter any more."""
+        """Before a snapshot is requested: earlier losses no longer matter."""
         self.stale = False
         self.news.clear()
 
     def take(self) -> dict[str, tuple[int, msgspec.Raw]]:
-        """All news since the last look."""
+        """The newest rows since the last call."""
         taken, self.news = self.news, {}
         return taken
 
@@ -94,8 +94,8 @@ class FeedTail:
         try:
             message = wire.decode_feed(frame)
         except ProtocolError as broken:
-            # Not understood is lost: the rows have to be asked for again.
-            _log.warning("the feed sent what this version does not understand: %s", broken)
+            # A message that cannot be read is a lost row.
+            _log.warning("the feed sent a message that this version cannot read: %s", broken)
             self.stale = True
             return
         if not isinstance(message, FeedRow | FeedBeat):

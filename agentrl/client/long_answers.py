@@ -1,6 +1,6 @@
-"""What is longer than a message, put together again: the tokens of a record, exported trajectories.
+"""Answers that are longer than one message: the tokens of a record, exported trajectories.
 
-Invariant: what is handed on is never half of anything, so whoever stops anywhere has whole segments and whole lines.
+Invariant: a caller that stops at any point has whole segments and whole lines.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Tokens(msgspec.Struct, frozen=True):
     total: int
     """Tokens of the whole tree."""
     note: str = ""
-    """What is not here, and why."""
+    """What is missing, and why."""
 
 
 async def tokens(client: CommandMethods, record: str, *, most: int = 0, deadline_s: float = ANSWER_S) -> Tokens:
-    """All segments; with `most`, those that begin before so many tokens."""
+    """All segments; with `most`, only those that begin before that many tokens."""
     found = dict[int, TokenStretch]()
     start: int | None = 0
     total, note = 0, ""
@@ -38,7 +38,7 @@ async def tokens(client: CommandMethods, record: str, *, most: int = 0, deadline
             found[stretch.segment] = stretch if begun is None else _joined(begun, stretch)
         start, total, note = part.next, part.total, part.note
     if start is not None:
-        left_out = f"The first {start} of {total} tokens are here."
+        left_out = f"Only the first {start} of {total} tokens are shown."
         note = f"{note} {left_out}" if note else left_out
     return Tokens(tuple(found[place] for place in sorted(found)), total, note)
 
@@ -58,18 +58,18 @@ def _joined(one: TokenStretch, next: TokenStretch) -> TokenStretch:
 
 
 class Lines(NamedTuple):
-    """A stretch of an export."""
+    """A part of an export."""
 
     data: bytes
     records: int
     after: str
-    """The id behind which the rest stands."""
+    """The id after which the rest of the export begins."""
 
 
 async def exported(
     client: CommandMethods, *, filter: str = "", after: str = "", limit: int | None = None, deadline_s: float = ANSWER_S
 ) -> AsyncIterator[Lines]:
-    """Whole trajectories as JSON lines, in the order of their ends; `limit`: at most so many."""
+    """Whole trajectories as JSON lines, oldest end first; at most `limit` of them."""
     begun, offset, end, left = b"", 0, False, limit
     while not end and left != 0:
         part = await client.export_records(

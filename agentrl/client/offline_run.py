@@ -1,6 +1,6 @@
-"""What a run has left on this host, for when nobody answers any more.
+"""Logs and events of a run that is not up, read from its files on this host.
 
-Invariants: it has those questions of a client that files alone can answer, with the same answers; nothing is changed.
+Invariants: the methods have the names, arguments and results of the client; nothing is changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentrl.protocol.commands import Happenings
 from agentrl.protocol.messages import LogChunk
 
 
-class Remains:
+class OfflineRun:
     """Logs in the run directory and the journal in the state directory of one run."""
 
     def __init__(self, run: paths.RunFile) -> None:
@@ -31,9 +31,9 @@ class Remains:
         self._logs = LogFiles(self.run_dir)
 
     @classmethod
-    def find(cls, name: str | None) -> Remains | None:
-        """Of the run of that name, else of the only one that there is, or that was not taken down; None if that is not
-        clear."""
+    def find(cls, name: str | None) -> OfflineRun | None:
+        """The named run, else the only run of this host, else the only one that was not taken down; None if several
+        runs fit."""
         known = [run for run in paths.list_runs() if not run.broken and name in (None, run.name)]
         if len(known) > 1:
             known = [run for run in known if left_up(paths.state_dir(run.name))]
@@ -41,23 +41,23 @@ class Remains:
 
     @property
     def has_store(self) -> bool:
-        """Whether there are records of it; they can be read while its store is up."""
+        """Whether the run has records; they can be read while its store is up."""
         environments = read_json(self.run_dir / paths.IN_FORCE).get("environments")
         return bool(environments)
 
     async def read_logs(self, unit: str, *, incarnation: int = 0, offset: int = -65536, limit: int = 65536) -> LogChunk:
-        """As `Client.read_logs`; 0 is the newest incarnation that has a log here."""
+        """As `Client.read_logs`; 0 is the newest incarnation with a log on this host."""
         try:
             return await asyncio.to_thread(self._logs.read, unit, incarnation, offset, limit)
         except FileNotFoundError:
             there = ", ".join(f"{unit}.{known}" for known in self._logs.incarnations(unit))
             raise UnknownNameError(
-                f"There is no such log of {unit} in {self.run_dir}.", hint=f"There are: {there}." if there else ""
+                f"There is no such log of {unit} in {self.run_dir}.", hint=f"Logs exist of {there}." if there else ""
             ) from None
 
     async def events(self, kinds: Iterable[str] = (), *, after_at: float = 0.0, limit: int = 200) -> Happenings:
         """As `Client.events`."""
-        # The journal belongs to a room that clients do not know, so a program of that room reads it.
+        # Clients may not import the package that reads the journal, so they run its program.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "agentrl.control.offline_events", "--state-dir", str(self.state_dir)),
             *(f"--kind={kind}" for kind in kinds),

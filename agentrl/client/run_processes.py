@@ -1,6 +1,6 @@
-"""Which processes keep a run alive on this host, as the files of its state directory name them.
+"""The coordinator and the host agents of a run on this host, read from the files of its state directory.
 
-Invariant: a process is known by pid, start time and boot, so a reused pid is never taken for it.
+Invariant: a process is identified by pid, start time and boot, so a reused pid is not mistaken for it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Living:
-    """A process that a file of the run names."""
+class RunProcess:
+    """A process that is named in a file of the run."""
 
     what: str
     pid: int
@@ -26,7 +26,7 @@ class Living:
 
     @property
     def condition(self) -> str:
-        """What the kernel says of it."""
+        """The state of the process, for messages."""
         return "is stopped by a signal" if _state(self.pid) in (b"T", b"t") else "lives"
 
 
@@ -64,30 +64,30 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def coordinator_of(state_dir: Path) -> Living | None:
+def coordinator_of(state_dir: Path) -> RunProcess | None:
     """The coordinator, if its process lives."""
     return _living("coordinator", state_dir / "coordinator.json")
 
 
 def left_up(state_dir: Path) -> bool:
-    """Whether a run was brought up and not taken down since, whoever of it lives."""
+    """Whether a run was brought up and not taken down since, even if all its processes are dead."""
     return (state_dir / "coordinator.json").exists()
 
 
-def keepers_of(state_dir: Path) -> list[Living]:
+def keepers_of(state_dir: Path) -> list[RunProcess]:
     """Coordinator and host agents of this host that live."""
     coordinator = coordinator_of(state_dir)
     return [*([coordinator] if coordinator is not None else []), *agents_of(state_dir)]
 
 
-def agents_of(state_dir: Path) -> list[Living]:
+def agents_of(state_dir: Path) -> list[RunProcess]:
     """Host agents of this host that live."""
     found = (_living(f"host agent {file.parent.name}", file) for file in _agent_files(state_dir))
     return [living for living in found if living is not None]
 
 
 def given_up(state_dir: Path) -> str:
-    """Why a host agent that lives starts the coordinator no more; empty while it does."""
+    """Why a living host agent no longer restarts the coordinator; empty if it does."""
     told = (read_json(file).get("coordinator") for file in _agent_files(state_dir) if _living("", file) is not None)
     return next((str(why) for why in told if why), "")
 
@@ -96,10 +96,10 @@ def _agent_files(state_dir: Path) -> list[Path]:
     return sorted(state_dir.glob("hosts/*/agent.json"))
 
 
-def _living(what: str, path: Path) -> Living | None:
+def _living(what: str, path: Path) -> RunProcess | None:
     found = read_json(path)
     pid, ticks = found.get("pid"), found.get("start_ticks", 0)
     if not isinstance(pid, int) or not isinstance(ticks, int) or found.get("boot_id", boot_id()) != boot_id():
         return None
-    living = Living(what, pid, ticks)
+    living = RunProcess(what, pid, ticks)
     return living if living.alive else None

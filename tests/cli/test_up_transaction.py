@@ -17,7 +17,7 @@ from agentrl.cli.options import Cli
 from agentrl.cli.progress import Progress
 from agentrl.cli.start_coordinator import Place
 from agentrl.cli.up_transaction import NOTHING_CHANGED, BeginLock, NewRun
-from agentrl.client.run_processes import Living
+from agentrl.client.run_processes import RunProcess
 from agentrl.config import paths
 from agentrl.errors import ConflictError
 from agentrl.protocol.commands import Down
@@ -79,9 +79,9 @@ def test_a_link_to_a_state_directory_that_is_not_mounted_is_not_removed(place: P
 def test_undo_leaves_agent_and_coordinator_to_an_up_that_superseded_its_down(
     tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = list[Living]()
+    ended = list[RunProcess]()
 
-    async def end(keepers: list[Living]) -> list[Living]:
+    async def end(keepers: list[RunProcess]) -> list[RunProcess]:
         ended.extend(keepers)
         return []
 
