@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import agentrl.control.state.feed_publisher as feed_module
-from tests.client.coordinator import SmallCoordinator
+from tests.client.small_coordinator import SmallCoordinator
 
 
 @pytest.fixture

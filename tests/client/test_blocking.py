@@ -1,4 +1,4 @@
-"""The blocking face: usable where a loop is running already, and gone without a trace when it is closed."""
+"""The blocking client works inside a running event loop, and leaves no thread after it is closed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.client.blocking import BlockingClient
 from agentrl.errors import NoCoordinatorError, UnknownNameError, UsageError
 from agentrl.protocol.commands import StatusReport
 from agentrl.protocol.rows import OperationState, RunRow
-from tests.client.coordinator import SmallCoordinator
+from tests.client.small_coordinator import SmallCoordinator
 
 
 def use(address: str) -> list[object]:
@@ -43,7 +43,7 @@ async def test_methods_block_and_answer(coordinator: SmallCoordinator) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "agentrl-client"]
 
 
-async def test_works_where_a_loop_is_running(coordinator: SmallCoordinator) -> None:
+async def test_works_inside_a_running_event_loop(coordinator: SmallCoordinator) -> None:
     """As in a notebook: the coordinator lives elsewhere, the caller's own loop is busy with the caller."""
 
     async def cell() -> object:
@@ -53,16 +53,16 @@ async def test_works_where_a_loop_is_running(coordinator: SmallCoordinator) -> N
     assert isinstance(await asyncio.to_thread(asyncio.run, cell()), StatusReport)
 
 
-def test_nobody_there_is_an_error_and_leaves_no_thread(tmp_path: object) -> None:
+def test_unreachable_coordinator_is_an_error_and_leaves_no_thread(tmp_path: object) -> None:
     with pytest.raises(NoCoordinatorError):
         agentrl.connect(address=f"ipc://{tmp_path}/hub", timeout_s=0.2)
     assert not [thread for thread in threading.enumerate() if thread.name == "agentrl-client"]
 
 
-def test_what_there_is_is_listed() -> None:
+def test_dir_lists_the_methods() -> None:
     assert "connect" in dir(agentrl)
 
 
-def test_unknown_attributes_are_unknown() -> None:
+def test_unknown_attribute_is_an_attribute_error() -> None:
     assert not hasattr(agentrl, "conect")
     assert not hasattr(BlockingClient, "scael")

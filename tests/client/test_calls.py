@@ -1,4 +1,4 @@
-"""Calls: an answer, or one clear error, whatever the coordinator lives through meanwhile."""
+"""Every call ends with an answer or one clear error, also while the coordinator restarts or dies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from agentrl.protocol.effects import Consent, Effect, EffectChangedError, Tier
 from agentrl.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, ErrorReply, Permission, Refused
 from agentrl.protocol.rows import OperationState
 from agentrl.transport.curve_keys import ClientKey, new_keypair
-from tests.client.coordinator import SmallCoordinator
+from tests.client.small_coordinator import SmallCoordinator
 from tests.ports import free_triplet
 from tests.waiting import aeventually
 
@@ -89,7 +89,7 @@ async def test_many_calls_at_once_get_their_own_answers(coordinator: SmallCoordi
     assert [each.operation for each in answers] == [f"r{number}" for number in range(300)]
 
 
-async def test_answer_that_got_lost_in_a_crash_is_asked_for_again(coordinator: SmallCoordinator) -> None:
+async def test_request_is_sent_again_if_a_crash_lost_its_answer(coordinator: SmallCoordinator) -> None:
     """Carried out, died before the answer, restarted: the caller sees one command and one answer."""
     async with dial(coordinator) as client:
         coordinator.mute = True
@@ -114,7 +114,7 @@ async def test_call_made_while_the_coordinator_is_away_waits_for_it(coordinator:
         assert isinstance(await call, StatusReport)
 
 
-async def test_coordinator_that_forgot_us_is_told_again(coordinator: SmallCoordinator) -> None:
+async def test_hello_is_repeated_to_a_coordinator_that_forgot_the_client(coordinator: SmallCoordinator) -> None:
     async with dial(coordinator) as client:
         coordinator.forget_peers()
         answers = await asyncio.gather(*(client.status() for _ in range(20)))
@@ -122,7 +122,7 @@ async def test_coordinator_that_forgot_us_is_told_again(coordinator: SmallCoordi
         assert len(coordinator.hellos) == 2, "one hello answers any number of questions who we are"
 
 
-async def test_deadline_passes_with_a_sentence(coordinator: SmallCoordinator) -> None:
+async def test_passed_deadline_is_an_error_with_a_sentence(coordinator: SmallCoordinator) -> None:
     async with dial(coordinator) as client:
         coordinator.mute = True
         with pytest.raises(WaitTimeoutError, match=r"did not answer `agentrl scale` within 0\.2 s; it may still"):
@@ -134,7 +134,7 @@ async def test_deadline_passes_with_a_sentence(coordinator: SmallCoordinator) ->
         assert "agentrl up" in gone.value.hint
 
 
-async def test_deadline_is_on_the_coordinators_clock(coordinator: SmallCoordinator) -> None:
+async def test_deadline_is_sent_on_the_clock_of_the_coordinator(coordinator: SmallCoordinator) -> None:
     async with dial(coordinator) as client:
         before = time.monotonic()
         await client.scale("web", to=1, deadline_s=7)
@@ -159,7 +159,7 @@ async def test_refusals_keep_class_code_and_hint(coordinator: SmallCoordinator) 
                 await call
 
 
-async def test_mistakes_of_the_caller_are_found_before_anything_is_sent(coordinator: SmallCoordinator) -> None:
+async def test_wrong_arguments_are_refused_before_they_are_sent(coordinator: SmallCoordinator) -> None:
     async with dial(coordinator) as client:
         with pytest.raises(UnknownNameError, match="no command 'scael'"):
             await client.call("scael")
@@ -178,28 +178,30 @@ async def test_mistakes_of_the_caller_are_found_before_anything_is_sent(coordina
     assert not coordinator.requests
 
 
-async def test_nobody_there(coordinator: SmallCoordinator) -> None:
+async def test_unreachable_coordinator_is_an_error(coordinator: SmallCoordinator) -> None:
     coordinator.die()
     with pytest.raises(NoCoordinatorError, match=r"does not answer within 0\.3 s"):
         async with dial(coordinator, timeout_s=0.3):
             raise AssertionError("connected to nobody")
 
 
-async def test_refused_hello_is_the_error(coordinator: SmallCoordinator) -> None:
+async def test_refusal_of_the_hello_is_raised(coordinator: SmallCoordinator) -> None:
     coordinator.refuse_hello = Refused(ExitCode.VERSION, "This is run other, not tiny.", "Look again.")
     with pytest.raises(VersionMismatchError, match=r"This is run other, not tiny\. Look again\."):
         async with dial(coordinator):
             raise AssertionError("welcomed")
 
 
-async def test_other_major_version_names_both(coordinator: SmallCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refusal_of_another_major_version_names_both_versions(
+    coordinator: SmallCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(session_module, "PROTOCOL_MAJOR", 9)
     with pytest.raises(VersionMismatchError, match="You speak protocol 9, the coordinator 1"):
         async with dial(coordinator):
             raise AssertionError("welcomed")
 
 
-async def test_answer_in_a_strange_tongue_names_our_version(coordinator: SmallCoordinator) -> None:
+async def test_unreadable_answer_is_an_error_with_our_version(coordinator: SmallCoordinator) -> None:
     coordinator._send = lambda peer, message: coordinator.hub.send(peer, b"\x81\xa4type\xa5alien")  # type: ignore[assignment]
     with pytest.raises(VersionMismatchError, match=rf"protocol {PROTOCOL_MAJOR}\.{PROTOCOL_MINOR} "):
         async with dial(coordinator):
@@ -229,7 +231,7 @@ async def test_keys_over_tcp(coordinator: SmallCoordinator) -> None:
             raise AssertionError("welcomed without a key")
 
 
-async def test_key_that_is_revoked_in_mid_flight_fails_what_waits(coordinator: SmallCoordinator) -> None:
+async def test_revoked_key_fails_the_pending_requests(coordinator: SmallCoordinator) -> None:
     port = free_triplet()
     coordinator.die()
     coordinator.listen = f"tcp://127.0.0.1:{port}"
@@ -247,7 +249,7 @@ async def test_key_that_is_revoked_in_mid_flight_fails_what_waits(coordinator: S
             await call
 
 
-async def test_closing_fails_what_still_waits(coordinator: SmallCoordinator) -> None:
+async def test_closing_fails_the_pending_requests(coordinator: SmallCoordinator) -> None:
     async with dial(coordinator) as client:
         coordinator.mute = True
         call = asyncio.create_task(client.status())
@@ -256,7 +258,7 @@ async def test_closing_fails_what_still_waits(coordinator: SmallCoordinator) -> 
         await call
 
 
-def test_import_is_light() -> None:
+def test_import_of_the_client_is_light() -> None:
     heavy = ("pydantic", "rich", "typer", "httpx", "yaml")
     script = f"import agentrl.client, sys; print([each for each in {heavy} if each in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

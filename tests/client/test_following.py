@@ -1,4 +1,4 @@
-"""Waiting for operations and following the feed: nothing is missed, whatever is lost on the way."""
+"""Waiting for operations and following the feed miss nothing, even if messages are lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import agentrl.client.feed_subscription as tail_module
 from agentrl.client import CAUGHT_UP, RESET, SILENT, Client
 from agentrl.errors import NoCoordinatorError, UnknownNameError, WaitTimeoutError
 from agentrl.protocol.rows import GroupRow, OperationRow, OperationState
-from tests.client.coordinator import SmallCoordinator
+from tests.client.small_coordinator import SmallCoordinator
 from tests.waiting import aeventually
 
 
@@ -60,7 +60,7 @@ class Mirror:
 # ---- wait ----
 
 
-async def test_wait_tells_every_change_and_returns_the_end(coordinator: SmallCoordinator) -> None:
+async def test_wait_reports_every_change_and_returns_the_ended_operation(coordinator: SmallCoordinator) -> None:
     coordinator.operation("op", OperationState.ACCEPTED)
     seen: list[OperationState] = []
     async with dial(coordinator) as client:
@@ -74,7 +74,7 @@ async def test_wait_tells_every_change_and_returns_the_end(coordinator: SmallCoo
     assert seen == [OperationState.ACCEPTED, OperationState.RUNNING, OperationState.FAILED]
 
 
-async def test_wait_for_what_has_ended_returns_at_once(coordinator: SmallCoordinator) -> None:
+async def test_wait_for_an_ended_operation_returns_at_once(coordinator: SmallCoordinator) -> None:
     coordinator.operation("op", OperationState.SUCCEEDED)
     async with dial(coordinator) as client:
         assert (await client.wait("op", timeout_s=30)).state is OperationState.SUCCEEDED
@@ -136,7 +136,7 @@ async def test_wait_survives_a_restart_of_the_coordinator(coordinator: SmallCoor
         assert (await wait).state is OperationState.SUCCEEDED
 
 
-async def test_wait_ends_in_time(coordinator: SmallCoordinator) -> None:
+async def test_wait_ends_at_its_timeout(coordinator: SmallCoordinator) -> None:
     coordinator.operation("op", OperationState.RUNNING)
     async with dial(coordinator) as client:
         with pytest.raises(WaitTimeoutError, match=r"has not ended within 0\.3 s; it goes on"):
@@ -146,7 +146,7 @@ async def test_wait_ends_in_time(coordinator: SmallCoordinator) -> None:
             await client.wait("op", timeout_s=0.3)
 
 
-async def test_wait_for_what_does_not_exist_or_is_forgotten(coordinator: SmallCoordinator) -> None:
+async def test_wait_for_an_unknown_or_forgotten_operation_is_an_error(coordinator: SmallCoordinator) -> None:
     async with dial(coordinator) as client:
         with pytest.raises(UnknownNameError):
             await client.wait("nothing", timeout_s=30)
@@ -161,7 +161,7 @@ async def test_wait_for_what_does_not_exist_or_is_forgotten(coordinator: SmallCo
 # ---- snapshot and follow ----
 
 
-async def test_snapshot_has_all_rows_of_the_kinds_asked_for(coordinator: SmallCoordinator) -> None:
+async def test_snapshot_has_all_rows_of_the_given_kinds(coordinator: SmallCoordinator) -> None:
     coordinator.set("group/web", group("web", 3))
     coordinator.operation("op", OperationState.RUNNING)
     async with dial(coordinator) as client:
@@ -199,7 +199,7 @@ async def test_follower_ends_equal_to_the_coordinator(coordinator: SmallCoordina
         await mirror.stop()
 
 
-async def test_follower_of_some_kinds_hears_of_no_others(coordinator: SmallCoordinator) -> None:
+async def test_follower_gets_only_its_kinds(coordinator: SmallCoordinator) -> None:
     coordinator.set("group/web", group("web", 1))
     async with dial(coordinator) as client:
         mirror = Mirror(client, ("op",))
@@ -211,7 +211,7 @@ async def test_follower_of_some_kinds_hears_of_no_others(coordinator: SmallCoord
         await mirror.stop()
 
 
-async def test_loss_is_noticed_and_made_good(coordinator: SmallCoordinator) -> None:
+async def test_lost_rows_are_detected_and_fetched(coordinator: SmallCoordinator) -> None:
     async with dial(coordinator) as client:
         mirror = Mirror(client)
         await aeventually(lambda: mirror.markers == [RESET, CAUGHT_UP])
@@ -221,7 +221,7 @@ async def test_loss_is_noticed_and_made_good(coordinator: SmallCoordinator) -> N
         await mirror.stop()
 
 
-async def test_loss_of_the_last_row_shows_in_the_beat(coordinator: SmallCoordinator) -> None:
+async def test_loss_of_the_last_row_is_detected_at_the_next_beat(coordinator: SmallCoordinator) -> None:
     """No later row would ever show the gap."""
     async with dial(coordinator) as client:
         coordinator.set("group/web", group("web", 1))
@@ -250,7 +250,9 @@ async def test_follower_survives_restarts_of_the_coordinator(coordinator: SmallC
         await mirror.stop()
 
 
-async def test_silence_is_told_and_its_end_too(coordinator: SmallCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_of_the_feed_and_its_end_are_reported(
+    coordinator: SmallCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tail_module, "SILENT_S", 1.0)
     async with dial(coordinator) as client:
         mirror = Mirror(client)

@@ -1,4 +1,4 @@
-"""A coordinator that says nothing, because it was stopped or is dead: what a person is told to do, or to wait for."""
+"""The hints for a coordinator that is silent, stopped or dead."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         process.wait()
 
 
-async def test_who_asks_is_told_that_it_is_stopped_and_who_sees_to_it(stopped: int) -> None:
+async def test_hint_names_a_stopped_coordinator_and_its_host_agent(stopped: int) -> None:
     with pytest.raises(NoCoordinatorError, match=r"does not answer within 0\.1 s") as silent:
         async with Client.connect("mine", timeout_s=0.1):
             pass
@@ -73,7 +73,7 @@ async def hint() -> str:
     return nobody.value.hint
 
 
-async def test_who_waits_for_a_host_agent_to_start_it_again_has_nothing_to_do(dead: Path) -> None:
+async def test_hint_says_that_the_host_agent_restarts_the_coordinator(dead: Path) -> None:
     agent(dead)
     assert "starts it again by itself" in (told := await hint())
     assert "agentrl up" not in told
@@ -81,10 +81,10 @@ async def test_who_waits_for_a_host_agent_to_start_it_again_has_nothing_to_do(de
     assert "the run is just beginning, or coming to its end" in await hint(), "nobody can tell which"
 
 
-async def test_a_host_agent_that_has_given_up_is_not_waited_for(dead: Path) -> None:
+async def test_hint_names_a_host_agent_that_gave_up(dead: Path) -> None:
     agent(dead, coordinator="The coordinator's configuration is wrong.")
     assert "given up starting it: The coordinator's configuration is wrong. Then `agentrl down`" in await hint()
 
 
-async def test_where_no_host_agent_lives_up_starts_both(dead: Path) -> None:
+async def test_hint_without_a_host_agent_is_up(dead: Path) -> None:
     assert "agentrl up" in await hint()

@@ -1,4 +1,4 @@
-"""The data plane in a run file: which groups it makes, what it needs, and what changes replace."""
+"""The data plane in a run file: its groups, what they need, and which changes replace them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def groups_of(config: RunConfig) -> dict[str, GroupSpec]:
     return {spec.name: spec for spec in specs_of(config, run_dir="/runs/demo", state_dir="/state/demo")}
 
 
-def test_six_lines_make_every_role(tmp_path: Path) -> None:
+def test_six_lines_start_every_role(tmp_path: Path) -> None:
     config = config_of(tmp_path, SMALL)
     groups = groups_of(config)
     assert list(groups) == ["mongo", "steward", "toolbox", "engine", "sampler", "trainer"]
@@ -46,7 +46,7 @@ def test_six_lines_make_every_role(tmp_path: Path) -> None:
     assert groups["sampler"].stop_rank < groups["steward"].stop_rank, "what is needed stops later"
 
 
-def test_to_be_read_a_run_has_another_steward_and_the_same_store(tmp_path: Path) -> None:
+def test_reading_changes_the_steward_and_keeps_the_store(tmp_path: Path) -> None:
     config = config_of(tmp_path, SMALL)
     whole = specs_of(config, run_dir="/r", state_dir="/s")
     read = specs_of(config, run_dir="/r", state_dir="/s", reading=True)
@@ -59,18 +59,18 @@ def test_without_environments_there_is_no_data_plane(tmp_path: Path) -> None:
     assert config.sizes == {}
 
 
-def test_a_server_of_ones_own_makes_no_other(tmp_path: Path) -> None:
+def test_configured_database_server_starts_no_embedded_one(tmp_path: Path) -> None:
     config = config_of(tmp_path, SMALL + "mongo: {url: env:MONGO_URL}\n")
     groups = groups_of(config)
     assert "mongo" not in groups
     assert groups["steward"].after == ()
 
 
-def test_somebody_publishes_frozen_weights(tmp_path: Path) -> None:
+def test_frozen_run_still_has_a_trainer(tmp_path: Path) -> None:
     assert "trainer" in groups_of(config_of(tmp_path, SMALL + "training: {frozen: true}\n"))
 
 
-def test_only_those_who_read_a_section_are_replaced_when_it_changes(tmp_path: Path) -> None:
+def test_changed_section_replaces_only_the_groups_that_read_it(tmp_path: Path) -> None:
     before = groups_of(config_of(tmp_path, SMALL))
     after = groups_of(config_of(tmp_path, SMALL + "engines: {slots: 8}\n"))
     changed = {name for name in before if before[name].fingerprint() != after[name].fingerprint()}
@@ -105,7 +105,7 @@ def test_only_those_who_read_a_section_are_replaced_when_it_changes(tmp_path: Pa
         (SMALL + "training: {aggregation: record-sum, denominator: kept}\n", "Only a mean over tokens"),
     ],
 )
-def test_what_does_not_fit_together_is_told(tmp_path: Path, text: str, sentence: str) -> None:
+def test_contradictions_between_sections_are_refused(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config_of(tmp_path, text)
     assert sentence in caught.value.message
@@ -125,7 +125,7 @@ SGLANG = SMALL + "engines: {kind: sglang, args: [%s]}\n"
         ("--tp-size, '8', --dp-size, '8', --enable-dp-attention", 8),
     ],
 )
-def test_an_engine_gets_as_many_gpus_as_its_server_takes(tmp_path: Path, args: str, gpus: int) -> None:
+def test_engine_reserves_the_gpus_of_its_server(tmp_path: Path, args: str, gpus: int) -> None:
     assert groups_of(config_of(tmp_path, SGLANG % args))["engine"].resources.gpus == gpus
 
 
@@ -138,22 +138,22 @@ def test_an_engine_gets_as_many_gpus_as_its_server_takes(tmp_path: Path, args: s
         ("--tp-size, two", "--tp-size must be a whole number above 0, not 'two'"),
     ],
 )
-def test_what_a_server_serves_and_whom_is_not_for_a_run_file(tmp_path: Path, args: str, sentence: str) -> None:
+def test_run_file_cannot_change_what_a_server_serves(tmp_path: Path, args: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         config_of(tmp_path, SGLANG % args)
 
 
-def test_numbers_below_zero_are_values(tmp_path: Path) -> None:
+def test_negative_number_is_a_value_and_no_argument(tmp_path: Path) -> None:
     assert config_of(tmp_path, SGLANG % "--schedule-conservativeness, '-1'").engines.args[1] == "-1"
 
 
-def test_the_python_of_the_server_is_beside_the_run_file_or_on_the_path(tmp_path: Path) -> None:
+def test_python_of_the_server_is_relative_to_the_run_file_or_on_the_path(tmp_path: Path) -> None:
     for written, meant in (("sg/bin/python", str(tmp_path / "sg/bin/python")), ("python3", "python3")):
         text = SMALL + f"engines: {{kind: sglang, python: {written}}}\n"
         assert config_of(tmp_path, text).engines.python == meant
 
 
-def test_the_run_file_for_gpus_is_one() -> None:
+def test_run_file_for_gpus_is_valid() -> None:
     file = Path(__file__).parents[2] / "assets" / "train-gpu.yaml"
     config = load_config(file, environ={}).config
     groups = groups_of(config)

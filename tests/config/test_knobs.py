@@ -1,4 +1,4 @@
-"""Knobs say what they accept, and the times of supervision never contradict each other."""
+"""Knobs check their values, and supervision times never contradict each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl.protocol.specs import Role
 KNOBS = {knob.name: knob for knob in supervision_knobs()}
 
 
-def test_there_is_one_knob_per_supervision_time_with_all_it_needs():
+def test_every_supervision_time_is_a_knob_with_help_and_range():
     assert set(KNOBS) == {f"supervision.{name}" for name in SupervisionTimes.model_fields}
     for knob in KNOBS.values():
         assert knob.help.endswith("."), knob.name
@@ -35,25 +35,25 @@ def test_there_is_one_knob_per_supervision_time_with_all_it_needs():
     ("name", "text", "value"),
     [("dead_after_s", "12", 12.0), ("dead_after_s", "1e2", 100.0), ("max_deaths", "7", 7)],
 )
-def test_text_becomes_a_value_of_the_knobs_own_type(name, text, value):
+def test_text_becomes_a_value_of_the_type_of_the_knob(name, text, value):
     seen = KNOBS[f"supervision.{name}"].parse(text)
     assert seen == value
     assert type(seen) is type(value)
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "-1", "nan", "inf", "86401", "1 s"])
-def test_a_refusal_says_what_is_allowed(text):
+def test_refusal_names_the_allowed_values(text):
     with pytest.raises(ConfigError, match=r"supervision.dead_after_s must be a number from 0.01 to 86400 \(s\), not"):
         KNOBS["supervision.dead_after_s"].parse(text)
 
 
 @pytest.mark.parametrize("value", [None, True, "3", 1.5, math.nan, math.inf, -(10**400), 10**400])
-def test_only_whole_numbers_in_range_fit_a_whole_number(value):
+def test_whole_number_knob_accepts_only_whole_numbers_in_range(value):
     with pytest.raises(ConfigError, match=r"supervision\.max_deaths must be a whole number from 1 to 1000, not"):
         KNOBS["supervision.max_deaths"].check(value)
 
 
-def test_choices_and_switches():
+def test_choices_and_booleans_accept_only_their_values():
     choice = Knob(name="k", kind="choice", choices=("drop", "keep"), default="drop", help="x")
     assert choice.parse("keep") == "keep"
     with pytest.raises(ConfigError, match="k must be one of drop, keep, not 'kep'"):
@@ -110,7 +110,7 @@ def test_knobs_of_units_are_those_of_their_fields():
     assert not unit_knobs(config, Role.TOOLBOX)
 
 
-def test_a_changed_time_is_judged_together_with_the_others():
+def test_changed_time_must_fit_the_other_times():
     times = SupervisionTimes()
     assert times_with(times, "supervision.dead_after_s", 30).dead_after_s == 30
     with pytest.raises(ConfigError, match="dead_after_s must be at least suspect_after_s, 6 s, not 5 s"):
@@ -122,7 +122,7 @@ def test_a_changed_time_is_judged_together_with_the_others():
 
 
 @given(st.floats(0.05, 20))
-def test_scaling_multiplies_times_and_leaves_counts_alone(factor):
+def test_scaling_multiplies_times_and_keeps_counts(factor):
     before, after = SupervisionTimes().model_dump(), SupervisionTimes().scaled(factor).model_dump()
     for name, value in before.items():
         expected = value * factor if name.endswith("_s") else value
@@ -130,7 +130,7 @@ def test_scaling_multiplies_times_and_leaves_counts_alone(factor):
 
 
 @given(name=st.sampled_from(sorted(KNOBS)), value=st.floats() | st.integers() | st.text(max_size=3) | st.none())
-def test_a_knob_never_lets_through_what_the_configuration_refuses(name, value):
+def test_knob_accepts_nothing_that_the_configuration_refuses(name, value):
     try:
         times_with(SupervisionTimes(), name, value)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""What a person writes becomes a configuration, or a sentence that says what is wrong and where."""
+"""A run file becomes a configuration, or an error that says what is wrong and where."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_smallest_run_file_is_under_a_dozen_lines(load):
     assert config.sidecars["web"].count == 1
 
 
-def test_command_line_over_environment_over_file_over_default(load):
+def test_precedence_is_command_line_environment_file_default(load):
     key = "sidecars.web.count"
     variable = {"AGENTRL_SIDECARS__WEB__COUNT": "3"}
     without = WEB.replace("    count: 2\n", "")
@@ -101,20 +101,20 @@ def test_variables_find_names_with_dashes_and_keep_the_case_of_free_names(load):
     assert loaded.config.sidecars["my-web"].env == {"OMP_NUM_THREADS": "1"}
 
 
-def test_a_section_set_as_a_whole_replaces_the_one_of_the_file(load):
+def test_section_that_is_set_replaces_the_section_of_the_file(load):
     loaded = load(WEB, ["sidecars.web={command: [sleep, '1']}"])
     assert loaded.config.sidecars["web"].command == ("sleep", "1")
     assert loaded.config.sidecars["web"].count == 1
     assert loaded.sources["sidecars.web.command"] == "--set sidecars.web"
 
 
-def test_a_variable_of_one_word_is_a_field_or_nobodys_business(load):
+def test_unknown_variable_of_one_word_is_ignored(load):
     loaded = load(WEB, environ={"AGENTRL_NAME": "other", "AGENTRL_WHATEVER": "x", "AGENTRL_SUPERVISION": "x"})
     assert loaded.config.name == "other"
     assert loaded.sources["name"] == "environment AGENTRL_NAME"
 
 
-def test_the_mark_of_a_process_is_never_configuration(load):
+def test_variables_that_mark_a_process_are_never_configuration(load):
     environ = dict.fromkeys(RESERVED_VARIABLES, "nonsense")
     assert load(WEB, environ=environ).config == load(WEB).config
     words = {name.removeprefix("AGENTRL_").lower() for name in RESERVED_VARIABLES}
@@ -124,7 +124,7 @@ def test_the_mark_of_a_process_is_never_configuration(load):
     assert words.isdisjoint(values)
 
 
-def test_relative_paths_begin_at_the_run_file(load, tmp_path):
+def test_relative_paths_are_relative_to_the_run_file(load, tmp_path):
     text = WEB + "dir: ../results\ncoordinator: {state_dir: state}\n"
     config = load(text).config
     assert config.dir == str(tmp_path.parent / "results")
@@ -133,7 +133,7 @@ def test_relative_paths_begin_at_the_run_file(load, tmp_path):
     assert load(WEB).config.dir == str(tmp_path / "runs" / "demo")
 
 
-def test_an_empty_section_is_as_if_it_were_not_there(load):
+def test_empty_section_equals_a_missing_section(load):
     assert load(WEB + "alerts:\nsupervision:\n").config == load(WEB).config
 
 
@@ -182,13 +182,13 @@ def test_an_unknown_key_names_the_nearest_known_one(mistakes, lines, sentence):
         ("name_of_run: x", "run.yaml:5: unknown key name_of_run; "),
     ],
 )
-def test_a_bad_value_names_its_line_and_what_is_allowed(mistakes, lines, sentence):
+def test_error_of_a_value_names_line_and_allowed_values(mistakes, lines, sentence):
     text = "name: demo\nsidecars:\n  web:\n    command: x\n" + lines
     found = mistakes(text)
     assert any(sentence in one for one in found), found
 
 
-def test_a_bad_value_names_its_variable_or_its_option(mistakes):
+def test_error_of_a_value_names_its_variable_or_option(mistakes):
     found = mistakes(WEB, ["supervision.max_deaths=many", "alerts.repet_s=3"], {"AGENTRL_SIDECARS__WEB__COUNT": "few"})
     assert found == ["--set: unknown key alerts.repet_s; did you mean alerts.repeat_s?"]
     found = mistakes(WEB, ["supervision.max_deaths=many"], {"AGENTRL_SIDECARS__WEB__COUNT": "few"})
@@ -199,13 +199,13 @@ def test_a_bad_value_names_its_variable_or_its_option(mistakes):
     ]
 
 
-def test_a_key_that_was_set_is_told_once_and_a_choice_in_words(mistakes):
+def test_error_names_a_set_key_once_and_lists_choices(mistakes):
     assert mistakes(WEB, ["engines.kind=foo"]) == ["--set engines.kind must be embedded or sglang, not 'foo'."]
     (large,) = mistakes(WEB, ["sidecars.web.drain_grace_s=-1"])
     assert "e+" not in large
 
 
-def test_all_mistakes_are_told_at_once(mistakes):
+def test_all_mistakes_are_in_one_error(mistakes):
     assert sorted(mistakes("sidecars:\n  web: {count: -1}\nmongo: {embeded: true}\n")) == [
         "run.yaml:1: the run needs the key name.",
         "run.yaml:2: sidecars.web needs the key command.",
@@ -215,32 +215,32 @@ def test_all_mistakes_are_told_at_once(mistakes):
 
 
 @pytest.mark.parametrize("name", [*sorted(RESERVED_GROUPS), "web-1", "Web", "1st", "a" * 41, "ümlaut"])
-def test_a_group_has_a_name_that_cannot_be_mistaken(mistakes, name):
+def test_group_cannot_have_a_reserved_or_ambiguous_name(mistakes, name):
     (sentence,) = mistakes(f"name: demo\nsidecars:\n  {name}: {{command: x}}\n")
     assert sentence.startswith(f"run.yaml:3: sidecars.{name} is no name of a group")
 
 
 @pytest.mark.parametrize("name", ["Demo", "-demo", "a" * 41, "a/b", "''"])
-def test_a_run_has_a_name_that_can_be_a_directory(mistakes, name):
+def test_run_name_must_be_a_directory_name(mistakes, name):
     (sentence,) = mistakes(f"name: {name}\n")
     assert sentence.startswith("run.yaml:1: name must be a name of 1 to 40 small letters")
 
 
-def test_a_circle_of_waits_is_shown_whole(mistakes):
+def test_error_shows_the_whole_circle_of_waits(mistakes):
     groups = {"a": "b", "b": "c", "c": "a", "d": "a"}
     lines = "".join(f"  {name}: {{command: x, after: {other}}}\n" for name, other in groups.items())
     (sentence,) = mistakes(f"name: demo\nsidecars:\n{lines}")
     assert "makes a circle: a waits for b waits for c waits for a." in sentence
 
 
-def test_rules_are_about_something_that_exists(mistakes, load):
+def test_alert_rules_must_name_an_existing_group(mistakes, load):
     rule = "alerts: {rules: [{name: r, metric: m, above: 1, of: OF}]}\n"
     (sentence,) = mistakes(WEB + rule.replace("OF", "wep"))
     assert sentence == "run.yaml:6: alerts.rules.0.of names no group or unit of the run, 'wep'; did you mean web?"
     assert load(WEB + rule.replace("OF", "web-1")).config.alerts.rules[0].of == "web-1"
 
 
-def test_only_rules_that_exist_can_be_switched_off_and_their_names_are_taken(mistakes, load):
+def test_only_built_in_rules_can_be_disabled_and_their_names_are_reserved(mistakes, load):
     (sentence,) = mistakes(WEB + "alerts: {disable: [unit-fatal, unit-hang]}\n")
     assert sentence == ("run.yaml:6: alerts.disable names no built-in rule, 'unit-hang'; did you mean unit-hung?")
     own = "alerts: {disable: [OFF], rules: [{name: unit-hung, metric: m, above: 1, of: web}]}\n"
@@ -259,14 +259,14 @@ def test_only_rules_that_exist_can_be_switched_off_and_their_names_are_taken(mis
         ("{below: 0, clear: -0.5}", "clear must be at least below, 0, not -0.5"),
     ],
 )
-def test_a_rule_has_one_threshold_and_clears_on_its_good_side(mistakes, rule, part):
+def test_alert_rule_has_one_threshold_and_clears_on_its_good_side(mistakes, rule, part):
     text = f"name: demo\nsidecars: {{web: {{command: x}}}}\nalerts:\n  rules:\n  - {rule[:-1]}"
     text += f"{', ' if len(rule) > 2 else ''}name: r, metric: m, of: web}}\n"
     assert any(part in one for one in mistakes(text))
 
 
 @pytest.mark.parametrize("argument", ["", "a", "=3", "a..b=3", ".a=1"])
-def test_set_wants_key_and_value(load, argument):
+def test_set_needs_key_and_value(load, argument):
     with pytest.raises(ConfigError, match=r"not KEY=VALUE.*Try --set"):
         load(WEB, [argument])
 
@@ -276,7 +276,7 @@ def test_a_list_is_set_as_a_whole(load):
         load(WEB, ["sidecars.web.command.0=ls"])
 
 
-def test_a_missing_file_says_so(tmp_path):
+def test_missing_file_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"There is no run file .*nothing\.yaml"):
         load_config(tmp_path / "nothing.yaml", environ={})
     (tmp_path / "latin.yaml").write_bytes("name: größe".encode("latin-1"))
@@ -284,7 +284,7 @@ def test_a_missing_file_says_so(tmp_path):
         load_config(tmp_path / "latin.yaml", environ={})
 
 
-def test_without_a_file_the_name_must_come_from_elsewhere(tmp_path, monkeypatch):
+def test_run_without_a_file_needs_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_config(sets=["name=demo"], environ={}).config.dir == str(tmp_path / "runs" / "demo")
     with pytest.raises(ConfigError, match="no run file"):
@@ -345,20 +345,20 @@ def test_any_shape_of_values_is_a_configuration_or_a_config_error(plain):
         r'live: {exec: ["ls", "\ud800"]}',
     ],
 )
-def test_what_no_process_could_be_given_is_refused(mistakes, line):
+def test_text_that_no_process_can_receive_is_refused(mistakes, line):
     command = "" if line.startswith("command") else "    command: ls\n"
     (mistake,) = mistakes(f"name: demo\nsidecars:\n  web:\n{command}    {line}\n")
     assert "without NUL" in mistake
     assert "sidecars.web" in mistake
 
 
-def test_a_value_for_a_group_that_is_not_there_names_its_source_and_the_nearest_group(mistakes):
+def test_value_for_an_unknown_group_names_its_source_and_the_nearest_group(mistakes):
     found = mistakes(WEB, environ={"AGENTRL_SIDECARS__WEBB__COUNT": "2"})
     assert found == ["environment AGENTRL_SIDECARS__WEBB__COUNT: there is no group webb; did you mean web?"]
     assert mistakes(WEB, ["sidecars.db.count=2"]) == ["--set sidecars.db.count: there is no group db; known are: web."]
 
 
-def test_a_group_may_be_made_by_set(load):
+def test_set_can_create_a_group(load):
     assert load(WEB, ["sidecars.db.command=ls", "sidecars.db.count=2"]).config.sidecars["db"].count == 2
 
 
@@ -370,7 +370,7 @@ def test_a_group_may_be_made_by_set(load):
         ("sidecars.web.count.x=3", "--set: sidecars.web.count has no keys of its own, so "),
     ],
 )
-def test_a_key_below_what_has_none(mistakes, set, sentence):
+def test_key_below_a_plain_value_is_refused(mistakes, set, sentence):
     (found,) = mistakes(WEB, [set])
     assert found.startswith(sentence)
 
@@ -390,7 +390,7 @@ def test_an_empty_run_file_is_named(mistakes, text):
         ("['{python}', -c, 'print(f\"{units} of {slots}\")']", ""),
     ],
 )
-def test_a_misspelt_placeholder_is_a_mistake_and_other_braces_are_the_commands_own(load, mistakes, command, mistake):
+def test_misspelt_placeholder_is_refused_and_other_braces_are_kept(load, mistakes, command, mistake):
     text = f"name: demo\nsidecars:\n  web:\n    command: {command if command[0] == '[' else json.dumps(command)}\n"
     if mistake:
         (found,) = mistakes(text)

@@ -1,4 +1,4 @@
-"""A run's name leads to one state directory and one identity, whoever asks first."""
+"""The name of a run gives one state directory and one identity, also under concurrent creation."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
-def test_home_is_given_or_follows_the_desktop_standard():
+def test_home_is_configured_or_follows_xdg():
     assert paths.home({"AGENTRL_HOME": "/a", "XDG_STATE_HOME": "/b"}) == Path("/a")
     assert paths.home({"XDG_STATE_HOME": "/b"}) == Path("/b/agentrl")
     assert paths.home({"XDG_STATE_HOME": "relative"}) == Path("~/.local/state/agentrl").expanduser()
     assert paths.home({}) == Path("~/.local/state/agentrl").expanduser()
 
 
-def test_a_run_is_made_once_and_found_again(home, tmp_path):
+def test_run_is_created_once_and_found_again(home, tmp_path):
     made = paths.create_run("demo", tmp_path / "run")
     assert paths.create_run("demo", tmp_path / "run") == made
     assert paths.read_run(home / "demo") == made
@@ -38,7 +38,7 @@ def test_a_run_is_made_once_and_found_again(home, tmp_path):
     assert os.listdir(home / "demo") == ["run.json"]
 
 
-def test_many_who_come_at_once_agree_on_the_identity(tmp_path, home):
+def test_concurrent_creation_gives_one_identity(tmp_path, home):
     script = "import sys; from agentrl.config import paths as p; print(p.create_run('demo', p.Path(sys.argv[1])).uuid)"
 
     def ask(_: int) -> str:
@@ -85,7 +85,7 @@ def test_a_damaged_file_is_named_and_does_not_hide_the_others(home, tmp_path, bo
     assert "damaged" in bad.broken
 
 
-def test_what_is_not_a_run_is_not_listed(home, tmp_path):
+def test_other_directories_are_not_listed_as_runs(home, tmp_path):
     assert paths.list_runs() == []
     made = paths.create_run("demo", tmp_path)
     (home / "empty").mkdir()
@@ -94,14 +94,14 @@ def test_what_is_not_a_run_is_not_listed(home, tmp_path):
     assert paths.list_runs() == [made]
 
 
-def test_a_home_that_cannot_be_made_says_so(tmp_path, monkeypatch):
+def test_home_that_cannot_be_created_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("AGENTRL_HOME", str(tmp_path / "file" / "home"))
     with pytest.raises(DiskError, match="cannot be made: Not a directory"):
         paths.create_run("demo", tmp_path)
 
 
-def test_the_file_holds_what_the_architecture_says(home, tmp_path):
+def test_run_file_has_the_documented_fields(home, tmp_path):
     paths.create_run("demo", tmp_path)
     assert json.loads((home / "demo" / "run.json").read_text()).keys() == {"name", "uuid", "run_dir", "created_at"}
 
@@ -109,7 +109,7 @@ def test_the_file_holds_what_the_architecture_says(home, tmp_path):
 @pytest.mark.parametrize(
     "module", ["agentrl.config", "agentrl.config.paths", "agentrl.config.secrets", "agentrl.telemetry.metrics"]
 )
-def test_the_light_modules_stay_light(module):
+def test_light_modules_import_nothing_heavy(module):
     script = f"import sys, {module}; print(*sorted(sys.modules))"
     loaded = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
@@ -119,7 +119,7 @@ def test_the_light_modules_stay_light(module):
 
 
 @pytest.mark.parametrize("run_dir", ["/proc/nope/x", "/dev/null/x", "/dev/null"])
-def test_a_directory_that_cannot_be_is_a_sentence_and_leaves_no_run_behind(home, run_dir):
+def test_impossible_directory_is_an_error_and_creates_no_run(home, run_dir):
     with pytest.raises(DiskError, match=f"{run_dir} cannot be made.*Set `dir`"):
         paths.create_run("demo", Path(run_dir))
     assert paths.list_runs() == []

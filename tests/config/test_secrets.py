@@ -1,4 +1,4 @@
-"""A secret is where it is; it is never repeated."""
+"""Secrets are references; their values are never shown or sent."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from agentrl.errors import ConfigError
 HIDDEN = "mongodb://root:hunter2@db"
 
 
-def test_references_are_resolved_where_they_are_used(tmp_path):
+def test_references_are_resolved_at_their_use(tmp_path):
     (tmp_path / "key").write_text("hunter2\n")
     assert resolve_secret("env:DB", {"DB": HIDDEN}) == HIDDEN
     assert resolve_secret(SecretRef(f"file:{tmp_path}/key")) == "hunter2"
 
 
 @pytest.mark.parametrize("text", ["env:A", "env:_x1", "file:/a b", "file:~/key", "file:relative"])
-def test_what_is_a_reference(text):
+def test_references_are_recognised(text):
     assert is_reference(text)
     assert str(parse_reference(text)) == text
 
 
 @pytest.mark.parametrize("text", ["", "env:", "env:1A", "env:A B", "file:", "file:///x", "hunter2", "ENV:A", " env:A"])
-def test_what_is_none(text):
+def test_other_texts_are_no_references(text):
     assert not is_reference(text)
     with pytest.raises(ValueError, match="must be a reference"):
         parse_reference(text)
 
 
-def test_a_missing_secret_names_the_reference_and_the_cure(tmp_path):
+def test_missing_secret_names_its_reference_and_the_repair(tmp_path):
     with pytest.raises(ConfigError, match=r"env:DB is empty.*Set the environment variable DB"):
         resolve_secret("env:DB", {})
     with pytest.raises(ConfigError, match=r"cannot be read: No such file"):
@@ -78,7 +78,7 @@ def test_a_literal_where_a_secret_belongs_is_refused_without_being_repeated(tmp_
     assert "hunter2" not in str(caught.value)
 
 
-def test_what_is_shown_and_sent_is_the_reference(tmp_path):
+def test_only_the_reference_is_shown_and_sent(tmp_path):
     loaded = load_config(
         _written(tmp_path, "mongo: {url: 'env:DB'}\nalerts: {sinks: {webhook: {url: 'file:~/hook'}}}"),
         environ={"DB": HIDDEN},
@@ -90,16 +90,16 @@ def test_what_is_shown_and_sent_is_the_reference(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["API_KEY", "HF_TOKEN", "PGPASSWORD", "client_secret", "AWS_SECRET_ACCESS_KEY", "key"])
-def test_names_under_which_people_keep_secrets(name):
+def test_names_of_secrets_are_recognised(name):
     assert names_a_secret(name)
 
 
 @pytest.mark.parametrize("name", ["MAX_TOKENS", "TOKENIZERS_PARALLELISM", "KEYBOARD", "OMP_NUM_THREADS", "url"])
-def test_names_under_which_they_do_not(name):
+def test_other_names_are_not_taken_for_secrets(name):
     assert not names_a_secret(name)
 
 
-def test_a_secret_that_is_written_out_works_but_is_not_shown_and_a_reference_is_advised(tmp_path):
+def test_literal_secret_works_is_hidden_and_draws_advice(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(
         "name: demo\nsidecars:\n  web:\n    command: ls\n    env:\n"

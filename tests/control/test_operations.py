@@ -42,7 +42,7 @@ class Room:
         return self.operation.state
 
 
-def test_what_starts_after_a_fatal_unit_is_not_waited_for() -> None:
+def test_operation_does_not_wait_for_units_behind_a_fatal_one() -> None:
     room = Room()
     assert room.review() is OperationState.RUNNING, "the engine may still become ready"
     room.slots["engine"].state, room.slots["engine"].incarnation = UnitState.READY, 1
@@ -60,14 +60,14 @@ def test_an_operation_without_goals_succeeds_at_its_first_review() -> None:
 
 
 @pytest.mark.parametrize("state", [UnitState.BACKOFF, UnitState.STARTING])
-def test_what_is_on_its_way_beside_a_fatal_unit_is_waited_for(state: UnitState) -> None:
+def test_operation_waits_for_units_beside_a_fatal_one(state: UnitState) -> None:
     room = Room()
     room.slots["engine"].state, room.slots["engine"].incarnation = UnitState.READY, 1
     room.slots["trainer"].state = state
     assert room.review() is OperationState.RUNNING
 
 
-def test_a_fatal_unit_that_is_wanted_again_stands_in_nobodys_way() -> None:
+def test_fatal_unit_that_is_restarted_blocks_nothing() -> None:
     room = Room()
     room.slots["engine"].state, room.slots["engine"].incarnation = UnitState.READY, 1
     room.slots["steward"].generation += 1

@@ -1,4 +1,4 @@
-"""Commands that a unit serves: whatever happens to that unit, who asked gets one answer and the act is done once."""
+"""Commands that a unit serves: each request gets one answer and is executed once, even if the unit dies."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"group": "other"}, "this run has none"),
     ],
 )
-async def test_nobody_is_asked_who_is_not_ready(change: dict[str, Any], says: str) -> None:
+async def test_unit_that_is_not_ready_gets_no_request(change: dict[str, Any], says: str) -> None:
     room = Room()
     for name, value in change.items():
         setattr(room.slot, name, value)
@@ -101,7 +101,7 @@ async def test_nobody_is_asked_who_is_not_ready(change: dict[str, Any], says: st
     assert not room.asked
 
 
-async def test_before_the_first_unit_is_known_nobody_says_that_the_run_has_no_steward() -> None:
+async def test_run_without_units_yet_is_not_reported_as_without_steward() -> None:
     room = Room()
     room.serving._context.state.slots.clear()
     with pytest.raises(UnavailableError, match="the run has no unit yet") as caught:
@@ -109,7 +109,7 @@ async def test_before_the_first_unit_is_known_nobody_says_that_the_run_has_no_st
     assert "run file" not in caught.value.hint
 
 
-async def test_one_that_starts_is_told_with_what_it_does_now() -> None:
+async def test_refusal_has_the_status_of_a_starting_unit() -> None:
     room = Room()
     room.slot.state = UnitState.STARTING
     room.observed.facts(room.slot).report = UnitReport(status="reading datasets")
@@ -117,7 +117,7 @@ async def test_one_that_starts_is_told_with_what_it_does_now() -> None:
         await room.serving.ask(LISTING, Request("1", "list_tasks"), "ann")
 
 
-async def test_an_answer_is_relayed_as_it_is_and_a_refusal_with_its_code() -> None:
+async def test_answer_is_relayed_unchanged_and_refusal_with_its_code() -> None:
     room = Room()
     listing = asyncio.create_task(room.serving.ask(LISTING, Request("1", "list_tasks", deadline_ct=110.0), "ann"))
     question = await room.question(0)
@@ -131,7 +131,7 @@ async def test_an_answer_is_relayed_as_it_is_and_a_refusal_with_its_code() -> No
     assert caught.value.hint == "Wait."
 
 
-async def test_who_asked_one_that_dies_or_never_answers_is_told() -> None:
+async def test_request_to_a_dying_or_silent_unit_fails() -> None:
     room = Room()
     dying = asyncio.create_task(room.serving.ask(LISTING, Request("1", "list_tasks"), "ann"))
     await room.question(0)
@@ -144,7 +144,7 @@ async def test_who_asked_one_that_dies_or_never_answers_is_told() -> None:
         await room.serving.ask(LISTING, Request("2", "list_tasks", deadline_ct=100.05), "ann")
 
 
-async def test_what_was_accepted_is_asked_for_until_it_is_done_under_the_same_id() -> None:
+async def test_accepted_command_is_sent_with_the_same_id_until_done() -> None:
     room = Room()
     operation = room.operation()
     await room.question(0)
@@ -160,7 +160,7 @@ async def test_what_was_accepted_is_asked_for_until_it_is_done_under_the_same_id
     assert (operation.result, operation.lines, len(room.asked)) == ({"requeued": 1}, ["done"], 2)
 
 
-async def test_what_is_refused_in_the_end_fails_with_the_words_of_the_unit() -> None:
+async def test_refused_operation_fails_with_the_message_of_the_unit() -> None:
     room = Room()
     operation = room.operation()
     room.answer(await room.question(0), error="It is leased.", code=4)
@@ -168,7 +168,7 @@ async def test_what_is_refused_in_the_end_fails_with_the_words_of_the_unit() -> 
     assert operation.reason == "It is leased."
 
 
-async def test_nobody_asks_on_behind_the_deadline() -> None:
+async def test_command_is_not_sent_after_its_deadline() -> None:
     room = Room()
     room.slot.state = UnitState.STOPPED
     operation = room.operation()

@@ -51,7 +51,7 @@ def test_golden_bytes_are_understood(name: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted({**MESSAGES, **ROWS}))
-def test_specimens_differ_in_every_field(name: str) -> None:
+def test_samples_differ_in_every_field(name: str) -> None:
     """Otherwise two fields could change places and the bytes would stay."""
     specimen = filled(EVERYTHING[name])
     plain = [

@@ -43,13 +43,13 @@ def _only_protocol_errors(frame: bytes) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=300))
-def test_random_bytes(frame: bytes) -> None:
+def test_random_bytes_are_a_protocol_error(frame: bytes) -> None:
     _only_protocol_errors(frame)
 
 
 @settings(max_examples=150, deadline=None)
 @given(tag=tags, fields=st.dictionaries(names, values, max_size=6))
-def test_right_tag_with_any_fields(tag: str, fields: dict[str, Any]) -> None:
+def test_wrong_fields_are_a_protocol_error(tag: str, fields: dict[str, Any]) -> None:
     _only_protocol_errors(msgspec.msgpack.encode({"type": tag, **fields}))
 
 
@@ -60,14 +60,14 @@ def test_right_tag_with_any_fields(tag: str, fields: dict[str, Any]) -> None:
     flip=st.integers(1, 255),
     cut=st.integers(0, 3),
 )
-def test_damaged_message(name: str, at: int, flip: int, cut: int) -> None:
+def test_damaged_message_is_a_protocol_error(name: str, at: int, flip: int, cut: int) -> None:
     frame = bytearray(wire.encode(filled({**MESSAGES, **ROWS}[name])))
     frame[at % len(frame)] ^= flip
     _only_protocol_errors(bytes(frame[: len(frame) - cut]))
 
 
 @pytest.mark.parametrize("deep", [b"\x91" * 100_000, b"\x81\xa1a" * 100_000], ids=["lists", "maps"])
-def test_bottomless_nesting(deep: bytes) -> None:
+def test_deep_nesting_is_a_protocol_error(deep: bytes) -> None:
     _only_protocol_errors(deep)
     _only_protocol_errors(b"\x82\xa4type\xa7request\xa4args" + deep)
 
@@ -91,7 +91,7 @@ def test_unknown_tag_is_refused(decode: Callable[[bytes], Any], body: object) ->
         decode(msgspec.msgpack.encode(body))
 
 
-def test_direction_counts() -> None:
+def test_message_in_the_wrong_direction_is_refused() -> None:
     """The coordinator does not take what only it may say."""
     with pytest.raises(ProtocolError):
         wire.decode_to_coordinator(wire.encode(filled(messages.Welcome)))

@@ -18,13 +18,13 @@ EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_an_example_is_a_run_file_without_mistakes(number: int, tmp_path: Path) -> None:
+def test_every_example_is_a_valid_run_file(number: int, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(EXAMPLES[number])
     assert advice(load_config(file, environ={})) == []
 
 
-def test_the_page_knows_every_section_every_key_of_a_group_and_every_placeholder() -> None:
+def test_page_has_every_section_group_key_and_placeholder() -> None:
     whole = "\n".join(EXAMPLES)
     for key in RunConfig.model_fields:
         assert re.search(rf"^{key}:", whole, re.MULTILINE), key

@@ -1,4 +1,4 @@
-"""A configuration becomes the groups that are wanted, survives the way to the coordinator, and documents itself."""
+"""A configuration becomes group specs, can be sent to the coordinator, and documents itself."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_equal_configurations_give_equal_fingerprints():
 
 
 @given(st.dictionaries(st.integers(0, 12), st.sets(st.integers(0, 12), max_size=4), max_size=13))
-def test_what_others_wait_for_is_stopped_after_them(edges):
+def test_group_is_stopped_after_the_groups_that_need_it(edges):
     # Edges only to smaller numbers: no circle.
     after = {str(name): tuple(str(other) for other in sorted(others) if other < name) for name, others in edges.items()}
     ranks = stop_ranks(after)
@@ -115,7 +115,7 @@ def test_what_others_wait_for_is_stopped_after_them(edges):
         assert all(ranks[other] > ranks[name] for other in others if other in ranks)
 
 
-def test_the_way_there_and_back_changes_nothing():
+def test_serialized_configuration_comes_back_unchanged():
     config = config_from_plain(FULL)
     plain = config_to_plain(config)
     assert config_from_plain(plain) == config
@@ -124,12 +124,12 @@ def test_the_way_there_and_back_changes_nothing():
     assert config_to_plain(config_from_plain(plain)) == plain
 
 
-def test_a_bad_configuration_from_elsewhere_is_told_in_the_same_words():
+def test_invalid_serialized_configuration_has_the_same_messages():
     with pytest.raises(ConfigError, match=r"config: sidecars\.web needs the key command\."):
         config_from_plain({"name": "a", "sidecars": {"web": {}}}, where="config")
 
 
-def test_the_schema_accepts_what_is_accepted_and_knows_every_field():
+def test_schema_accepts_valid_files_and_has_every_field():
     schema = json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(FULL, schema)
@@ -151,7 +151,7 @@ def _undocumented(place: introspection.Shape, path: str = "") -> list[str]:
     return found
 
 
-def test_every_field_says_what_it_is():
+def test_every_field_has_an_explanation():
     assert _undocumented(introspection.Shape(RunConfig)) == []
 
 
@@ -162,7 +162,7 @@ def test_values_cannot_be_changed_after_the_check(tmp_path):
         config.name = "b"  # type: ignore[misc]
 
 
-def test_metrics_are_declared_once_and_read_well():
+def test_metrics_are_declared_once_with_help():
     assert all(name == metric.name and metric.help.endswith(".") for name, metric in METRICS.items())
     assert CPU.in_words(93.4) == "93.4 %"
     assert RSS.in_words(1.5 * 2**30) == "1.5 GiB"

@@ -1,4 +1,4 @@
-"""Run files are read as YAML 1.2, with the line of every value."""
+"""Run files are read as YAML 1.2, with the line of each value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from agentrl.errors import ConfigError
         ("{a: {b: 2}}", {"a": {"b": 2}}),
     ],
 )
-def test_scalars_are_what_they_look_like(text, value):
+def test_scalars_follow_yaml_1_2(text, value):
     seen = read_value(text, "--set x")
     assert seen == value
     assert type(seen) is type(value)
@@ -48,7 +48,7 @@ def test_every_value_has_its_line():
     }
 
 
-def test_anchors_and_merges_are_followed_and_the_nearer_value_counts():
+def test_anchors_and_merges_work_and_own_keys_win():
     text = "base: &base\n  x: 1\n  y: 2\nuse:\n  <<: *base\n  y: 3\n"
     tree = read_tree(text, "f.yaml")
     assert tree.value["use"] == {"x": 1, "y": 3}
@@ -80,7 +80,7 @@ BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]
         (BOMB, "f.yaml:1: there are more than 100000 values"),
     ],
 )
-def test_what_is_wrong_names_file_and_line(text, sentence):
+def test_error_names_file_and_line(text, sentence):
     with pytest.raises(ConfigError) as caught:
         read_tree(text, "f.yaml")
     assert sentence in caught.value.message

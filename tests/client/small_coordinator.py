@@ -1,4 +1,4 @@
-"""A small coordinator on real sockets: it says hello, keeps rows, carries out commands once per id, and can die."""
+"""A small coordinator on real sockets: it answers hellos, keeps rows, executes an id once, and can die."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def tune(knobs: KnobRegistry, name: str, value: KnobValue, seen: int | None = No
     return knobs.tune(name, value, seen_revision=seen, who=more.get("who", "ann"), at=60.0, note=more.get("note", ""))
 
 
-def test_a_change_says_who_when_and_what(knobs: KnobRegistry) -> None:
+def test_change_records_who_when_and_what(knobs: KnobRegistry) -> None:
     change = tune(knobs, "bound", 8, 0, note="slow judge")
     assert change.sentence() == "bound: 4 -> 8"
     row = knobs.row("bound")
@@ -46,7 +46,7 @@ def test_a_change_says_who_when_and_what(knobs: KnobRegistry) -> None:
     assert [change.new for change in knobs.history("bound")] == [8]
 
 
-def test_a_change_made_in_ignorance_of_another_is_refused(knobs: KnobRegistry) -> None:
+def test_change_from_an_old_revision_is_refused(knobs: KnobRegistry) -> None:
     tune(knobs, "bound", 8, 0, who="bob")
     with pytest.raises(ConflictError, match=r"by bob at 1970-01-01 00:01:00 UTC to 8 \(revision 1, you saw 0\)"):
         tune(knobs, "bound", 9, 0)
@@ -55,13 +55,13 @@ def test_a_change_made_in_ignorance_of_another_is_refused(knobs: KnobRegistry) -
     assert knobs.value("bound") == 9
 
 
-def test_the_same_value_is_no_change(knobs: KnobRegistry) -> None:
+def test_same_value_is_no_change(knobs: KnobRegistry) -> None:
     assert tune(knobs, "bound", 4) is None
     assert knobs.row("bound").revision == 0
 
 
 @pytest.mark.parametrize("value", [-1, 65, "many", True, 2.5, None])
-def test_a_value_that_is_not_allowed_is_refused_with_what_is(knobs: KnobRegistry, value: KnobValue) -> None:
+def test_invalid_value_is_refused_with_the_allowed_ones(knobs: KnobRegistry, value: KnobValue) -> None:
     with pytest.raises(RefusedError, match="whole number from 0 to 64"):
         tune(knobs, "bound", value)
     assert knobs.value("bound") == 4
@@ -72,7 +72,7 @@ def test_an_unknown_knob_names_the_nearest(knobs: KnobRegistry) -> None:
         knobs.value("bond")
 
 
-def test_a_preview_says_what_is_lost_and_changes_nothing(knobs: KnobRegistry) -> None:
+def test_preview_names_losses_and_changes_nothing(knobs: KnobRegistry) -> None:
     effect = knobs.preview("bound", 2)
     assert effect.sentence() == "bound: 4 -> 2, from the next version on; voids 14 ready records"
     assert tier_of(effect) is Tier.DESTRUCTIVE
@@ -82,20 +82,20 @@ def test_a_preview_says_what_is_lost_and_changes_nothing(knobs: KnobRegistry) ->
     assert knobs.value("bound") == 4
 
 
-def test_a_preview_promises_no_boundary_that_is_not_reached_any_more(knobs: KnobRegistry) -> None:
+def test_preview_names_no_boundary_of_an_owner_that_is_done(knobs: KnobRegistry) -> None:
     (coming,) = knobs.preview("bound", 6).changes
     (too_late,) = knobs.preview("bound", 6, owner_done=True).changes
     assert coming == "bound: 4 -> 6, from the next version on"
     assert too_late == "bound: 4 -> 6, if fake is run again: it is done"
 
 
-def test_what_contradicts_others_is_refused_also_without_a_preview(knobs: KnobRegistry) -> None:
+def test_contradicting_value_is_refused_without_a_preview(knobs: KnobRegistry) -> None:
     for act in (lambda: knobs.preview("bound", 13), lambda: tune(knobs, "bound", 13)):
         with pytest.raises(RefusedError, match="contradicts"):
             act()
 
 
-def test_the_owners_answer_is_part_of_the_preview(knobs: KnobRegistry) -> None:
+def test_preview_has_the_answer_of_the_owner(knobs: KnobRegistry) -> None:
     assert knobs.preview("bound", 9, KnobPreviewed("1", "admits 3 more")).changes[-1] == "admits 3 more"
     assert knobs.preview("bound", 9, KnobPreviewed("1", "voids 3", exact_undo=False)).loses == ("voids 3",)
     with pytest.raises(RefusedError, match="not while saving"):
@@ -104,7 +104,7 @@ def test_the_owners_answer_is_part_of_the_preview(knobs: KnobRegistry) -> None:
         knobs.preview("bound", 9, KnobPreviewed("1", "", error="Too large. Raise max_in_flight, or lower n."))
 
 
-def test_undo_goes_back_one_change_and_is_a_change(knobs: KnobRegistry) -> None:
+def test_undo_reverts_one_change_and_is_a_change(knobs: KnobRegistry) -> None:
     with pytest.raises(RefusedError, match="never changed"):
         knobs.undo("bound", seen_revision=None, who="ann", at=1.0)
     tune(knobs, "bound", 8)
@@ -120,7 +120,7 @@ def test_undo_goes_back_one_change_and_is_a_change(knobs: KnobRegistry) -> None:
     assert (change.note, again.note) == ("takes back revision 2", "takes back revision 3"), "no note within a note"
 
 
-def test_a_scientific_change_wants_a_note_and_begins_a_segment(knobs: KnobRegistry) -> None:
+def test_scientific_change_needs_a_note_and_begins_a_segment(knobs: KnobRegistry) -> None:
     with pytest.raises(RefusedError, match="wants a note"):
         tune(knobs, "rate", 0.2, note=" ")
     assert knobs.segment == 0
@@ -132,7 +132,7 @@ def test_a_scientific_change_wants_a_note_and_begins_a_segment(knobs: KnobRegist
     assert knobs.segment == 2
 
 
-def test_a_tuned_value_outlives_up_unless_the_file_changed(knobs: KnobRegistry) -> None:
+def test_tuned_value_survives_up_unless_the_file_changed(knobs: KnobRegistry) -> None:
     def up(value: KnobValue) -> KnobValue:
         knobs.apply_file_value("bound", value, who="up", at=1.0)
         return knobs.value("bound")
@@ -161,7 +161,7 @@ def restarted(knobs: KnobRegistry, *, declared_first: bool, bound: Knob = BOUND)
 
 
 @pytest.mark.parametrize("declared_first", [True, False])
-def test_everything_outlives_the_coordinator(knobs: KnobRegistry, declared_first: bool) -> None:
+def test_values_and_history_survive_a_restart(knobs: KnobRegistry, declared_first: bool) -> None:
     knobs.apply_file_value("bound", 6, who="up", at=1.0)
     tune(knobs, "bound", 8)
     tune(knobs, "rate", 0.5, note="why not")
@@ -176,7 +176,7 @@ def test_everything_outlives_the_coordinator(knobs: KnobRegistry, declared_first
         tune(again, "bound", 3, 0)
 
 
-def test_a_kept_value_that_is_not_allowed_any_more_is_said(knobs: KnobRegistry) -> None:
+def test_stored_value_that_is_no_longer_allowed_is_reported(knobs: KnobRegistry) -> None:
     tune(knobs, "bound", 60)
     narrower = Knob(name="bound", kind="int", default=4, help="", minimum=0, maximum=16, owner="fake")
     again, said = restarted(knobs, declared_first=False, bound=narrower)
@@ -186,7 +186,7 @@ def test_a_kept_value_that_is_not_allowed_any_more_is_said(knobs: KnobRegistry) 
     assert "back at its default 4" in said[0]
 
 
-def test_a_broken_body_is_said_and_the_others_are_kept(knobs: KnobRegistry) -> None:
+def test_unreadable_stored_knob_is_reported_and_the_others_are_kept(knobs: KnobRegistry) -> None:
     tune(knobs, "bound", 8)
     again = KnobRegistry()
     again.declare(BOUND)
@@ -195,7 +195,7 @@ def test_a_broken_body_is_said_and_the_others_are_kept(knobs: KnobRegistry) -> N
     assert again.value("bound") == 8
 
 
-def test_what_is_in_force_is_what_the_owner_says(knobs: KnobRegistry) -> None:
+def test_value_in_force_comes_from_the_owner(knobs: KnobRegistry) -> None:
     tune(knobs, "bound", 8)
     assert knobs.row("bound").in_force is None
     assert knobs.report("bound", 4, "fake")
@@ -215,7 +215,7 @@ def test_history_is_bounded(knobs: KnobRegistry) -> None:
     assert len(knobs.persisted("bound")) < 10_000
 
 
-def test_the_knobs_of_supervision_fit() -> None:
+def test_supervision_knobs_can_be_declared() -> None:
     registry = KnobRegistry()
     for knob in supervision_knobs():
         assert registry.declare(knob) == ""
@@ -225,7 +225,7 @@ def test_the_knobs_of_supervision_fit() -> None:
     assert registry.value(row.name) == 12.0
 
 
-def test_a_knob_of_units_is_known_before_they_are(knobs: KnobRegistry) -> None:
+def test_knob_of_a_unit_is_known_before_its_hello(knobs: KnobRegistry) -> None:
     tune(knobs, "bound", 8)
     again = KnobRegistry()
     assert again.restore({"bound": knobs.persisted("bound")}) == []
@@ -233,7 +233,7 @@ def test_a_knob_of_units_is_known_before_they_are(knobs: KnobRegistry) -> None:
     assert again.declaration("bound") == BOUND
 
 
-def test_a_new_declaration_keeps_what_was_tuned_and_what_is_in_force(knobs: KnobRegistry) -> None:
+def test_new_declaration_keeps_the_tuned_value_and_the_value_in_force(knobs: KnobRegistry) -> None:
     tune(knobs, "bound", 8)
     knobs.report("bound", 4, "fake")
     wider = Knob(name="bound", kind="int", default=6, help="", minimum=0, maximum=99, owner="fake")
@@ -242,14 +242,14 @@ def test_a_new_declaration_keeps_what_was_tuned_and_what_is_in_force(knobs: Knob
     assert (row.value, row.in_force, row.default, row.maximum, row.revision) == (8, 4, 6, 99, 1)
 
 
-def test_a_default_that_nobody_set_does_not_outlive_a_new_default(knobs: KnobRegistry) -> None:
+def test_untuned_value_follows_a_new_default(knobs: KnobRegistry) -> None:
     later = Knob(name="bound", kind="int", default=6, help="", minimum=0, maximum=64, owner="fake")
     again, said = restarted(knobs, declared_first=False, bound=later)
     assert said == []
     assert again.row("bound").value == 6
 
 
-def test_a_knob_of_somebody_else_cannot_be_taken(knobs: KnobRegistry) -> None:
+def test_group_cannot_declare_the_knob_of_another(knobs: KnobRegistry) -> None:
     for knob in supervision_knobs():
         knobs.declare(knob)
     thief = Knob(name="supervision.heartbeat_s", kind="float", default=0.1, help="", owner="fake")
@@ -257,7 +257,7 @@ def test_a_knob_of_somebody_else_cannot_be_taken(knobs: KnobRegistry) -> None:
     assert knobs.row("supervision.heartbeat_s").owner == ""
 
 
-def test_a_check_raises_what_the_change_would_raise(knobs: KnobRegistry) -> None:
+def test_check_raises_the_errors_of_the_change(knobs: KnobRegistry) -> None:
     with pytest.raises(RefusedError, match="wants a note"):
         knobs.check("rate", 0.5, seen_revision=0)
     tune(knobs, "bound", 8, 0)

@@ -1,4 +1,4 @@
-"""From keys of a run file to rules: every key reaches its rule."""
+"""Every key of a run file reaches its policy rule."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_key_about_the_loss_reaches_it() -> None:
     assert (fixed.aggregation, fixed.longest) == ("dr-grpo", 128)
 
 
-def test_environments_have_the_rules_of_the_run_but_for_their_own() -> None:
+def test_environment_has_the_rules_of_the_run_and_its_own() -> None:
     training = {"bound": 2, "strategy": "decay", "hard_bound": 4, "wait_limit_s": 60.0}
     rules = policy_rules.freshness(config_of(training, a={}, b={"bound": 6}, c={"strategy": "wait", "bound": 0}))
     assert set(rules.of_environments) == {"b", "c"}

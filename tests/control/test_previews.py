@@ -1,4 +1,4 @@
-"""What a command would do, in words."""
+"""The previews of commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.supervision.plans import Plan, plan
 from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
 
 
-def test_a_number_that_was_scaled_stays_over_up_and_that_is_no_change_but_said_with_the_way_back() -> None:
+def test_scaled_count_survives_up_and_the_preview_notes_it() -> None:
     in_file = GroupSpec("web", Role.SIDECAR, ("true",), count=1)
     scaled = GroupSpec("web", Role.SIDECAR, ("true",), count=3)
     state = State(run=RunState(up=True), groups={"web": GroupState(spec=scaled, file_count=1)})
@@ -30,7 +30,7 @@ def test_a_number_that_was_scaled_stays_over_up_and_that_is_no_change_but_said_w
     assert effect.sentence() == f"changes nothing; {note}"
 
 
-def test_a_number_that_somebody_else_has_scaled_is_not_overwritten_and_who_it_was_is_said() -> None:
+def test_count_scaled_by_another_person_is_not_overwritten() -> None:
     group = GroupState(spec=GroupSpec("web", Role.SIDECAR, ("true",), count=5), file_count=1)
     ben = Operation("o", "scale", b"", "", "ben@far", OperationState.SUCCEEDED, accepted_at=60.0, deadline=0.0)
     with pytest.raises(ConflictError, match=r"web was scaled to 5 by ben@far at 1970-01-01 00:01:00 UTC \(you saw 4\)"):
@@ -44,7 +44,7 @@ def test_a_number_that_somebody_else_has_scaled_is_not_overwritten_and_who_it_wa
         refuse_unseen_count(group, args, count, ben)
 
 
-def test_a_run_that_was_only_read_from_goes_on_without_a_question() -> None:
+def test_up_of_a_run_that_was_only_read_from_is_reversible() -> None:
     begun = Plan(kept=("mongo-0",), started=("trainer-0",), changed=("steward-0",))
     assert tier_of(of_plan(begun)) is Tier.DISRUPTIVE
     effect = of_plan(begun, only_read=True)
@@ -52,7 +52,7 @@ def test_a_run_that_was_only_read_from_goes_on_without_a_question() -> None:
     assert tier_of(effect) is Tier.REVERSIBLE
 
 
-def test_a_down_for_what_came_to_nothing_spares_a_run_that_is_wanted() -> None:
+def test_down_unless_up_is_refused_for_a_wanted_run() -> None:
     spare = Down(now=True, unless_up=True)
     assert of_down(State(run=RunState(up=False)), spare).empty
     with pytest.raises(ConflictError, match="is up"):

@@ -1,4 +1,4 @@
-"""Which coordinator is meant: never guessed, and told in one sentence when it is not clear."""
+"""Discovery finds the coordinator of a run, and never chooses between several."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def make_key(path: Path) -> ClientKey:
     return key
 
 
-def test_by_name(env: dict[str, str]) -> None:
+def test_run_is_found_by_name(env: dict[str, str]) -> None:
     make_run("other")
     state = make_run("mine")
     found = find("mine", environ=env)
@@ -60,20 +60,20 @@ def test_by_name(env: dict[str, str]) -> None:
     assert found.run == run.uuid
 
 
-def test_the_only_one_that_is_up(env: dict[str, str]) -> None:
+def test_only_run_that_is_up_is_found(env: dict[str, str]) -> None:
     make_run("down", up=False)
     make_run("mine")
     assert find(environ=env).what == "mine"
 
 
-def test_of_several_the_only_one_that_lives(env: dict[str, str]) -> None:
+def test_only_living_run_of_several_is_found(env: dict[str, str]) -> None:
     make_run("killed")
     make_run("mine", alive=True)
     assert find(environ=env).what == "mine"
 
 
 @pytest.mark.parametrize("alive", [False, True])
-def test_several_are_named_not_guessed(env: dict[str, str], alive: bool) -> None:
+def test_several_runs_are_named_in_the_error(env: dict[str, str], alive: bool) -> None:
     make_run("one", alive=alive)
     make_run("two", alive=alive)
     with pytest.raises(UsageError, match="one, two") as unclear:
@@ -81,7 +81,7 @@ def test_several_are_named_not_guessed(env: dict[str, str], alive: bool) -> None
     assert "--run" in unclear.value.hint
 
 
-def test_none_is_up(env: dict[str, str]) -> None:
+def test_error_if_no_run_is_up(env: dict[str, str]) -> None:
     with pytest.raises(NoCoordinatorError, match="No run is up") as none:
         find(environ=env)
     assert "agentrl up" in none.value.hint
@@ -94,7 +94,7 @@ def test_none_is_up(env: dict[str, str]) -> None:
         find("mine", environ=env)
 
 
-def test_unknown_name_names_the_known(env: dict[str, str]) -> None:
+def test_unknown_run_names_the_known_ones(env: dict[str, str]) -> None:
     make_run("mine")
     with pytest.raises(UnknownNameError, match="no run named yours") as unknown:
         find("yours", environ=env)
@@ -102,7 +102,7 @@ def test_unknown_name_names_the_known(env: dict[str, str]) -> None:
     assert env["AGENTRL_HOME"] in unknown.value.message
 
 
-def test_key_file_leads_to_its_coordinator(env: dict[str, str], tmp_path: Path) -> None:
+def test_key_file_has_the_address_of_its_coordinator(env: dict[str, str], tmp_path: Path) -> None:
     key = make_key(tmp_path / "anna.json")
     make_run("mine")
     for found in (
@@ -114,7 +114,7 @@ def test_key_file_leads_to_its_coordinator(env: dict[str, str], tmp_path: Path) 
     assert named.key is None, "who names a run of this host means that one"
 
 
-def test_address_leads_to_its_neighbours(env: dict[str, str]) -> None:
+def test_addresses_of_feed_and_metrics_follow_from_the_address(env: dict[str, str]) -> None:
     assert find(address="ipc:///x/hub", environ=env).feed == "ipc:///x/feed"
     found = find(address="tcp://h:7600", environ=env)
     assert (found.feed, found.metrics) == ("tcp://h:7601", "tcp://h:7602")
@@ -122,28 +122,28 @@ def test_address_leads_to_its_neighbours(env: dict[str, str]) -> None:
         find(address="tcp://h", environ=env)
 
 
-def test_inside_a_unit_its_own_run_is_meant(env: dict[str, str]) -> None:
+def test_unit_finds_its_own_run(env: dict[str, str]) -> None:
     make_run("other", alive=True)
     state = make_run("mine")
     assert find(environ={**env, "AGENTRL_STATE_DIR": str(state)}).what == "mine"
     assert find(state_dir=state, environ=env).what == "mine"
 
 
-async def test_nobody_is_waited_for_if_nobody_is_left_to_answer(env: dict[str, str]) -> None:
+async def test_dead_run_is_refused_without_waiting(env: dict[str, str]) -> None:
     make_run("mine")
     with pytest.raises(NoCoordinatorError, match=r"of mine is dead, and so is the host agent .* agentrl up"):
         async with asyncio.timeout(PATIENCE_S), Client.connect("mine", timeout_s=1000):
             pass
 
 
-def test_what_died_is_forgotten_and_what_lives_is_not(env: dict[str, str]) -> None:
+def test_address_of_a_dead_coordinator_is_removed_and_of_a_living_one_kept(env: dict[str, str]) -> None:
     for alive in (True, False):
         state = make_run(f"is-{alive}".lower(), alive=alive)
         forget_dead(state, str(uuid.uuid4()))
         assert (state / "coordinator.json").exists() == alive
 
 
-async def test_a_coordinator_that_its_host_agent_may_bring_back_is_waited_for(env: dict[str, str]) -> None:
+async def test_coordinator_that_a_host_agent_restarts_is_awaited(env: dict[str, str]) -> None:
     state = make_run("mine")
     agent = state / "hosts" / "here" / "agent.json"
     agent.parent.mkdir(parents=True)
@@ -154,7 +154,7 @@ async def test_a_coordinator_that_its_host_agent_may_bring_back_is_waited_for(en
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"address": 1}', b"\xff\xff"])
-def test_damaged_file_is_a_sentence(env: dict[str, str], body: bytes) -> None:
+def test_damaged_file_is_named_in_the_error(env: dict[str, str], body: bytes) -> None:
     state = make_run("mine")
     (state / "coordinator.json").write_bytes(body)
     for run in ("mine", None):
@@ -171,7 +171,7 @@ def test_damaged_file_is_a_sentence(env: dict[str, str], body: bytes) -> None:
         ("both", "replaces a coordinator that is silent"),
     ],
 )
-def test_the_last_moments_of_a_run_are_not_told_as_a_failure(env: dict[str, str], there: str, hint: str) -> None:
+def test_run_that_is_just_ending_is_not_reported_as_a_failure(env: dict[str, str], there: str, hint: str) -> None:
     state = make_run("mine", up=there in ("coordinator", "both"), alive=True)
     if there in ("agent", "both"):
         agent = state / "hosts" / "here" / "agent.json"
@@ -181,7 +181,7 @@ def test_the_last_moments_of_a_run_are_not_told_as_a_failure(env: dict[str, str]
     assert ("units that run" in hint_of(state)) is (there == "coordinator")
 
 
-def test_who_found_a_run_that_is_down_by_now_is_not_told_of_a_death(env: dict[str, str]) -> None:
+def test_run_taken_down_after_it_was_found_is_reported_as_down(env: dict[str, str]) -> None:
     state = make_run("mine")
     found = find("mine", environ=env)
     (state / "coordinator.json").unlink()
