@@ -128,7 +128,7 @@ def test_slow_tool_is_named_with_its_former_latency_and_the_time_of_the_change()
     quick = {"shop.lookup": 0.8, "shop.order": 0.3}
     before = plant.run(600, trainer=0.95, engine=0.9, sampler=0.8, toolbox=0.2, tools=quick)
     assert before.bottleneck == "trainer"
-    assert before.sentence == "the trainer is 95% busy and waits for nobody; engines 90% busy"
+    assert before.sentence == "the trainer is 95% busy and never waits; engines 90% busy"
     changed_at = plant.now
     slow = quick | {"shop.lookup": 6.0}
     row = plant.run(120, trainer=0.59, engine=0.3, sampler=0.8, toolbox=0.9, in_tools=0.94, in_model=0.05, tools=slow)

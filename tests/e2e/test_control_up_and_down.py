@@ -25,7 +25,7 @@ DEAF = [
     "-c",
     "trap '' TERM INT HUP; touch $AGENTRL_RUN_DIR/deaf-$AGENTRL_INCARNATION; while :; do sleep 0.2; done",
 ]
-"""Ends by SIGKILL only, after it has printed `deaf`."""
+"""Ends by SIGKILL only, after it has created its `deaf` file."""
 
 
 def slow_to_be_ready(run: Run) -> Path:

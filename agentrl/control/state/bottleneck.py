@@ -211,7 +211,7 @@ def sentence(
     if coming:
         return "; ".join(part for part in (coming, engines if busy.get("engine", 0.0) > IDLE else "") if part)
     if kind == "trainer":
-        parts = [f"the trainer is {busy['trainer']:.0%} busy and waits for nobody", engines]
+        parts = [f"the trainer is {busy['trainer']:.0%} busy and never waits", engines]
         return "; ".join(part for part in parts if part)
     waits = f"trainer waits {1 - busy['trainer']:.0%} for batches" if "trainer" in busy else ""
     why = {
