@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl.control.clock import Clock
 from agentrl.supervision.liveness import Finding, Health, Leases
@@ -125,3 +130,44 @@ def test_a_judge_that_came_back_goes_by_when_a_unit_got_on_and_not_by_its_own_re
     assert (lease.progressed, lease.phase_ends) == (910.0, 1010.0)
     leases.beat("web-0", 1002.0, progress=8)
     assert lease.progressed == 1002.0
+
+
+class EveryLease(Leases):
+    """Judges every lease at every scan."""
+
+    def scan(self, now: float, unseen: Collection[str] = ()) -> Iterator[Finding]:
+        self._unusual.update(self._leases)
+        return super().scan(now, unseen)
+
+
+NAMES = st.sampled_from(("web-0", "web-1", "web-2"))
+ACTS = st.one_of(
+    st.tuples(st.just("begin"), NAMES, st.sampled_from((Health.WELL, Health.SUSPECT))),
+    st.tuples(st.just("beat"), NAMES, st.sampled_from((0.0, 0.0, 7.0))),
+    st.tuples(st.just("phase"), NAMES, st.sampled_from(("", "step"))),
+    st.tuples(st.just("end"), NAMES, st.none()),
+    st.tuples(st.just("wait"), st.sampled_from((0.5, 3.0, 8.0)), st.booleans()),
+)
+
+
+@given(st.lists(ACTS, max_size=60))
+def test_scan_of_silent_and_unusual_leases_equals_a_scan_of_all(acts: list[tuple[Any, ...]]) -> None:
+    both, now = (Leases(6.0, 20.0), EveryLease(6.0, 20.0)), 100.0
+    for act in acts:
+        for leases in both:
+            match act:
+                case ("begin", name, health):
+                    leases.begin(name, now, health)
+                case ("beat", name, lag):
+                    leases.beat(name, now, progress=int(now), loop_lag_s=lag)
+                case ("phase", name, phase):
+                    leases.phase(name, now, phase=phase, age_s=1.0, at_most_s=5.0)
+                case ("end", name, _):
+                    leases.end(name)
+                case ("wait", by, True):
+                    # The coordinator itself did not run meanwhile.
+                    leases.extend_all(by)
+        if act[0] == "wait":
+            now += act[1]
+        found, expected = (list(leases.scan(now)) for leases in both)
+        assert found == expected
