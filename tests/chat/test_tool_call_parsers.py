@@ -50,7 +50,7 @@ def test_qwen_calls_keep_their_order_and_the_text_around_them() -> None:
     assert parsed.errors == []
 
 
-def test_qwen_accepts_what_models_write_for_the_same_thing() -> None:
+def test_qwen_accepts_the_variants_that_models_write() -> None:
     for body in (
         '{"name": "now"}',
         '{"name": "now", "arguments": null}',
@@ -104,14 +104,14 @@ def test_malformed_qwen_calls_are_reported_and_not_guessed(text: str, sentence: 
     assert len(parsed.errors[0]) < 300
 
 
-def test_a_good_call_beside_a_bad_one_is_kept_and_the_bad_one_told() -> None:
+def test_a_good_call_beside_a_malformed_one_is_kept_and_the_error_reported() -> None:
     good = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
     parsed = parse("qwen", f"<tool_call>broken<tool_call>more{good}<tool_call>")
     assert [call.name for call in parsed.calls] == ["now"]
     assert len(parsed.errors) == 3
 
 
-def test_more_calls_than_a_turn_may_have_are_told() -> None:
+def test_too_many_calls_in_a_turn_are_reported() -> None:
     parsed = parse("qwen", '<tool_call>{"name": "now"}</tool_call>' * (MAX_CALLS + 5))
     assert len(parsed.calls) == MAX_CALLS
     assert "At most" in parsed.errors[0]
@@ -187,7 +187,7 @@ def test_python_that_is_not_a_call_is_reported(body: str, sentence: str) -> None
     assert sentence in parsed.errors[0]
 
 
-def test_nothing_is_evaluated() -> None:
+def test_text_is_never_evaluated() -> None:
     parsed = parse("pythonic", "<tool_call>lookup(__import__('os').system('false'))</tool_call>", TOOLS)
     assert parsed.calls[0].arguments == {"item": "__import__('os').system('false')"}
 
@@ -278,7 +278,7 @@ def test_openai_malformed_calls_are_told(text: str, errors: int) -> None:
         max_size=30,
     ),
 )
-def test_whatever_is_written_parsing_ends_with_plain_values(kind: str, pieces: list[str]) -> None:
+def test_parsing_accepts_any_text(kind: str, pieces: list[str]) -> None:
     parsed = parse(kind, "".join(pieces), TOOLS)
     for call in parsed.calls:
         assert call.name
@@ -293,6 +293,6 @@ def test_long_texts_are_read_in_time() -> None:
             assert time.process_time() - began < 5, (kind, piece)
 
 
-def test_an_unknown_kind_is_a_mistake_in_the_configuration() -> None:
+def test_an_unknown_parser_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="known are openai, qwen, minicpm"):
         parse("yaml", "text")

@@ -94,7 +94,7 @@ def test_the_prompt_of_a_group_is_computed_once(first: Weights, model: Model) ->
         assert_exact(first, request)
 
 
-def test_a_seed_gives_the_same_tokens_in_any_company(first: Weights, model: Model) -> None:
+def test_a_seed_gives_the_same_tokens_beside_any_other_calls(first: Weights, model: Model) -> None:
     ids = random_ids(random.Random(4), 30, first.vocabulary)
     outputs = []
     for others in (0, 3, 6):
@@ -111,7 +111,7 @@ def test_a_seed_gives_the_same_tokens_in_any_company(first: Weights, model: Mode
     assert different.output != outputs[0]
 
 
-def test_an_update_in_flight_splits_the_versions_and_computes_anew(
+def test_an_update_in_flight_splits_versions_and_recomputes_the_cache(
     first: Weights, second: Weights, model: Model, newer: Model
 ) -> None:
     engine, chance = engine_of(model), random.Random(5)

@@ -80,7 +80,7 @@ async def test_versions_by_place_become_spans() -> None:
     assert (answer.finish, answer.cached_tokens) == ("stop", 1)
 
 
-async def test_a_server_that_tells_one_version_made_all_tokens_by_it() -> None:
+async def test_a_single_version_covers_all_tokens() -> None:
     meta = {key: value for key, value in ANSWER["meta_info"].items() if key != "weight_versions"}
     async with server(answering(json.dumps({**ANSWER, "meta_info": meta}).encode())) as engine:
         assert (await ask(engine)).versions == [(5, 3)]
@@ -100,7 +100,7 @@ async def test_the_last_id_of_a_vocabulary_may_come_back_as_0() -> None:
 
 
 @pytest.mark.parametrize("told", [(5, 0, 6, 9), (5, 9, 0, 9), (5, 0, 6, 8), (5, 0, 6), (5, 0, 6, 0, 0)])
-async def test_scores_of_another_sequence_are_rubbish(told: tuple[int, ...]) -> None:
+async def test_scores_of_another_sequence_are_refused(told: tuple[int, ...]) -> None:
     async with server(answering(scored(*told))) as engine:
         with pytest.raises(EngineError, match="another sequence"):
             await engine.score([5, 9, 6, 9], deadline_s=60, vocabulary=10)
@@ -127,7 +127,7 @@ def changed(**meta: Any) -> bytes:
         (changed(finish_reason={"type": "exploded"}), "unknown finish reason"),
     ],
 )
-async def test_rubbish_is_an_error_of_the_engine_and_never_a_token(body: bytes, sentence: str) -> None:
+async def test_a_malformed_answer_is_an_engine_error(body: bytes, sentence: str) -> None:
     async with server(answering(body)) as engine:
         with pytest.raises(EngineError, match=sentence):
             await ask(engine)
@@ -137,7 +137,7 @@ async def test_rubbish_is_an_error_of_the_engine_and_never_a_token(body: bytes, 
     ("status", "kind"),
     [(500, EngineError), (502, EngineError), (503, EngineBusyError), (400, CallRefusedError), (404, CallRefusedError)],
 )
-async def test_the_status_tells_what_kind_of_failure_it_is(status: int, kind: type[EngineError]) -> None:
+async def test_the_status_decides_the_class_of_the_error(status: int, kind: type[EngineError]) -> None:
     async with server(answering(b'{"error": {"message": "because"}}', status)) as engine:
         with pytest.raises(kind, match="because"):
             await ask(engine)
@@ -166,7 +166,7 @@ async def test_an_answer_that_breaks_off_means_that_the_engine_is_gone() -> None
                 await ask(engine)
 
 
-async def test_a_server_that_never_answers_is_given_up_soon_after_the_deadline(
+async def test_a_call_to_a_silent_server_fails_soon_after_its_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("agentrl.engines.http_engine.ABORT_GRACE_S", 0.2)
@@ -180,7 +180,7 @@ async def test_a_server_that_never_answers_is_given_up_soon_after_the_deadline(
             await asyncio.wait_for(ask(engine, 0.1), PATIENCE_S)
 
 
-async def test_a_connection_that_the_server_closed_meanwhile_is_not_an_end() -> None:
+async def test_a_connection_that_the_server_closed_is_replaced() -> None:
     """Between two calls a server may close a kept connection; the call goes out again on a new one."""
     served = 0
 

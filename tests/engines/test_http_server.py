@@ -132,7 +132,7 @@ async def test_the_memory_of_the_cache_is_given_up_and_what_comes_meanwhile_wait
     assert_exact(first, [4, 5, 6], await waits)
 
 
-async def test_who_breaks_off_a_stream_frees_its_slot(client: HttpEngine) -> None:
+async def test_closing_a_stream_frees_its_slot(client: HttpEngine) -> None:
     async with aclosing(client.stream("a", [4, 5, 6], LONG, deadline_s=60)) as parts:
         async for _ in parts:
             break
@@ -169,7 +169,7 @@ async def test_at_the_deadline_the_partial_answer_is_returned(client: HttpEngine
 
 
 @pytest.mark.parametrize("over_http", [True, False])
-async def test_at_its_deadline_a_stream_ends_with_what_there_is(
+async def test_a_stream_ends_with_its_output_at_the_deadline(
     engine: EmbeddedEngine, client: HttpEngine, over_http: bool
 ) -> None:
     subject = client if over_http else engine
@@ -181,7 +181,7 @@ async def test_at_its_deadline_a_stream_ends_with_what_there_is(
 
 
 @pytest.mark.usefixtures("slowly")
-async def test_a_caller_that_goes_away_frees_its_slot(client: HttpEngine) -> None:
+async def test_a_caller_that_disconnects_frees_its_slot(client: HttpEngine) -> None:
     call = asyncio.create_task(client.generate("r/c0", [4, 5, 6], LONG, deadline_s=60))
     await aeventually(lambda: under_way(client), every_s=0.001)
     call.cancel()
@@ -249,7 +249,7 @@ PATHS = {
 }
 
 
-async def test_nothing_is_answered_without_the_token(url: str) -> None:
+async def test_requests_without_the_token_get_no_information(url: str) -> None:
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": "Bearer"}):
         stranger = HttpClient(url, headers)
         for path, method in PATHS.items():
@@ -279,7 +279,7 @@ SENSELESS: list[tuple[str, object, str]] = [
 ]
 
 
-async def test_a_senseless_body_is_refused_with_a_sentence(raw: HttpClient) -> None:
+async def test_a_malformed_body_is_refused_with_a_sentence(raw: HttpClient) -> None:
     for path, body, sentence in SENSELESS:
         status, answer = await post(raw, path, body)
         assert status == 400, body
@@ -314,7 +314,7 @@ async def test_calls_end_when_the_engine_is_closed(engine: EmbeddedEngine, clien
     assert not await client.health()
 
 
-async def test_an_engine_that_failed_fails_its_calls_and_says_why(
+async def test_a_failed_engine_fails_its_calls_with_the_reason(
     engine: EmbeddedEngine, client: HttpEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> None:
@@ -329,7 +329,7 @@ async def test_an_engine_that_failed_fails_its_calls_and_says_why(
     assert not await client.health()
 
 
-async def test_an_order_that_breaks_the_engine_leaves_nobody_waiting(
+async def test_an_order_that_breaks_the_engine_fails_all_waiting_orders(
     first: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_large(_: object, model: object) -> None:
@@ -346,7 +346,7 @@ async def test_an_order_that_breaks_the_engine_leaves_nobody_waiting(
     await engine.close()
 
 
-async def test_rounds_for_few_calls_are_apart(first: Weights) -> None:
+async def test_rounds_for_few_calls_are_spaced(first: Weights) -> None:
     engine = EmbeddedEngine(slots=4, context=64, gather_s=0.2)
     engine.start()
     await engine.update(str(first.path), 1)
@@ -357,7 +357,7 @@ async def test_rounds_for_few_calls_are_apart(first: Weights) -> None:
     await engine.close()
 
 
-async def test_calls_for_half_of_the_slots_wait_for_nobody(first: Weights) -> None:
+async def test_calls_for_half_of_the_slots_are_computed_immediately(first: Weights) -> None:
     """Twenty tokens, each after its waiting, would take ten minutes."""
     engine = EmbeddedEngine(slots=4, context=64, gather_s=30.0)
     engine.start()
@@ -370,7 +370,7 @@ async def test_calls_for_half_of_the_slots_wait_for_nobody(first: Weights) -> No
     await engine.close()
 
 
-async def test_nobody_at_the_address_is_known_at_once() -> None:
+async def test_a_closed_address_fails_immediately() -> None:
     nobody = HttpEngine("http://127.0.0.1:9", TOKEN)
     with pytest.raises(EngineGoneError, match="is gone"):
         await asyncio.wait_for(nobody.generate("r", [1], LONG, deadline_s=1000), PATIENCE_S)
@@ -378,7 +378,7 @@ async def test_nobody_at_the_address_is_known_at_once() -> None:
     await nobody.close()
 
 
-async def test_a_wrong_token_is_no_dead_engine(url: str) -> None:
+async def test_a_wrong_token_does_not_make_an_engine_dead(url: str) -> None:
     stranger = HttpEngine(url, "wrong")
     with pytest.raises(CallRefusedError, match=r"requires the token of its run\. The token is in http\.token"):
         await stranger.load()

@@ -86,7 +86,7 @@ def follower_of(engine: Any, store: Any, run_dir: Path, news: list[str] | None =
     )
 
 
-async def test_the_newest_is_taken_what_it_overtook_is_skipped(
+async def test_the_newest_publication_is_loaded_and_older_ones_are_skipped(
     store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
 ) -> None:
     engine = EmbeddedEngine(slots=4, context=64)
@@ -112,7 +112,7 @@ async def test_the_newest_is_taken_what_it_overtook_is_skipped(
     await engine.close()
 
 
-async def test_what_does_not_agree_is_refused_once_with_the_reason(
+async def test_weights_that_do_not_agree_are_refused_once_with_the_reason(
     store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
 ) -> None:
     engine, news = EmbeddedEngine(slots=4, context=64), list[str]()
@@ -140,7 +140,7 @@ async def test_what_does_not_agree_is_refused_once_with_the_reason(
     await engine.close()
 
 
-async def test_how_far_the_canary_was_off_is_kept_for_every_engine_and_version(
+async def test_the_canary_result_is_stored_for_every_engine_and_version(
     store: StoredPublications, database: Database, first: Weights, run_dir: Path
 ) -> None:
     true = first.manifest()
@@ -194,7 +194,7 @@ async def test_at_most_half_of_the_engines_update_at_once(
     assert len((await document(database, 1))["permits"]) == 1
 
 
-async def test_permits_count_whichever_versions_they_are_for_as_long_as_a_load_may_take(
+async def test_permits_count_for_all_versions_until_they_expire(
     store: StoredPublications, database: Database, first: Weights, second: Weights
 ) -> None:
     await publish(database, first)
@@ -247,7 +247,7 @@ async def test_a_version_that_an_evaluation_wants_is_held_beside_the_newest(
     await engine.close()
 
 
-async def test_an_evaluation_of_a_version_that_was_overtaken_before_it_was_served_is_served(
+async def test_a_skipped_version_is_served_for_its_evaluation(
     store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
 ) -> None:
     engine = EmbeddedEngine(slots=4, context=64)
@@ -307,7 +307,7 @@ def lone_follower(
     )
 
 
-async def test_an_engine_that_cannot_serve_meanwhile_is_out_of_routing_before_it_loads(
+async def test_an_engine_of_one_version_leaves_routing_before_it_loads(
     store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
 ) -> None:
     engine, serving = OneVersion(), list[str]()
@@ -349,7 +349,7 @@ async def test_an_engine_of_one_version_serves_an_evaluation_and_then_the_newest
     assert await look() == [2, 2]
 
 
-async def test_an_engine_that_does_not_come_to_an_end_with_loading_ends(
+async def test_an_engine_whose_load_does_not_end_dies(
     store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
 ) -> None:
     """The others go on: its permit holds nobody up for longer, and one that stands in its place begins anew."""
@@ -419,7 +419,7 @@ class Away:
             raise ConnectionError("the database is away")
 
 
-async def test_while_the_store_is_away_it_serves_and_tells_what_it_did_afterwards(
+async def test_while_the_store_is_away_the_engine_serves_and_reports_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.engines.publication_follower.MAX_WAIT_S", 0.05)
@@ -443,7 +443,7 @@ def start_engine(environment: dict[str, str], log: Path) -> subprocess.Popen[byt
         return subprocess.Popen([sys.executable, "-m", "daemons.engine"], env=environment, stdout=file, stderr=file)
 
 
-async def test_the_unit_serves_what_is_published_and_leaves_when_asked(
+async def test_the_unit_serves_publications_and_leaves_on_drain(
     mongo_url: str, database: Database, first: Weights, second: Weights, run_dir: Path
 ) -> None:
     state = run_dir / "state"

@@ -39,7 +39,7 @@ def test_the_emptiest_by_share_of_its_slots_is_taken() -> None:
     assert chosen(router(), engines) == "large"
 
 
-def test_what_was_sent_since_the_last_report_counts_at_once() -> None:
+def test_calls_since_the_last_report_count_immediately() -> None:
     one, engines = router(), [engine("a"), engine("b")]
     for _ in range(10):
         one.sent(chosen(one, engines))
@@ -50,14 +50,14 @@ def test_what_was_sent_since_the_last_report_counts_at_once() -> None:
     assert chosen(one, engines) == "a"
 
 
-def test_a_conversation_stays_where_it_is() -> None:
+def test_a_conversation_stays_on_its_engine() -> None:
     one, engines = router(), [engine("a"), engine("b"), engine("c")]
     home = chosen(one, engines, "record")
     busier = [engine(name, running=3 if name == home else 0) for name in "abc"]
     assert {chosen(one, busier, "record") for _ in range(20)} == {home}
 
 
-def test_it_leaves_an_engine_that_is_clearly_fuller() -> None:
+def test_a_conversation_leaves_an_engine_that_is_clearly_fuller() -> None:
     one = router()
     home = chosen(one, [engine("a"), engine("b")], "record")
     full = [engine(name, running=9 if name == home else 1) for name in "ab"]
@@ -66,7 +66,7 @@ def test_it_leaves_an_engine_that_is_clearly_fuller() -> None:
     assert chosen(one, [engine("a"), engine("b")], "record") == new
 
 
-def test_a_dead_engine_is_out_at_once_and_its_conversations_move() -> None:
+def test_a_dead_engine_is_excluded_immediately_and_its_conversations_move() -> None:
     one, engines = router(), [engine("a"), engine("b")]
     home = chosen(one, engines, "record")
     one.found_dead(home, NOW + 1)
@@ -81,7 +81,7 @@ def test_a_dead_engine_is_out_at_once_and_its_conversations_move() -> None:
     "useless",
     [{"serving": False}, {"version": None}, {"seen_at": NOW - 11}],
 )
-def test_who_does_not_serve_or_is_silent_gets_nothing(useless: dict[str, Any]) -> None:
+def test_engines_that_are_silent_or_not_serving_get_no_calls(useless: dict[str, Any]) -> None:
     assert chosen(router(), [engine("a", **useless), engine("b")]) == "b"
     assert chosen(router(), [engine("a", **useless)]) == ""
     assert chosen(router(), []) == ""
@@ -96,7 +96,7 @@ def test_a_version_can_be_wanted_and_one_can_be_too_old() -> None:
     assert {chosen(router(), engines, oldest=3) for _ in range(1)} <= {"a", "b"}
 
 
-def test_it_remembers_a_bounded_number_of_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_conversations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.engines.routing.MAX_CONVERSATIONS", 10)
     one = router()
     for number in range(100):

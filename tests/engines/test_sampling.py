@@ -44,7 +44,7 @@ def test_log_probs_are_tempered_over_the_whole_vocabulary_whatever_was_cut() -> 
         assert abs(found[0] - float(torch.log_softmax(LOGITS / temperature, -1)[tokens[0]])) < 1e-6
 
 
-def test_greedy_and_drawn_rows_stand_side_by_side() -> None:
+def test_greedy_and_sampled_rows_mix() -> None:
     rows = LOGITS.expand(3, -1)
     tokens, found = sample(rows, [Draw(0.0, 1.0, 0.999), Draw(1.0, 1.0, 0.97), Draw(0.0, 0.5, 0.999)])
     assert tokens[0] == tokens[2] == 0
@@ -59,7 +59,7 @@ def test_greedy_and_drawn_rows_stand_side_by_side() -> None:
     temperature=st.floats(0.05, 10.0),
     seed=st.integers(0, 2**63 - 1),
 )
-def test_what_is_drawn_is_possible(logits: list[float], top_p: float, temperature: float, seed: int) -> None:
+def test_sampled_tokens_are_possible(logits: list[float], top_p: float, temperature: float, seed: int) -> None:
     rows = torch.tensor([logits])
     (token,), (log_prob,) = sample(rows, [Draw(temperature, top_p, chance(seed, 0))])
     assert 0 <= token < len(logits)

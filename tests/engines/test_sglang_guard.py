@@ -59,7 +59,7 @@ async def client(behind: Behind, request: pytest.FixtureRequest) -> AsyncIterato
         await client.close()
 
 
-async def test_a_busy_server_is_not_told_to_give_up_its_cache(behind: Behind, client: HttpEngine) -> None:
+async def test_a_busy_server_gets_no_release_of_memory(behind: Behind, client: HttpEngine) -> None:
     behind.is_busy = True
     with pytest.raises(EngineBusyError, match="under way"):
         await client.release_memory()
@@ -77,7 +77,7 @@ async def test_calls_wait_until_there_is_memory_again(behind: Behind, client: Ht
 
 
 @pytest.mark.parametrize(("path", "status"), [(RELEASE, 500), (RELEASE, 0), (FLUSH, 0)])
-async def test_memory_that_was_not_given_up_is_there(
+async def test_restoring_memory_without_a_release_is_harmless(
     behind: Behind, client: HttpEngine, path: str, status: int
 ) -> None:
     behind.fails[path] = status
@@ -89,7 +89,7 @@ async def test_memory_that_was_not_given_up_is_there(
     assert behind.reached[-1] == RELEASE, "it is tried again, not taken for done"
 
 
-async def test_memory_that_did_not_come_back_is_waited_for(behind: Behind, client: HttpEngine) -> None:
+async def test_calls_wait_while_memory_is_not_restored(behind: Behind, client: HttpEngine) -> None:
     await client.release_memory()
     call = asyncio.create_task(client.order("/generate"))
     behind.fails[RESTORE] = 500
@@ -102,9 +102,7 @@ async def test_memory_that_did_not_come_back_is_waited_for(behind: Behind, clien
     await asyncio.wait_for(call, PATIENCE_S)
 
 
-async def test_a_call_that_the_scheduler_has_not_heard_of_yet_keeps_the_memory(
-    behind: Behind, client: HttpEngine
-) -> None:
+async def test_a_call_that_has_not_reached_the_scheduler_prevents_a_release(behind: Behind, client: HttpEngine) -> None:
     behind.goes_on.clear()
     call = asyncio.create_task(client.order("/generate"))
     await aeventually(lambda: "/generate" in behind.reached)
@@ -117,7 +115,7 @@ async def test_a_call_that_the_scheduler_has_not_heard_of_yet_keeps_the_memory(
     assert behind.reached == ["/generate", FLUSH, RELEASE]
 
 
-async def test_what_is_said_twice_is_done_once(behind: Behind, client: HttpEngine) -> None:
+async def test_a_repeated_message_is_executed_once(behind: Behind, client: HttpEngine) -> None:
     await client.restore_memory()
     await asyncio.gather(client.release_memory(), client.release_memory())
     await asyncio.gather(client.restore_memory(), client.restore_memory())
@@ -131,7 +129,7 @@ async def _is_open(client: HttpEngine) -> bool:
 
 
 @pytest.mark.parametrize("client", [False], indirect=True)
-async def test_a_server_that_cannot_says_which_argument_it_lacks(behind: Behind, client: HttpEngine) -> None:
+async def test_a_server_without_memory_saver_names_the_missing_argument(behind: Behind, client: HttpEngine) -> None:
     with pytest.raises(CallRefusedError, match="started without --enable-memory-saver"):
         await client.release_memory()
     await client.restore_memory()

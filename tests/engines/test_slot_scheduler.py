@@ -24,7 +24,7 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-def test_an_aborted_call_keeps_what_it_has_and_others_go_on(first: Weights, model: Model) -> None:
+def test_an_aborted_call_keeps_its_output_and_others_continue(first: Weights, model: Model) -> None:
     engine = engine_of(model)
     going, aborted = ask(engine, "a", [5, 6, 7], 20), ask(engine, "b", [5, 6, 8], 20)
     for _ in range(6):
@@ -38,7 +38,7 @@ def test_an_aborted_call_keeps_what_it_has_and_others_go_on(first: Weights, mode
     assert len(aborted.output) < 20
 
 
-def test_one_that_waits_can_be_aborted_and_all_can(model: Model) -> None:
+def test_a_waiting_call_and_all_calls_can_be_aborted(model: Model) -> None:
     engine = engine_of(model, slots=1)
     requests = [ask(engine, f"r{n}", [5 + n, 6], 20) for n in range(4)]
     engine.step()
@@ -80,7 +80,7 @@ def test_the_context_ends_a_call_as_its_length_would(first: Weights, model: Mode
         ([1], {"tokens": -1}, "Max_new_tokens must be"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_a_sentence(
+def test_calls_that_cannot_be_served_are_refused_with_a_sentence(
     model: Model, ids: list[int], how: dict[str, float], sentence: str
 ) -> None:
     engine = engine_of(model, context=32)
@@ -98,7 +98,7 @@ def test_two_calls_with_one_id_are_refused_but_not_one_after_the_other(model: Mo
     assert ask(engine, "r", [1, 2], 4).error is None
 
 
-def test_no_tokens_are_made_when_none_are_asked_for(model: Model) -> None:
+def test_no_tokens_are_generated_if_none_are_requested(model: Model) -> None:
     engine = engine_of(model)
     request = ask(engine, "r", [1, 2], 0)
     assert (request.finish, request.output) == ("length", [])
@@ -109,7 +109,7 @@ def test_before_the_first_weights_nothing_is_served() -> None:
         ask(SlotEngine(slots=2, context=16), "r", [1], 4)
 
 
-def test_all_who_wait_are_served_in_turn(model: Model) -> None:
+def test_waiting_calls_are_served_in_order(model: Model) -> None:
     engine = engine_of(model, slots=2)
     order: list[str] = []
     for number in range(7):
@@ -131,7 +131,7 @@ def test_a_new_conversation_takes_the_slot_that_was_unused_longest(model: Model)
     assert {slot.conversation for slot in engine.slots} == {"b", "c", "d"}
 
 
-def test_weights_that_answer_no_numbers_fail_their_calls_only(model: Model) -> None:
+def test_weights_without_finite_log_probs_fail_only_their_calls(model: Model) -> None:
     broken = replace(model, version=9, norm=torch.full_like(model.norm, math.nan))
     engine = engine_of(broken)
     request = ask(engine, "r", [1, 2], 4)
@@ -152,7 +152,7 @@ def test_weights_of_another_shape_are_refused(model: Model) -> None:
     assert engine.current is model
 
 
-def test_every_caller_is_told_exactly_once(model: Model) -> None:
+def test_every_caller_gets_exactly_one_answer(model: Model) -> None:
     engine = engine_of(model, slots=2)
     told: list[str] = []
     requests = [
@@ -171,7 +171,7 @@ def test_every_caller_is_told_exactly_once(model: Model) -> None:
     assert sorted(told) == [request.rid for request in requests]
 
 
-def test_names_of_conversations_and_places_of_versions() -> None:
+def test_conversation_of_a_rid_and_versions_by_place() -> None:
     assert conversation_of("t/0#r1.s2.a1/c3") == "t/0#r1.s2.a1"
     assert conversation_of("alone") == "alone"
     assert weight_versions([(3, 2), (4, 5)]) == [

@@ -13,7 +13,7 @@ from agentrl.config.http_token import TOKEN_FILE, http_token
 from agentrl.errors import ConfigError, DiskError
 
 
-def test_it_is_made_once_and_private(tmp_path: Path) -> None:
+def test_the_token_is_created_once_and_is_private(tmp_path: Path) -> None:
     token = http_token(tmp_path / "state")
     file = tmp_path / "state" / TOKEN_FILE
     assert http_token(tmp_path / "state") == token == file.read_text()
@@ -39,7 +39,7 @@ def test_a_file_that_holds_no_token_is_not_used(tmp_path: Path) -> None:
             http_token(tmp_path)
 
 
-def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DiskError, match="cannot be made or read"):
         http_token(tmp_path / "file")

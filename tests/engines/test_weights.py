@@ -28,7 +28,7 @@ def copy_of(weights: Weights, to: Path) -> Path:
     return to
 
 
-def test_what_agrees_is_loaded_and_says_how_well(first: Weights) -> None:
+def test_weights_that_agree_are_loaded_with_their_agreement(first: Weights) -> None:
     model, agreement = load_verified(first.path, 7, manifests.read(first.path))
     assert model.version == 7
     assert agreement.tokens == 11 + 29
@@ -126,7 +126,7 @@ DAMAGES: dict[Callable[[Path], None], str] = {
 }
 
 
-async def test_whatever_is_wrong_is_named_and_the_old_version_serves_on(
+async def test_wrong_weights_are_named_and_the_old_version_still_serves(
     engine: EmbeddedEngine, first: Weights, second: Weights, tmp_path: Path
 ) -> None:
     for damage, sentence in DAMAGES.items():
@@ -169,7 +169,7 @@ def test_the_same_seed_builds_the_same_files(tmp_path: Path) -> None:
     assert contents["a"][1] != contents["c"][1]
 
 
-def test_what_is_built_is_read_by_transformers_as_it_was_meant(tmp_path: Path) -> None:
+def test_transformers_reads_the_built_model(tmp_path: Path) -> None:
     build_tiny(tmp_path, TEXTS, 0)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -185,7 +185,7 @@ def test_what_is_built_is_read_by_transformers_as_it_was_meant(tmp_path: Path) -
     assert ours.architecture.theta == theirs.architecture.theta
 
 
-def test_how_far_two_computations_are_apart() -> None:
+def test_agreement_measures_the_difference_of_log_probs() -> None:
     canary = Canary([[1, 2, 3]], [[-1.0, -2.0]])
     same = compare(canary, [[-1.0, -2.0]])
     assert (same.mean, same.problem()) == (0.0, "")
@@ -198,7 +198,7 @@ def test_how_far_two_computations_are_apart() -> None:
     assert compare(Canary(), []).problem() == ""
 
 
-def test_a_manifest_survives_the_way_through_json(first: Weights, tmp_path: Path) -> None:
+def test_a_manifest_round_trips_through_json(first: Weights, tmp_path: Path) -> None:
     manifest: Manifest = first.manifest()
     manifests.write(tmp_path, manifest)
     assert manifests.read(tmp_path) == manifest

@@ -67,7 +67,7 @@ def test_a_batch_that_lacks_a_group_leaves_room_for_any(
 
 
 @given(st.integers(1, 100))
-def test_while_most_fail_a_few_are_tried_once_those_before_are_through(size: int) -> None:
+def test_a_hold_admits_a_few_once_those_before_have_ended(size: int) -> None:
     number = groups_on_trial(size, Counts(ready=100, leased=7), TRIED_EVERY_S)
     assert TRIED <= number * size < TRIED + size, "as many as tell whether they still fail"
     assert groups_on_trial(size, Counts(), TRIED_EVERY_S - 1) == 0

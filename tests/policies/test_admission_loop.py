@@ -167,7 +167,7 @@ TestAnyOrder.settings = settings(
 
 @pytest.mark.parametrize("strategy", ["drop", "wait", "decay"])
 @pytest.mark.parametrize("bound", [0, 1, 3])
-def test_calm_runs_train_nearly_everything(strategy: str, bound: int) -> None:
+def test_runs_without_faults_train_nearly_everything(strategy: str, bound: int) -> None:
     world = World([4] * 16, random.Random(bound))
     world.calm()
     freshness = Freshness(strategy, bound, bound + 1, 20.0)  # type: ignore[arg-type]
@@ -194,7 +194,7 @@ def test_a_judge_that_never_answers_ends_with_dead_tasks_and_no_zero_trains() ->
     assert not any(record.score is not None for task in world.tasks for record in task.records)
 
 
-def test_infrastructure_that_never_works_ends_instead_of_sampling_for_ever() -> None:
+def test_permanent_infrastructure_failure_ends_with_dead_tasks() -> None:
     world = World([3] * 4, random.Random(1))
     world.weather = Counter({Outcome.ENGINE_FAILED: 1})
     for _ in range(2000):

@@ -33,7 +33,7 @@ def test_a_record_past_the_bound_is_masked_and_its_group_trains_on() -> None:
     assert decision.stale_records == ("t1.0",), "only of groups that are in the Step"
 
 
-def test_a_group_with_nothing_left_leaves_at_once_even_if_no_step_is_taken() -> None:
+def test_a_group_without_trainable_records_is_requeued_also_without_a_step() -> None:
     decision = decide(Situation([group(1, 2, 3), group(2, 0)]), TWO, DROP)
     assert decision.act == "wait"
     assert decision.why == "1 of 2 groups with signal are ready"
@@ -42,7 +42,7 @@ def test_a_group_with_nothing_left_leaves_at_once_even_if_no_step_is_taken() -> 
     assert (held.act, held.why, held.stale_groups) == ("wait", "too few attempts are valid", ("t1",))
 
 
-def test_decay_lets_older_ones_in_up_to_the_hard_bound() -> None:
+def test_decay_allows_records_up_to_the_hard_bound() -> None:
     left = cut([group(1, 3), group(2, 4)], Freshness("decay", 1, hard_bound=3))
     assert tasks(left.fresh) == ["t1"]
     assert left.stale_groups == ("t2",)
@@ -91,7 +91,7 @@ def test_an_environment_may_have_a_bound_and_a_strategy_of_its_own() -> None:
     assert decide(Situation(fresh, under_way=[UnderWay(1, "fast")]), TWO, rules).act == "step"
 
 
-def test_what_is_ready_and_on_the_brink_goes_first_instead_of_being_waited_for() -> None:
+def test_ready_groups_at_the_bound_go_first() -> None:
     ready = [group(1, 0), group(2, 0), group(3, 1)]
     assert tasks(decide(Situation(ready), TWO, WAIT).groups) == ["t3", "t1"]
     assert tasks(decide(Situation(ready), TWO, DROP).groups) == ["t1", "t2"]

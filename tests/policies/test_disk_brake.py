@@ -14,6 +14,6 @@ def test_a_disk_with_less_than_the_reserve_stops_admission() -> None:
     assert reason({"MongoDB": 0}, 0, braked=False) == "", "no reserve, no brake"
 
 
-def test_it_does_not_flutter_at_the_limit() -> None:
+def test_the_brake_does_not_flutter_at_the_limit() -> None:
     assert reason({"MongoDB": 600 * MIB}, 512 * MIB, braked=True)
     assert reason({"MongoDB": 640 * MIB}, 512 * MIB, braked=True) == ""

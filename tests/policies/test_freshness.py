@@ -20,7 +20,7 @@ def test_the_oldest_that_trains() -> None:
     assert [Freshness("drop", 1).allows(age) for age in (0, 1, 2)] == [True, True, False]
 
 
-def test_senseless_bounds_are_refused() -> None:
+def test_invalid_bounds_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least 0"):
         Freshness("drop", -1)
     with pytest.raises(ConfigError, match="smaller than the bound"):
@@ -44,7 +44,7 @@ def test_decayed_bounds_begin_wide_and_end_at_the_plain_ones() -> None:
 
 
 @given(st.floats(0, 5), st.floats(1, 4), st.floats(0, 50), st.floats(0, 50))
-def test_bounds_only_close_with_age(rate: float, cap: float, age: float, more: float) -> None:
+def test_bounds_only_tighten_with_age(rate: float, cap: float, age: float, more: float) -> None:
     decay = Decay(out_of_date_decay=rate, cap=cap)
     (lower, upper), (later_lower, later_upper) = decay.bounds(0, age), decay.bounds(0, age + more)
     assert 0 < lower <= later_lower <= 1 <= later_upper <= upper

@@ -119,7 +119,7 @@ def test_equal_scores_are_no_signal(score: float) -> None:
     assert closed.baseline is not None
 
 
-def test_scores_that_hardly_differ_are_no_signal_if_a_range_is_asked_for() -> None:
+def test_a_minimum_range_removes_the_signal_of_close_scores() -> None:
     assert close(group(0.5, 0.6), 2, GRPO).signal
     assert not close(group(0.5, 0.6), 2, GroupRule(min_range=0.2)).signal
 
@@ -220,7 +220,7 @@ def test_an_environment_is_normalized_over_its_tokens() -> None:
     assert normalized(batch)[3] == 5.0, "one group has nothing to compare"
 
 
-def test_normalising_never_rewards_what_ran_into_a_limit() -> None:
+def test_normalization_never_rewards_a_capped_record() -> None:
     batch = [Trained("shop", "g1", 0.0, 1, capped=True), Trained("shop", "g2", -1.0, 9)]
     assert normalized(batch)[0] == 0.0
     assert normalized([replace(batch[0], capped=False), batch[1]])[0] > 0

@@ -27,7 +27,7 @@ def test_every_outcome_has_a_class_and_none_is_unscored_by_itself() -> None:
         (OutcomeClass.UNSCORED, False, False, False),
     ],
 )
-def test_what_follows_from_a_class(kind: OutcomeClass, baseline: bool, trains: bool, capped: bool) -> None:
+def test_consequences_of_each_class(kind: OutcomeClass, baseline: bool, trains: bool, capped: bool) -> None:
     assert outcomes.in_baseline(kind) is baseline
     assert outcomes.trains(kind) is trains
     assert outcomes.capped(kind) is capped
@@ -53,9 +53,7 @@ def test_what_follows_from_a_class(kind: OutcomeClass, baseline: bool, trains: b
         ("lost", "sampler", {}, "infrastructure"),
     ],
 )
-def test_whose_doing_a_failed_call_was(
-    status: str, reason: str, declared: dict[str, outcomes.Blame], fault: str
-) -> None:
+def test_cause_of_a_failed_tool_call(status: str, reason: str, declared: dict[str, outcomes.Blame], fault: str) -> None:
     assert outcomes.tool_fault(status, reason, **declared) == fault
 
 
@@ -85,7 +83,7 @@ def test_training_holds_when_too_few_attempts_are_valid() -> None:
         (None, True, "infrastructure"),
     ],
 )
-def test_only_what_fails_alike_where_others_succeed_is_the_policys_fault(
+def test_an_equal_failure_in_a_fresh_session_is_the_policys_fault_if_others_succeed(
     again: tuple[str, str] | None, works: bool, fault: str
 ) -> None:
     assert outcomes.fault_on_fresh_session(("timeout", ""), again, works_for_others=works) == fault

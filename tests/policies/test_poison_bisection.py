@@ -16,24 +16,24 @@ def died(order: float, tasks: str) -> Death:
     return Death(order, frozenset(tasks), alone=len(tasks) == 1)
 
 
-def test_one_death_accuses_nobody() -> None:
+def test_one_death_makes_no_suspects() -> None:
     assert judge(FOUR, [died(1, "abcd")], {}).suspects == ()
     assert judge(FOUR, [died(1, "ab"), died(2, "cd")], {}).suspects == (), "two batches, one death each"
 
 
-def test_a_batch_that_ends_two_lives_is_halved_and_the_lighter_half_goes_first() -> None:
+def test_a_batch_that_ends_two_trainers_is_bisected_lighter_half_first() -> None:
     verdict = judge({"a": 9, "b": 2, "c": 3, "d": 4}, [died(1, "abcd"), died(2, "abcd")], {})
     assert verdict.suspects == ("b", "c", "d", "a")
     assert verdict.trial == ("b", "c")
 
 
-def test_what_was_trained_since_is_cleared() -> None:
+def test_a_group_that_trained_after_a_death_is_cleared() -> None:
     deaths = [died(1, "abcd"), died(2, "abcd")]
     assert judge(FOUR, deaths, {"a": 3, "b": 3}).suspects == ("c", "d")
     assert judge(FOUR, deaths, {"a": 1.5}).suspects == ("b", "c", "d"), "it died once more after that"
 
 
-def test_nobody_is_poison_who_did_not_end_a_trainer_alone() -> None:
+def test_only_a_group_that_ended_a_trainer_alone_is_poison() -> None:
     deaths = [died(1, "abcd"), died(2, "abcd")]
     last = judge(FOUR, deaths, {"a": 3, "b": 3, "c": 4})
     assert (last.poison, last.trial) == ((), ("d",)), "two accidents leave a last suspect, too"
@@ -84,7 +84,7 @@ def test_poison_is_found_and_everything_else_is_trained(
     assert lives <= len(bad) * (3 + halvings) + 3 * len(accidents)
 
 
-def test_where_the_heaviest_is_the_poison_one_death_more_is_enough() -> None:
+def test_a_heaviest_poison_costs_one_more_death() -> None:
     weights = {f"t{number}": number for number in range(8)}
     everybody = frozenset(weights)
     deaths, trained, lives = [Death(0, everybody), Death(1, everybody)], {}, 2

@@ -34,7 +34,7 @@ def distance(edges: list[tuple[int, int]], start: int, goal: int) -> int:
     st.integers(0, 4),
     st.integers(1, 4),
 )
-def test_the_age_of_what_trains_is_the_way_through_all_lives(
+def test_ages_are_paths_through_all_lineages(
     deaths: list[int | None], sampled: list[list[int]], bound: int, wanted: int
 ) -> None:
     tree, edges, newest = VersionTree({1: None}), [], 1

@@ -34,7 +34,7 @@ def test_no_move_is_listed_twice_for_one_actor(table: Table) -> None:
 
 
 @tables
-def test_the_check_agrees_with_the_table_for_everybody(table: Table) -> None:
+def test_the_check_agrees_with_the_table_for_all_actors(table: Table) -> None:
     allowed = {(move.source, move.target, actor) for move in table.moves for actor in move.actors}
     for source in (NEW, *table.statuses):
         for target in table.statuses:
@@ -62,11 +62,11 @@ def test_the_check_agrees_with_the_table_for_everybody(table: Table) -> None:
         ("Breaker", set()),
     ],
 )
-def test_the_ends(table: str, ends: set[str]) -> None:
+def test_final_statuses(table: str, ends: set[str]) -> None:
     assert TABLES[table].ends() == ends
 
 
-def test_a_move_that_does_not_exist_tells_the_story() -> None:
+def test_an_unknown_move_is_refused_with_the_story_of_the_object() -> None:
     with pytest.raises(IllegalMoveError) as refused:
         check(
             status_tables.TASK,
@@ -81,19 +81,19 @@ def test_a_move_that_does_not_exist_tells_the_story() -> None:
     assert refused.value.exit_code is ExitCode.REFUSED
 
 
-def test_a_move_of_somebody_else_says_whose_it_is() -> None:
+def test_a_move_of_another_actor_is_refused_with_its_actors() -> None:
     with pytest.raises(IllegalMoveError, match="is made by sampler or steward, never by trainer"):
         check(status_tables.TASK, "admitted", "ready", Actor.TRAINER)
 
 
-def test_what_is_no_status_is_named() -> None:
+def test_an_unknown_status_is_named() -> None:
     with pytest.raises(IllegalMoveError, match="Record has no status 'runing'"):
         check(status_tables.RECORD, "runing", "scored", Actor.SCORER)
     with pytest.raises(IllegalMoveError, match="done is an end"):
         check(status_tables.TASK, "done", "queued", Actor.OPERATOR)
 
 
-def test_what_a_conditional_update_starts_from() -> None:
+def test_source_statuses_of_a_conditional_update() -> None:
     assert status_tables.RECORD.sources("finished", Actor.SAMPLER) == ("running",)
     assert set(status_tables.RECORD.sources("superseded", Actor.TRAINER)) == status_tables.HOLDS_SEAT
     assert set(status_tables.TASK.sources("queued", Actor.OPERATOR)) == {"queued", "admitted", "ready", "dead"}
@@ -106,6 +106,6 @@ def test_a_leased_task_leaves_only_through_its_step() -> None:
     assert {actor for move in leaving for actor in move.actors} == {Actor.TRAINER}
 
 
-def test_what_is_in_flight_holds_its_seat() -> None:
+def test_records_in_flight_hold_their_seat() -> None:
     assert status_tables.IN_FLIGHT < status_tables.HOLDS_SEAT
     assert {RecordStatus.SCORED} == status_tables.HOLDS_SEAT - status_tables.IN_FLIGHT

@@ -35,7 +35,7 @@ def last(steps: list[dict[str, float]]) -> dict[str, float]:
     return step_alarms.against(steps[:-1], steps[-1])
 
 
-def test_a_steady_series_stands_where_it_stood() -> None:
+def test_a_steady_series_shows_no_change() -> None:
     assert last(series()) == pytest.approx(
         {
             "gradient_over_median": 1.0,
@@ -53,13 +53,13 @@ def test_a_steady_series_stands_where_it_stood() -> None:
     )
 
 
-def test_of_few_steps_little_is_said() -> None:
+def test_few_steps_give_few_numbers() -> None:
     assert last(series(2)) == {"evaluation_fall": 0.0}
     assert "entropy_kept" not in last(series(50))
     assert step_alarms.against([], {}) == {}
 
 
-def test_what_has_changed_is_a_number() -> None:
+def test_changes_against_earlier_steps_are_numbers() -> None:
     assert last(series(entropy=[0.3] * 5))["entropy_kept"] == pytest.approx(0.3)
     assert last(series(gradient_norm=[16.0]))["gradient_over_median"] == pytest.approx(20.0)
     dull = last(series(groups=[0.0] * 10, groups_without_signal=[1.0] * 10))
@@ -74,7 +74,7 @@ def test_what_has_changed_is_a_number() -> None:
     assert last(series(reward_mean=[0.7] * 5))["reward_gain"] == pytest.approx(0.3)
 
 
-def test_one_odd_batch_is_no_jump_and_slow_growth_is_none() -> None:
+def test_one_unusual_batch_or_slow_growth_is_not_a_jump() -> None:
     assert last(series(tokens_per_record=[600.0]))["length_jump"] == pytest.approx(1.0)
     grows = list(accumulate([1.02] * 60, lambda length, by: length * by, initial=60.0))[1:]
     assert last(series(tokens_per_record=grows))["length_jump"] < 1.4

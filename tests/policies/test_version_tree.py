@@ -31,7 +31,7 @@ def ancestors(tree: dict[int, int | None], version: int) -> list[int]:
 
 
 @given(parents(), st.data())
-def test_an_age_is_the_way_over_the_common_ancestor(tree: dict[int, int | None], data: st.DataObject) -> None:
+def test_an_age_is_the_path_over_the_common_ancestor(tree: dict[int, int | None], data: st.DataObject) -> None:
     versions = VersionTree(tree)
     some = st.sampled_from(sorted(tree))
     left, right, third = data.draw(some), data.draw(some), data.draw(some)
@@ -68,7 +68,7 @@ def test_staleness_counts_what_trains() -> None:
     assert tree.staleness([], 3) == 0
 
 
-def test_versions_that_make_no_sense() -> None:
+def test_contradictory_version_parents_are_refused() -> None:
     tree = VersionTree({1: None, 2: 1})
     tree.add(2, 1)
     with pytest.raises(ValueError, match="has parent 1, not None"):

@@ -29,12 +29,12 @@ def test_the_format_is_fixed() -> None:
     assert math.isnan(unpack_floats(pack_floats([math.nan]))[0])
 
 
-def test_a_field_that_was_never_written_is_empty() -> None:
+def test_a_field_that_was_never_written_is_an_empty_list() -> None:
     assert unpack_ids(b"") == []
     assert unpack_floats(b"") == []
 
 
-def test_what_cannot_be_read_is_refused() -> None:
+def test_unknown_formats_and_broken_lengths_are_refused() -> None:
     with pytest.raises(BinaryFormatError, match="format 2"):
         unpack_ids(b"\x02\x00\x00\x00\x00")
     with pytest.raises(BinaryFormatError, match="cut off"):

@@ -179,7 +179,7 @@ def test_a_call_that_continues_a_partial_one_extends_it() -> None:
     assert len(trained(tree.spans)) == 3
 
 
-def test_what_a_call_adds_is_answered() -> None:
+def test_insert_returns_the_path_of_the_call() -> None:
     tree = TokenTree()
     assert tree.insert(0, [1, 2], [3]) == (Span(-1, "environment", 0, 0, 2), Span(0, "model", 0, 0, 1))
     assert tree.calls == (0,)
@@ -232,7 +232,7 @@ def test_runs_of_versions_are_joined_without_losing_a_token(
 
 
 @given(runs, st.data())
-def test_a_stretch_keeps_its_versions(some: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_a_part_of_an_output_keeps_its_versions(some: list[tuple[int, int]], data: st.DataObject) -> None:
     total = version_runs.total(some)
     start = data.draw(st.integers(0, total))
     length = data.draw(st.integers(0, total - start))

@@ -51,7 +51,7 @@ def stored(
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_every_generated_token_comes_back_with_what_it_was_sampled_with(number: int) -> None:
+def test_every_generated_token_keeps_its_log_prob_and_temperature(number: int) -> None:
     chance = random.Random(number)
     calls = fork(chance, some(chance, 4, 6), 3)
     trajectory = trajectory_of(*stored(calls))
@@ -91,7 +91,7 @@ def test_age_goes_over_the_common_ancestor_of_two_lineages() -> None:
     assert assemble(7, 4, [data], calls, TREE, Freshness(bound=2)).stale == (data.id,)
 
 
-def test_environments_are_cut_by_their_own_bounds_and_decay_only_where_they_say_so() -> None:
+def test_environments_have_their_own_bounds_and_decay() -> None:
     rules = Freshness("drop", 0, of_environments={"slow": Freshness("decay", 1, hard_bound=2)})
     data, calls = stored([(0, [1, 2], [3, 4])], versions=[(1, 2)])
     late = assemble(7, 3, [data], calls, TREE, rules, environments={data.task: "fast"})
@@ -153,7 +153,7 @@ def test_a_record_whose_tokens_do_not_fit_together_is_left_out_and_named(
 @pytest.mark.parametrize(
     "sampling", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}, {"frequency_penalty": 1}, {"temperature": 0}]
 )
-def test_what_was_done_to_the_distribution_beyond_temperature_is_refused(sampling: dict[str, float]) -> None:
+def test_sampling_beyond_temperature_is_refused(sampling: dict[str, float]) -> None:
     with pytest.raises(UntrainableSamplingError, match="sampled"):
         refuse_untrainable({"temperature": 1.0, **sampling})
     assert refuse_untrainable({"temperature": 0.7, "top_p": 1.0, "top_k": -1}) == 0.7

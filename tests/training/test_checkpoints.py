@@ -52,7 +52,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(tiny: Pat
     assert checkpoints.read_progress(tmp_path / "step-000002").version == 3
 
 
-def test_a_model_is_whole_also_when_what_it_came_from_was_removed(tiny: Path, tmp_path: Path) -> None:
+def test_a_saved_model_is_complete_after_its_source_was_removed(tiny: Path, tmp_path: Path) -> None:
     """Retention removes the checkpoint that a trainer started from, a few checkpoints later."""
     first, second = tmp_path / "step-000001", tmp_path / "step-000002"
     checkpoints.write_checkpoint(first, make_learner(tiny, exact=False), Progress(step=1, version=1))
@@ -73,7 +73,7 @@ def test_muon_has_the_matrices_inside_and_adamw_the_rest(tiny: Path) -> None:
     assert sorted(both) == sorted(name for name, _ in make_learner(tiny).model.named_parameters())
 
 
-def test_another_optimizer_begins_anew_and_strange_state_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_another_optimizer_begins_with_fresh_state_and_foreign_state_is_refused(tiny: Path, tmp_path: Path) -> None:
     learner = make_learner(tiny, exact=False, optimizer="muon", learning_rate=1e-3)
     train(learner, 0, 1)
     checkpoints.write_checkpoint(tmp_path / "c", learner, Progress(step=1, version=1))
@@ -85,7 +85,7 @@ def test_another_optimizer_begins_anew_and_strange_state_is_refused(tiny: Path, 
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "unnamed"])
-def test_a_damaged_checkpoint_is_found_out(tiny: Path, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_detected(tiny: Path, tmp_path: Path, damage: str) -> None:
     learner = make_learner(tiny, exact=False, learning_rate=1e-3)
     target = tmp_path / "c"
     written = checkpoints.write_checkpoint(target, learner, Progress(step=1, version=1))
@@ -108,7 +108,7 @@ def write_half(target: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_what_a_killed_writer_left_has_no_name_and_goes(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     target = tmp_path / "step-000001"
     with pytest.raises(KeyboardInterrupt):
         write_half(target)
@@ -121,7 +121,7 @@ def test_what_a_killed_writer_left_has_no_name_and_goes(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
-def test_a_disk_that_refuses_is_told_as_such(tmp_path: Path) -> None:
+def test_an_unreadable_disk_is_reported_as_a_disk_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     with (
         pytest.raises(DiskError, match="cannot be written"),
@@ -141,7 +141,7 @@ def checkpoint(step: int, name: str) -> Checkpoint:
     return Checkpoint(id=f"step-{step:06d}.{name}", step=step, lineage=name)
 
 
-def test_a_checkpoint_stands_as_long_as_history_went_through_it() -> None:
+def test_a_checkpoint_is_valid_while_every_later_lineage_began_from_it_or_after() -> None:
     saved = [checkpoint(10, "a"), checkpoint(20, "a"), checkpoint(30, "a"), checkpoint(25, "b"), checkpoint(40, "b")]
     lives = [lineage("a", at=1), lineage("b", "step-000020.a", at=2)]
     assert [one.id for one in valid_checkpoints(lives, saved)] == [

@@ -25,7 +25,7 @@ def run(run_dir: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def test_it_trains_to_its_end(db: Database, mongo_url: str, tiny: Path, tmp_path: Path) -> None:
+async def test_the_trainer_process_trains_to_its_end(db: Database, mongo_url: str, tiny: Path, tmp_path: Path) -> None:
     config = configuration(tmp_path, tiny, steps=2)
     (tmp_path / "mongo").mkdir()
     (tmp_path / "mongo" / "url").write_text(mongo_url)

@@ -39,7 +39,7 @@ def test_decay_masks_ratios_and_keeps_the_bound(unit: Unit, tmp_path: Path, tiny
     assert plan.for_admission("most fail", trial=True) == numbers | {"hold": "most fail", "trial": True}
 
 
-def test_a_value_that_contradicts_the_others_is_refused_and_changes_nothing(
+def test_a_contradictory_value_is_refused_and_changes_nothing(
     unit: Unit, tmp_path: Path, tiny: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = configuration(tmp_path, tiny, bound=2, strategy="decay", hard_bound=3)
@@ -73,9 +73,7 @@ def test_an_environment_keeps_its_own_bound_when_that_of_the_run_is_changed(
     assert plan.freshness.of("shop").strategy == "wait"
 
 
-def test_a_step_of_another_size_says_what_it_does_to_batches_and_to_admission(
-    unit: Unit, tmp_path: Path, tiny: Path
-) -> None:
+def test_the_preview_of_a_step_size_shows_batches_and_admission(unit: Unit, tmp_path: Path, tiny: Path) -> None:
     knobs = Knobs(unit, configuration(tmp_path, tiny, bound=1))
     groups = unit._knobs.preview("groups", 6).sentence
     assert "6 groups of 2 (12 records, now 4)" in groups
@@ -91,7 +89,7 @@ def test_a_step_of_another_size_says_what_it_does_to_batches_and_to_admission(
     ("name", "value", "said"),
     [("learning_rate", 0.01, "from 0.001 to 0.01"), ("clip_low", 0.1, "from 0.2 to 0.1"), ("keep_versions", 9, "to 9")],
 )
-def test_every_other_one_says_what_it_was_and_when_it_changes(
+def test_every_other_knob_previews_its_value_and_its_boundary(
     unit: Unit, tmp_path: Path, tiny: Path, name: str, value: float, said: str
 ) -> None:
     Knobs(unit, configuration(tmp_path, tiny))

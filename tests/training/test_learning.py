@@ -64,7 +64,7 @@ def test_a_demonstration_has_the_ids_that_an_episode_would_have(tiny: Path, tmp_
         {"name": "lookup", "inputSchema": {"properties": {"item": {}}}},
     ],
 )
-def test_tools_are_understood_however_they_are_written(tmp_path: Path, tool: object) -> None:
+def test_tools_are_read_in_every_form(tmp_path: Path, tool: object) -> None:
     (one,) = read_demonstrations(write(tmp_path / "d.jsonl", {**CONVERSATION, "tools": [tool]}))
     assert [known.spec.signature for known in one.tools] == ["lookup(item)"]
 
@@ -80,7 +80,7 @@ def test_tools_are_understood_however_they_are_written(tmp_path: Path, tool: obj
         ({**CONVERSATION, "tools": [{"type": "function"}]}, "a tool has no name"),
     ],
 )
-def test_a_line_that_is_no_demonstration_is_named(tmp_path: Path, line: object, why: str) -> None:
+def test_an_invalid_line_is_reported_with_its_number(tmp_path: Path, line: object, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as told:
         read_demonstrations(write(tmp_path / "d.jsonl", CONVERSATION, line))
     assert "Line 2 of" in told.value.message
@@ -120,14 +120,14 @@ def test_the_learning_rate_of_a_warm_up_falls_towards_its_end() -> None:
     assert 0 < cooled(1, 1) <= 1, "a warm-up of one step learns something"
 
 
-def test_a_warm_up_that_diverges_says_so(tiny: Path) -> None:
+def test_a_diverging_warm_up_raises_an_error(tiny: Path) -> None:
     learner = make_learner(tiny, exact=False)
     next(learner.model.parameters()).data[:] = float("nan")
     with pytest.raises(WarmupFailedError, match="step 1"):
         warm_up(learner, group(random.Random(1), 2), steps=3, batch=2, learning_rate=1e-3, chance=0)
 
 
-def test_what_is_rewarded_becomes_likelier(tiny: Path) -> None:
+def test_rewarded_tokens_become_likelier(tiny: Path) -> None:
     """On-policy: sampled from the model, rewarded for one token, trained; a few times."""
     learner = make_learner(tiny, exact=False, optimizer="muon", learning_rate=5e-3)
     prompt, wanted = [9, 8, 7], 42

@@ -125,7 +125,7 @@ def test_at_the_policy_that_sampled_every_form_has_the_same_gradient() -> None:
         assert torch.allclose(other, -facts.advantage * facts.weight)
 
 
-def test_decayed_bounds_take_out_what_is_too_far_in_its_direction() -> None:
+def test_decayed_bounds_mask_pairs_beyond_them() -> None:
     facts = facts_of(200, bounds=(0.9, 1.1))
     at = near(facts)
     terms = policy_terms(at, facts, PolicyLoss())
@@ -137,7 +137,7 @@ def test_decayed_bounds_take_out_what_is_too_far_in_its_direction() -> None:
     assert 20 < int(too_far.sum()) < 180
 
 
-def test_what_has_no_weight_has_exactly_no_gradient() -> None:
+def test_pairs_without_weight_have_exactly_zero_gradient() -> None:
     facts = facts_of(10)
     weight = facts.weight.clone()
     weight[::2] = 0.0
@@ -146,7 +146,7 @@ def test_what_has_no_weight_has_exactly_no_gradient() -> None:
     assert bool((moved[1::2] != 0).any())
 
 
-def test_a_ratio_far_away_is_bounded() -> None:
+def test_a_large_log_ratio_is_clamped() -> None:
     one = torch.zeros(1, dtype=torch.float64)
     facts = PairFacts(one - 500, one - 1, one + 1)
     assert float(policy_terms(one, facts, PolicyLoss()).loss) == pytest.approx(math.exp(20))

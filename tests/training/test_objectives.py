@@ -34,7 +34,7 @@ def test_decay_masks_only_records_of_environments_that_decay(exact: Learner) -> 
     assert 0.1 < measured(exact, batch(decays=True), decay=TIGHT)["masked_share"] < 0.9
 
 
-def test_decay_goes_by_time_where_it_is_given(exact: Learner) -> None:
+def test_decay_uses_time_if_it_is_given(exact: Learner) -> None:
     wide = Decay(out_of_date_decay=5.0, epsilon=0.2, extra=500.0, cap=4.9)
     old = measured(exact, batch(decays=True), decay=TIGHT)["masked_share"]
     new = measured(exact, batch(decays=True, ages={0: 0, 1: 0, 2: 0}), decay=wide)["masked_share"]

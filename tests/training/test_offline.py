@@ -74,9 +74,7 @@ async def losses_of(db: Database, after: int) -> list[float]:
 
 
 @pytest.mark.parametrize("recorded", [1, 2], indirect=True)
-async def test_recorded_batches_train_again_to_the_very_same_bits(
-    db: Database, recorded: RunConfig, tmp_path: Path
-) -> None:
+async def test_recorded_batches_train_again_to_the_same_bits(db: Database, recorded: RunConfig, tmp_path: Path) -> None:
     made = await db.find_one("Step", {"status": "committed"})
     assert made is not None
     assert made["metrics"]["optimizer_steps"] == recorded.training.optimizer_steps
@@ -99,7 +97,7 @@ async def test_recorded_batches_train_again_to_the_very_same_bits(
     assert same_files(tmp_path / "again", last, WEIGHTS_FILE, OPTIMIZER_FILE)
 
 
-async def test_it_goes_on_from_any_checkpoint_to_the_same_bits(
+async def test_training_resumes_from_any_checkpoint_to_the_same_bits(
     db: Database, recorded: RunConfig, tmp_path: Path
 ) -> None:
     place = tmp_path / "dumps"
@@ -123,7 +121,7 @@ async def test_one_batch_may_be_tried_with_the_settings_of_the_file(recorded: Ru
     assert one.received[0].metrics["clipped_share"] < other.received[0].metrics["clipped_share"]
 
 
-async def test_what_cannot_be_trained_again_is_told(recorded: RunConfig, tmp_path: Path) -> None:
+async def test_dumps_that_cannot_be_trained_are_refused(recorded: RunConfig, tmp_path: Path) -> None:
     def again(place: Path, start: Path | None = None) -> None:
         offline.train_recorded(recorded, place, start=start, out=None, as_configured=False, on_step=Reports())
 
@@ -139,7 +137,7 @@ async def test_what_cannot_be_trained_again_is_told(recorded: RunConfig, tmp_pat
         again(tmp_path / "dumps")
 
 
-async def test_numbers_of_leases_that_came_to_nothing_are_no_gap(
+async def test_numbers_of_released_leases_are_not_a_gap(
     db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configuration(tmp_path, tiny, steps=3, dumps=9, checkpoint_every=100)
@@ -166,7 +164,7 @@ async def test_numbers_of_leases_that_came_to_nothing_are_no_gap(
         offline.train_recorded(own, place, start=start, out=out, as_configured=False, on_step=Reports())
 
 
-def test_batches_of_steps_that_were_rolled_back_are_forgotten(tmp_path: Path) -> None:
+def test_dumps_of_steps_that_were_rolled_back_are_removed(tmp_path: Path) -> None:
     dumps = batch_dumps.BatchDumps(tmp_path, 3)
     for step in (8, 9, 10):
         (tmp_path / f"step-{step:06d}.msgpack").touch()

@@ -49,7 +49,7 @@ def test_parts_are_whole_groups_in_order_and_of_even_size(count: int, wanted: in
     assert all(part.ages == batch.ages for part in parts)
 
 
-def test_nothing_is_cut_into_one_part_of_nothing() -> None:
+def test_an_empty_batch_is_one_empty_part() -> None:
     (empty,) = split_by_groups(batch_of([]), 3)
     assert empty.trajectories == []
 
@@ -85,7 +85,7 @@ def single_turns(count: int) -> list[Trajectory]:
     ]
 
 
-def test_every_part_of_a_decoupled_step_goes_by_the_policy_before_the_first(tiny: Path) -> None:
+def test_all_parts_of_a_decoupled_step_use_the_policy_before_the_first(tiny: Path) -> None:
     """Against π_old of the whole batch it is the step that its own starting policy would have sampled for."""
     one, other = (make_learner(tiny, optimizer="muon", learning_rate=RATE) for _ in range(2))
     batch = batch_of(single_turns(8))

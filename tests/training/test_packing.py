@@ -174,7 +174,7 @@ def expected_pairs(members: Sequence[Trajectory]) -> list[tuple[object, ...]]:
     ]
 
 
-def test_what_a_group_has_in_common_is_there_once() -> None:
+def test_a_common_prefix_is_packed_once() -> None:
     prompt = list(range(100, 150))
     members = [
         trajectory_of_calls([(0, prompt, [seat, seat + 1, seat + 2])], f"r{seat}", group="g") for seat in range(8)
@@ -185,7 +185,7 @@ def test_what_a_group_has_in_common_is_there_once() -> None:
     assert len(row.asked_at) == 1 + 8 * 2
 
 
-def test_sharing_is_given_up_where_attention_would_cost_more() -> None:
+def test_rows_are_not_shared_if_attention_would_cost_more() -> None:
     chance = random.Random(4)
     short, long = some(chance, 30, 30), some(chance, 400, 400)
 

@@ -23,7 +23,7 @@ TOO_LONG = 9_000
 """Tokens whose attention takes some times the limit."""
 
 
-async def test_a_record_too_long_for_the_memory_is_set_aside_and_everything_else_is_trained(
+async def test_a_record_too_long_for_the_memory_is_dead_and_all_others_train(
     db: Database, mongo_url: str, tiny: Path, tmp_path: Path
 ) -> None:
     config = configuration(tmp_path, tiny, groups=4, checkpoint_every=1)
@@ -68,7 +68,7 @@ async def accused(db: Database) -> tuple[str, ...]:
     return tuple(group.task for group in decision.groups) if decision else ()
 
 
-async def test_a_release_by_the_trainer_itself_accuses_nobody(db: Database) -> None:
+async def test_a_release_by_the_trainer_itself_makes_no_suspects(db: Database) -> None:
     ready = await ready_tasks(db, 2)
     for number in (1, 2):
         lineage = await lineages.begin(db, f"trainer-0.{number}", parent_checkpoint="", after_step=0)
@@ -78,7 +78,7 @@ async def test_a_release_by_the_trainer_itself_accuses_nobody(db: Database) -> N
     assert await accused(db) == ()
 
 
-async def test_what_was_trained_since_and_rolled_back_stays_cleared(db: Database, died_twice: list[str]) -> None:
+async def test_a_cleared_group_stays_cleared_after_a_rollback(db: Database, died_twice: list[str]) -> None:
     assert await accused(db) == tuple(died_twice[:2])
     lineage = await lineages.current(db)
     assert lineage is not None
@@ -91,12 +91,12 @@ async def test_what_was_trained_since_and_rolled_back_stays_cleared(db: Database
     assert await accused(db) == (died_twice[2],)
 
 
-async def test_another_round_has_other_records_and_is_not_accused(db: Database, died_twice: list[str]) -> None:
+async def test_another_round_of_a_suspected_task_is_not_suspected(db: Database, died_twice: list[str]) -> None:
     for name in died_twice[:3]:
         await tasks.next_round(db, await tasks.get(db, name), Actor.TRAINER, tasks.STALE, final_reason=tasks.STALE)
     assert await accused(db) == (died_twice[3],)
 
 
-async def test_deaths_that_a_dead_letter_explains_accuse_nobody_else(db: Database, died_twice: list[str]) -> None:
+async def test_deaths_that_a_dead_task_explains_make_no_suspects(db: Database, died_twice: list[str]) -> None:
     assert await tasks.kill(db, await tasks.get(db, died_twice[3]), Actor.TRAINER, f"{poisoned_groups.POISON}: it is")
     assert await accused(db) == ()

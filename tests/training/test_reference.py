@@ -37,7 +37,7 @@ def held(tiny: Path, **settings: Any) -> Learner:
     return learner
 
 
-def test_the_distance_is_nothing_at_first_and_grows_with_what_is_learned(tiny: Path) -> None:
+def test_the_kl_to_the_reference_starts_at_zero_and_grows(tiny: Path) -> None:
     learner, batch = held(tiny), some_batch()
     told = [learner.train(batch, PolicyLoss()).metrics["kl_reference"] for _ in range(4)]
     assert told[0] == pytest.approx(0.0, abs=1e-9)
@@ -45,7 +45,7 @@ def test_the_distance_is_nothing_at_first_and_grows_with_what_is_learned(tiny: P
     assert "kl_reference" not in make_learner(tiny, exact=False).train(batch, PolicyLoss()).metrics
 
 
-def test_a_weight_holds_the_policy_near_its_reference(tiny: Path) -> None:
+def test_the_reference_weight_keeps_the_policy_near_the_reference(tiny: Path) -> None:
     batch, told = some_batch(), {}
     for weight in (0.0, 30.0):
         learner = held(tiny)
@@ -85,7 +85,7 @@ def test_packing_changes_nothing_in_what_the_reference_adds(tiny: Path) -> None:
     agree(*found)
 
 
-def test_a_loss_that_wants_a_reference_says_that_there_is_none(tiny: Path) -> None:
+def test_a_loss_that_needs_a_reference_is_refused_without_one(tiny: Path) -> None:
     with pytest.raises(ConfigError, match="there is no reference"):
         make_learner(tiny, exact=False).train(some_batch(), PolicyLoss(reference_weight=0.1))
 
@@ -128,9 +128,7 @@ async def test_a_full_disk_delays_the_reference_and_repeats_nothing_else(
     assert (tried, began) == (2, ["a lineage"])
 
 
-async def test_all_lives_of_a_trainer_have_one_reference_and_so_has_training_again(
-    db: Database, tiny: Path, tmp_path: Path
-) -> None:
+async def test_all_lineages_and_offline_training_share_one_reference(db: Database, tiny: Path, tmp_path: Path) -> None:
     def config(steps: int) -> Any:
         options = {"dumps": 9, "checkpoint_every": 2, "reference": "initial", "reference_weight": 0.5}
         made = configuration(tmp_path, tiny, steps=steps, **options)

@@ -115,7 +115,7 @@ async def test_no_step_is_taken_while_most_episodes_fail(db: Database) -> None:
     assert await batch_selection.validity(db) == (0.75, ""), "only recent ones count"
 
 
-async def test_what_failed_is_over_once_the_newest_succeed(db: Database) -> None:
+async def test_a_hold_ends_once_the_newest_attempts_succeed(db: Database) -> None:
     await ended(db, ["infrastructure"] * 100 + ["policy"] * 11 + ["infrastructure"] * 5)
     assert (await batch_selection.validity(db)).hold
     await db.delete_many("Record", {})
@@ -143,7 +143,7 @@ async def test_attempts_that_were_cut_off_are_counted_whether_a_step_trains_them
     assert (await attempt_statistics.since(db, None))["cut_off_share"] == 0.5
 
 
-async def test_tools_that_a_policy_invented_are_told_under_one_name(db: Database) -> None:
+async def test_unknown_tools_are_counted_under_one_name(db: Database) -> None:
     names = [("shop", "lookup"), ("", "lookuplookup"), ("", "no\0name"), ("", "a.b")]
     calls = [
         ToolCall(id=f"r/t{at}.0", record="r", task="t", turn=at, owner="sampler-0.1", server=server, tool=tool)
@@ -154,9 +154,7 @@ async def test_tools_that_a_policy_invented_are_told_under_one_name(db: Database
     assert {name: share.calls for name, share in told.items()} == {"shop/lookup": 1, "unknown": 3}
 
 
-async def test_weights_that_an_evaluation_waits_for_stay_also_when_they_were_overtaken(
-    db: Database, tmp_path: Path
-) -> None:
+async def test_skipped_weights_stay_for_their_evaluation(db: Database, tmp_path: Path) -> None:
     for version in range(1, 5):
         taken = await publications.take_number(db, parent=version - 1 or None, lineage="a", step=version)
         (tmp_path / taken.path).mkdir(parents=True)

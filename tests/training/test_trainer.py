@@ -117,7 +117,7 @@ async def test_engines_take_what_it_publishes(db: Database, tiny: Path, tmp_path
 
 
 @pytest.mark.parametrize(("place", "time", "cut"), DEATHS)
-async def test_whatever_it_dies_between_the_next_one_trains_everything_once_to_the_same_weights(
+async def test_after_a_death_anywhere_the_next_trainer_reaches_the_same_weights(
     db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, time: int, cut: int
 ) -> None:
     config = configuration(tmp_path, tiny, steps=3, optimizer_steps=cut)
@@ -167,9 +167,7 @@ def tied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if name != "lm_head.weight"}
 
 
-async def test_a_damaged_checkpoint_is_passed_over_and_never_comes_back(
-    db: Database, tiny: Path, tmp_path: Path
-) -> None:
+async def test_a_damaged_checkpoint_is_skipped_for_good(db: Database, tiny: Path, tmp_path: Path) -> None:
     await closed_groups(db, 8)
     await trainer(db, configuration(tmp_path, tiny, steps=4), tmp_path).run()
     older, newer = await db.find("Checkpoint", {}, sort=[("step", 1)])
@@ -224,7 +222,7 @@ LOST: dict[str, tuple[tuple[object, str], int]] = {
 
 
 @pytest.mark.parametrize("lost", LOST)
-async def test_an_answer_that_was_lost_is_asked_for_again(
+async def test_a_lost_confirmation_is_retried(
     db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     monkeypatch.setattr(waiting, "STORE_AGAIN_S", 0.0)
@@ -271,7 +269,7 @@ async def test_a_drain_while_the_store_is_away_still_ends_with_a_checkpoint(
     assert (checkpoint["step"], checkpoint["version"]) == (1, 2)
 
 
-async def test_what_is_past_the_bound_is_sampled_again(db: Database, tiny: Path, tmp_path: Path) -> None:
+async def test_groups_past_the_bound_are_sampled_again(db: Database, tiny: Path, tmp_path: Path) -> None:
     await closed_groups(db, 4)
     await end_of_data(db)
     running = asyncio.create_task(trainer(db, configuration(tmp_path, tiny, bound=0, steps=5), tmp_path).run())
@@ -313,7 +311,7 @@ async def test_a_paused_trainer_takes_no_step_and_still_publishes_what_it_traine
     await balanced(db)
 
 
-async def test_a_batch_that_is_not_finite_changes_nothing_and_does_not_come_back(
+async def test_a_batch_that_is_not_finite_changes_no_weights_and_is_never_trained_again(
     db: Database, tiny: Path, tmp_path: Path
 ) -> None:
     await closed_groups(db, 6, log_prob=float("nan"))
@@ -341,7 +339,7 @@ async def test_groups_without_signal_are_consumed_by_an_empty_step(db: Database,
     await balanced(db)
 
 
-async def test_nothing_is_sampled_for_a_run_that_goes_on_after_its_end(
+async def test_a_complete_run_that_restarts_samples_nothing(
     db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await closed_groups(db, 6)
@@ -368,9 +366,7 @@ async def test_nothing_is_sampled_for_a_run_that_goes_on_after_its_end(
     await balanced(db)
 
 
-async def test_at_the_end_of_the_data_it_takes_what_is_left_saves_and_ends(
-    db: Database, tiny: Path, tmp_path: Path
-) -> None:
+async def test_at_the_end_of_the_data_the_rest_is_trained_and_saved(db: Database, tiny: Path, tmp_path: Path) -> None:
     await closed_groups(db, 3)
     await end_of_data(db)
     mine = trainer(db, configuration(tmp_path, tiny, checkpoint_every=100), tmp_path)
@@ -401,7 +397,7 @@ async def test_a_waiting_trainer_reads_groups_only_when_their_number_changes(
     assert [len(step["tasks"]) for step in await committed(db)] == [1]  # type: ignore[arg-type]
 
 
-async def test_at_the_end_of_the_data_it_waits_for_what_may_be_trained_once_more(
+async def test_at_the_end_of_the_data_the_trainer_waits_for_groups_that_train_again(
     db: Database, tiny: Path, tmp_path: Path
 ) -> None:
     await closed_groups(db, 2)

@@ -23,7 +23,7 @@ class Unit:
 
 @pytest.mark.parametrize("slower", [1, 3])
 @pytest.mark.parametrize("usual_s", [2.0, 240.0, 1200.0])
-def test_a_run_is_not_late_for_being_slow_by_nature_or_three_times_slower(usual_s: float, slower: int) -> None:
+def test_a_slow_run_is_not_late(usual_s: float, slower: int) -> None:
     assert slower * usual_s < late_after_s([usual_s] * 5, group_s=60.0)
 
 
@@ -32,7 +32,7 @@ def test_the_first_batch_may_take_what_a_group_may_take() -> None:
     assert late_after_s([], group_s=60.0) == LATE_AFTER_S
 
 
-def test_a_wait_is_one_however_often_it_is_looked_and_the_next_one_knows_how_long_it_took() -> None:
+def test_a_wait_spans_all_looks_and_its_duration_is_remembered() -> None:
     unit, now = Unit(), [0.0]
     waiting = BatchWait(unit, 60.0, clock=lambda: now[0])  # type: ignore[arg-type]
     waiting.end()

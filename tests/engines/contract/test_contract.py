@@ -79,7 +79,7 @@ async def test_log_probs_are_tempered_as_the_sampling_was(
         assert_exact(first, PROMPT, made, tolerance, temperature)
 
 
-async def test_what_is_cached_of_a_conversation_changes_nothing(
+async def test_the_cache_of_a_conversation_changes_no_result(
     subject: Subject, first: Weights, tolerance: float
 ) -> None:
     ids = [*PROMPT, *range(20, 60)]
@@ -132,7 +132,7 @@ async def test_a_stream_grows_to_the_whole_answer(subject: Subject, first: Weigh
     assert whole.versions == [(1, len(whole.ids))]
 
 
-async def test_an_aborted_call_answers_with_what_it_has_and_no_other_is_touched(
+async def test_an_aborted_call_returns_its_output_and_affects_no_other(
     subject: Subject, first: Weights, tolerance: float
 ) -> None:
     async def aborted() -> tuple[Generated, Generated]:
@@ -155,7 +155,7 @@ async def test_an_aborted_call_answers_with_what_it_has_and_no_other_is_touched(
     assert untouched.finish in ("length", "stop")
 
 
-async def test_at_the_deadline_a_call_is_aborted_and_what_it_has_is_returned(subject: Subject, first: Weights) -> None:
+async def test_a_call_is_aborted_at_its_deadline_and_returns_its_output(subject: Subject, first: Weights) -> None:
     async def late() -> Generated:
         long = sampling(first, LONG, temperature=0.0)
         made = await subject.client.generate(f"late/c{next(NAMES)}", PROMPT, long, deadline_s=0.05)
@@ -167,9 +167,7 @@ async def test_at_the_deadline_a_call_is_aborted_and_what_it_has_is_returned(sub
     assert len(made.ids) < LONG
 
 
-async def test_at_the_deadline_a_stream_is_aborted_too_and_ends_with_what_there_is(
-    subject: Subject, first: Weights
-) -> None:
+async def test_a_stream_is_aborted_at_its_deadline_and_ends_with_its_output(subject: Subject, first: Weights) -> None:
     async def late() -> Generated:
         long, name = sampling(first, LONG, temperature=0.0), f"late-stream/c{next(NAMES)}"
         parts = [part async for part in subject.client.stream(name, PROMPT, long, deadline_s=0.05)]
@@ -194,7 +192,7 @@ async def updated_midway(subject: Subject, first: Weights, second: Weights, mode
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-async def test_a_paused_call_is_continued_with_the_weights_that_came_meanwhile(
+async def test_a_paused_call_continues_with_new_weights(
     subject: Subject, first: Weights, second: Weights, mode: PauseMode, tolerance: float
 ) -> None:
     made = await aeventually(lambda: updated_midway(subject, first, second, mode))
@@ -244,13 +242,13 @@ async def test_a_version_that_is_not_served_is_never_answered_for(subject: Subje
     assert {version for version, _ in made.versions} == {1}
 
 
-async def test_a_prompt_that_leaves_no_room_is_refused_once_and_for_all(subject: Subject, first: Weights) -> None:
+async def test_a_prompt_that_leaves_no_room_is_refused(subject: Subject, first: Weights) -> None:
     with pytest.raises(CallRefusedError, match=str(CONTEXT)):
         await subject.client.generate("long", [5] * (CONTEXT + 20), sampling(first, 4), deadline_s=60)
     assert (await subject.client.generate("next", PROMPT, sampling(first, 2), deadline_s=60)).ids
 
 
-async def test_it_tells_that_it_lives_what_it_serves_and_how_full_it_is(subject: Subject, first: Weights) -> None:
+async def test_reports_have_state_version_and_load(subject: Subject, first: Weights) -> None:
     assert await subject.client.health()
     load = await subject.client.load()
     assert (load.version, load.slots, load.running) == (1, 16, 0)
@@ -270,7 +268,7 @@ async def test_it_tells_that_it_lives_what_it_serves_and_how_full_it_is(subject:
     await aeventually(counted)
 
 
-async def test_memory_is_given_up_only_by_an_engine_without_calls_and_what_comes_meanwhile_waits(
+async def test_memory_is_released_only_without_calls_and_later_calls_wait(
     subject: Subject, first: Weights, tolerance: float
 ) -> None:
     if not subject.gives_memory:
@@ -309,7 +307,7 @@ async def gives_up(client: HttpEngine) -> bool:
     return False
 
 
-async def test_only_the_token_of_the_run_opens_it(subject: Subject, first: Weights) -> None:
+async def test_only_the_token_of_the_run_passes(subject: Subject, first: Weights) -> None:
     stranger = HttpEngine(subject.url, "wrong")
     for asked in (stranger.load, stranger.resume, lambda: stranger.generate("x", PROMPT, Sampling(), deadline_s=5)):
         with pytest.raises(CallRefusedError, match="requires the token of its run"):

@@ -57,7 +57,7 @@ async def test_files_that_are_not_as_announced_are_refused_before_the_server_see
     await serves(server, client, first, 1)
 
 
-async def test_weights_that_answer_otherwise_than_their_writer_are_taken_back(
+async def test_weights_with_another_canary_are_replaced_by_the_version_before(
     server: SglangEngine, client: HttpEngine, first: Weights, second: Weights, tmp_path: Path
 ) -> None:
     await server.update(str(first.path), 1)
@@ -72,7 +72,7 @@ async def test_weights_that_answer_otherwise_than_their_writer_are_taken_back(
     await serves(server, client, second, 2)
 
 
-async def test_what_is_under_way_ends_with_its_tokens_and_no_call_is_let_in_while_it_loads(
+async def test_calls_end_with_their_tokens_before_a_load_and_none_begins_during_it(
     server: SglangEngine, client: HttpEngine, first: Weights, second: Weights
 ) -> None:
     await server.update(str(first.path), 1)
@@ -156,7 +156,7 @@ async def test_a_server_that_was_killed_is_noticed_and_nothing_of_it_is_left(ser
     )
 
 
-async def test_a_server_that_cannot_start_says_so_at_once(tmp_path: Path, sglang_python: str) -> None:
+async def test_a_server_that_cannot_start_fails_immediately(tmp_path: Path, sglang_python: str) -> None:
     token_file = tmp_path / "token"
     token_file.write_text(TOKEN)
     server = await SglangServer.start(
