@@ -1,4 +1,4 @@
-"""A tiny model, its publications, and transformers' forward pass of the same files as the measure of everything."""
+"""A tiny model, its publications, and transformers' forward pass of the same files as the reference."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def _one_thread() -> None:
 
 @dataclass
 class Weights:
-    """One version: its files, and what transformers computes from them."""
+    """One version: its files, and the log-probs that transformers computes from them."""
 
     path: Path
     version: int
     reference: torch.nn.Module
 
     def log_probs(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Of all ids but the first."""
+        """The log-probs of all ids except the first."""
         with torch.inference_mode():
             logits = self.reference(torch.tensor([list(ids)])).logits[0].float() / temperature
         spread = torch.log_softmax(logits, dim=-1)[:-1]
@@ -65,7 +65,7 @@ class Weights:
 
 
 def write_version(path: Path, version: int, **changes: object) -> Weights:
-    """Weights as a trainer publishes them; bigger than a fresh model's, so that distributions differ from even."""
+    """Weights as a trainer publishes them; larger than a fresh model's, so that distributions are not uniform."""
     build_tiny(path, TEXTS, seed=version, **{"initializer_range": 0.15, "max_position_embeddings": 512, **changes})
     reference = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     written = Weights(path, version, reference)

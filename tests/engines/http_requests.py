@@ -1,4 +1,4 @@
-"""Asking a slot engine directly, without thread or network, and comparing its answers with transformers'."""
+"""Requests to a slot engine without thread or network, compared with transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the slot engine computes is what transformers computes, however the work is cut into pieces and slots."""
+"""The slot engine computes what transformers computes, however the work is cut into pieces and slots."""
 
 from __future__ import annotations
 

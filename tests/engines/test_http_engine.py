@@ -1,4 +1,4 @@
-"""What the client makes of servers that are not ours: SGLang's shape of an answer, rubbish, and half answers."""
+"""The client with foreign servers: SGLang's answers, malformed answers and incomplete answers."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ async def test_a_call_to_a_silent_server_fails_soon_after_its_deadline(
 
 
 async def test_a_connection_that_the_server_closed_is_replaced() -> None:
-    """Between two calls a server may close a kept connection; the call goes out again on a new one."""
+    """A server may close a kept connection between two calls; the call is sent again on a new one."""
     served = 0
 
     async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -33,13 +33,13 @@ LONG = Sampling(max_new_tokens=LENGTH, seed=5)
 
 @pytest.fixture
 def slowly(engine: EmbeddedEngine) -> None:
-    """What is long takes twenty seconds, so that it does not end before the next order either."""
+    """Long calls take twenty seconds, so that they do not end before the next order."""
     engine._gather_s = 20.0 / LENGTH
 
 
 @pytest.fixture
 async def raw(url: str) -> AsyncIterator[HttpClient]:
-    """A client that sends whatever it is told."""
+    """A client that sends any body."""
     made = HttpClient(url, {"Authorization": f"Bearer {TOKEN}"})
     yield made
     await made.close()
@@ -358,7 +358,7 @@ async def test_rounds_for_few_calls_are_spaced(first: Weights) -> None:
 
 
 async def test_calls_for_half_of_the_slots_are_computed_immediately(first: Weights) -> None:
-    """Twenty tokens, each after its waiting, would take ten minutes."""
+    """Twenty tokens, each after a wait, would take ten minutes."""
     engine = EmbeddedEngine(slots=4, context=64, gather_s=30.0)
     engine.start()
     await engine.update(str(first.path), 1)

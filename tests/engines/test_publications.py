@@ -1,4 +1,4 @@
-"""An engine follows what is published: through a real MongoDB, and as the process that a run starts."""
+"""An engine follows publications through a real MongoDB, and as a process of a run."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ async def test_an_engine_that_starts_after_a_bad_version_serves_the_one_before(
 
 
 class OneVersion:
-    """An engine that holds one version and cannot serve while it loads; how it loads, the test says."""
+    """An engine that holds one version and cannot serve while it loads; the test decides how it loads."""
 
     agreement: Agreement | None = None
 
@@ -352,7 +352,7 @@ async def test_an_engine_of_one_version_serves_an_evaluation_and_then_the_newest
 async def test_an_engine_whose_load_does_not_end_dies(
     store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
 ) -> None:
-    """The others go on: its permit holds nobody up for longer, and one that stands in its place begins anew."""
+    """The other engines continue: its permit expires, and its replacement starts from the beginning."""
     stuck, sound = OneVersion(), OneVersion()
     stuck.go_on.clear()
     await publish(database, first)
@@ -369,7 +369,7 @@ async def test_an_engine_whose_load_does_not_end_dies(
 
 
 class Away:
-    """A store that fails until it is told not to; an engine that only counts."""
+    """A store that fails until the test allows it; an engine that only counts."""
 
     agreement: Agreement | None = None
 

@@ -1,4 +1,4 @@
-"""Tokens are drawn as their probabilities say, by chance that can be repeated."""
+"""Tokens are sampled by their probabilities, with repeatable randomness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door before an SGLang server: an order on memory that the server would die of does not get through.
+"""The guard in front of an SGLang server: it stops requests on memory that the server would die of.
 
 The processor build gives up no memory, so a small application stands behind the door here; `make test-gpu` has the
 server itself behind it.
@@ -22,7 +22,7 @@ FLUSH = "/flush_cache"
 
 
 class Behind:
-    """Remembers what reached it. Like the server, it flushes no cache while it is busy."""
+    """Remembers the requests that reached it. Like the server, it flushes no cache while it is busy."""
 
     def __init__(self) -> None:
         self.reached: list[str] = []
@@ -51,7 +51,7 @@ def behind() -> Behind:
 
 @pytest.fixture(params=[True])
 async def client(behind: Behind, request: pytest.FixtureRequest) -> AsyncIterator[HttpEngine]:
-    """At an open door; the parameter says whether the server was started so that it gives up memory."""
+    """Behind an open guard; the parameter is whether the server can release memory."""
     async with listening(Guard(behind, token=TOKEN, gives_memory=request.param)) as url:
         client = HttpEngine(url, TOKEN)
         await client.order(OPEN)

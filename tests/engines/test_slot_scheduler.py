@@ -1,4 +1,4 @@
-"""Who is served, in which order, and how every call ends."""
+"""The order in which calls are served, and how they end."""
 
 from __future__ import annotations
 

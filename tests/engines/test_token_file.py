@@ -1,4 +1,4 @@
-"""The token of a run: one, private, whoever asks first."""
+"""The token of a run: a single one, private, whichever process creates it."""
 
 from __future__ import annotations
 

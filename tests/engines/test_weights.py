@@ -1,4 +1,4 @@
-"""Weights are taken whole, as they were announced, or not at all."""
+"""Weights are loaded exactly as announced, or refused."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def break_the_manifest(path: Path) -> None:
 
 
 def announce_again(path: Path, canary: Canary | None = None) -> None:
-    """A manifest that agrees with files that are wrong in themselves."""
+    """A manifest that agrees with invalid files."""
     manifests.write(path, manifests.describe(path, FILES, canary or manifests.read(path).canary))
 
 

@@ -1,4 +1,4 @@
-"""Weights without a manifest, for tests and measurements that are about something else."""
+"""Weights without a manifest, for tests and benchmarks of other things."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much is sampled ahead: enough for a Step, never more than the bound allows."""
+"""How much is sampled ahead: enough for a step, never more than the bound allows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_no_more_is_granted_than_there_is(room: int, sizes: list[int]) -> None:
 def test_a_batch_that_lacks_a_group_leaves_room_for_any(
     bound: int, groups: int, sizes: list[int], every: int, data: st.DataObject
 ) -> None:
-    """Nothing under way and fewer groups ready than a Step wants: the next group, however large, is admitted."""
+    """With nothing under way and fewer ready groups than a step needs, the next group is admitted, however large."""
     plan = Plan(bound, batch_records(groups, sizes), max_concurrent=max(sizes), publish_every=every)
     refuse_impossible(plan, sizes)
     number = data.draw(st.integers(0, groups - 1))

@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: the loop of admission, sampling and training leads to a Step or a named end."""
+"""For any events in any order, the loop of admission, sampling and training leads to a step or a named end."""
 
 from __future__ import annotations
 

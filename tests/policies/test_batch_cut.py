@@ -1,4 +1,4 @@
-"""When a Step is taken and of what, one situation at a time."""
+"""When a step is taken and of which groups, one situation at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The brake: it names the fullest disk, and lets go only with some room to spare."""
+"""The brake names the fullest disk, and releases only with some free space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds on age, sharp and decayed."""
+"""Bounds on age, fixed and decayed."""
 
 from __future__ import annotations
 

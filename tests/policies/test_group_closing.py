@@ -1,4 +1,4 @@
-"""Closing a group: who counts, who trains, and with what."""
+"""Closing a group: which members count, which train, and with which advantage."""
 
 from __future__ import annotations
 

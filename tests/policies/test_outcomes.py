@@ -1,4 +1,4 @@
-"""Why a Record ended decides whether it trains, and nothing else does."""
+"""The outcome of a record alone decides whether it trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends trainers is found by halves, and nothing else is accused for long."""
+"""Bisection finds the group that ends trainers, and clears all others."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_only_a_group_that_ended_a_trainer_alone_is_poison() -> None:
 def test_poison_is_found_and_everything_else_is_trained(
     groups: tuple[list[int], set[int]], at_once: int, accidents: set[int]
 ) -> None:
-    """A trainer that dies of some groups, and now and then of an accident; each life goes on with what it finds."""
+    """A trainer that dies of some groups, and sometimes by accident; each life continues from the store."""
     weights = {f"t{number:02d}": weight for number, weight in enumerate(groups[0])}
     bad = {f"t{number:02d}" for number in groups[1]}
     ready, deaths, trained, dead = dict(weights), [], {}, set()

@@ -1,4 +1,4 @@
-"""However often the trainer went back to a checkpoint: nothing trains past the bound, and nothing else is lost."""
+"""After any number of returns to a checkpoint, nothing trains past the bound, and nothing else is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.policies.version_tree import VersionTree
 
 
 def distance(edges: list[tuple[int, int]], start: int, goal: int) -> int:
-    """Edges between two versions, by looking everywhere."""
+    """The distance between two versions, by exhaustive search."""
     beside: dict[int, set[int]] = {}
     for one, other in edges:
         beside.setdefault(one, set()).add(other)

@@ -1,4 +1,4 @@
-"""The state tables: what is allowed, to whom, and what somebody hears who tries something else."""
+"""The status tables: allowed moves, their actors, and the errors of all others."""
 
 from __future__ import annotations
 

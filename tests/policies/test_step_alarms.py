@@ -1,4 +1,4 @@
-"""How a Step stands against those before it."""
+"""The metrics of a step compared with those before it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEALTHY = {
 
 
 def series(count: int = 60, **of: list[float]) -> list[dict[str, float]]:
-    """So many healthy Steps; a list replaces the last values of a metric."""
+    """Healthy steps; a list replaces the last values of a metric."""
     steps = [dict(HEALTHY) for _ in range(count)]
     for name, values in of.items():
         for step, value in zip(steps[-len(values) :], values, strict=True):

@@ -39,7 +39,7 @@ class Record:
     score: float | None = None
     finished_at: float = 0.0
     free: bool = False
-    """It failed on an open breaker."""
+    """It failed on an open circuit breaker."""
     late: bool = False
     trains: bool = False
     trained_by: list[Step] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Task:
         self.status = to
 
     def seats(self) -> list[list[Record]]:
-        """The attempts of each seat in the present round."""
+        """The attempts of each seat in the current round."""
         now = [record for record in self.records if record.round == self.round]
         return [[record for record in now if record.seat == seat] for seat in range(self.n)]
 
@@ -110,7 +110,7 @@ class World:
         # The trainer's memory; the rest is in the store.
         self.trainer_alive = False
         self.dies_after_lease = False
-        """The next Step is leased and no more."""
+        """The next step is leased only."""
         self.version = 0
         self.unpublished = 0
         self.held_since: float | None = None
@@ -118,7 +118,7 @@ class World:
         self.tree = VersionTree()
         self.steps: list[Step] = []
         self.checkpoint = (0, 0)
-        """How many committed steps it covers, and the version it was taken at."""
+        """The number of committed steps that it covers, and its version."""
         self.ended = ""
 
     # ---- the steward ----
@@ -191,7 +191,7 @@ class World:
             task.move(T.DEAD, actor)
 
     def counts(self) -> admission.Counts:
-        """As the steward counts by query."""
+        """The counts that the steward queries."""
         by_status = Counter(record.status for task in self.tasks for record in task.records)
         ready = sum(
             record.status == R.SCORED and record.round == task.round
@@ -219,7 +219,7 @@ class World:
     # ---- samplers ----
 
     def sampler(self, number: int) -> None:
-        """One short act: go on with what it runs, or claim something."""
+        """One short act: continues its record, or claims one."""
         # Before the first publication no engine is routed.
         if not self.samplers[number] or not self.version:
             return
@@ -384,7 +384,7 @@ class World:
     # ---- calm ----
 
     def calm(self) -> None:
-        """Nothing is broken any more; what the policy does stays as it is."""
+        """Removes all faults; the behavior of the policy stays."""
         self.samplers = dict.fromkeys(self.samplers, True)
         self.breaker_open, self.judge_answers, self.hold = False, True, ""
         self.weather = Counter({Outcome.ANSWERED: 9, Outcome.TURN_LIMIT: 1})
@@ -401,7 +401,7 @@ class World:
         self.trainer()
 
     def run_until_step(self, at_most: int) -> bool:
-        """Whether a Step was committed, or the run came to a named end."""
+        """Whether a step was committed, or the run has a named end."""
         before = len(self.steps)
         for _ in range(at_most):
             self.tick()

@@ -1,4 +1,4 @@
-"""Stored token data is read back as it was, or refused."""
+"""Stored token data is read back unchanged, or refused."""
 
 from __future__ import annotations
 

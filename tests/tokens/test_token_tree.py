@@ -1,4 +1,4 @@
-"""A token tree holds what calls consumed and produced: all of it, exactly, and once."""
+"""A token tree holds the tokens of calls completely, exactly and once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.tokens.token_tree import TokenTree
 Call = tuple[int, list[int], list[int]]
 
 tokens = st.integers(0, 2)
-"""Few different ones, so that calls share a lot by chance."""
+"""Few different ids, so that calls share long prefixes by chance."""
 
 
 @st.composite
@@ -52,7 +52,7 @@ def stored(calls: list[Call]) -> dict[int, StoredCall]:
 
 
 def trained(spans: Sequence[Span]) -> list[tuple[int, int]]:
-    """Every token that trains, as its span and its place there."""
+    """Every trained token, as its span and its place in it."""
     return [(index, at) for index in trained_spans(spans) for at in range(spans[index].length)]
 
 

@@ -1,4 +1,4 @@
-"""A small model for tests, in float64 where exactness is what is tested."""
+"""A small model for tests, in float64 for tests of exactness."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bigger weights than a fresh model's, so that distributions differ from even."""
+    """Larger weights than a fresh model's, so that distributions are not uniform."""
     directory = tmp_path_factory.mktemp("model")
     changes = {"initializer_range": 0.12, "hidden_size": 32, "intermediate_size": 64, "head_dim": 16}
     build_tiny(directory, TEXTS, seed=3, **changes)
@@ -29,7 +29,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class ExactNorm(torch.nn.Module):
-    """The same as the stock module, which computes in float32 whatever it is given."""
+    """The same as the stock module, which always computes in float32."""
 
     def __init__(self, stock: Any) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class ExactRotation(torch.nn.Module):
 
 
 def make_exact(module: torch.nn.Module) -> None:
-    """Keep norms and rotations in float64; every parameter stays the same object."""
+    """Keeps norms and rotations in float64; every parameter stays the same object."""
     for name, child in list(module.named_children()):
         if type(child).__name__.endswith("RMSNorm"):
             setattr(module, name, ExactNorm(child))

@@ -50,7 +50,7 @@ def forked(run_dir: Path, url: str, life: int, limit: int) -> int:
 
 
 def _mapped() -> int:
-    """Bytes of address space that are taken already."""
+    """Bytes of address space in use."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 

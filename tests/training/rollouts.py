@@ -1,4 +1,4 @@
-"""What samplers would have left in the store, written by the store's own functions."""
+"""Records as samplers leave them in the store, written by the store's own functions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def trainer(db: Database, config: RunConfig, run_dir: Path, *, life: int = 1) ->
 
 
 def after(patch: pytest.MonkeyPatch, owner: object, name: str, act: Callable[[], object]) -> None:
-    """Have something happen whenever that function or coroutine has done its work, before its caller goes on."""
+    """Calls `act` whenever that function or coroutine has finished, before its caller continues."""
     original = getattr(owner, name)
 
     def called(*arguments: Any, **options: Any) -> Any:

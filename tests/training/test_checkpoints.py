@@ -1,4 +1,4 @@
-"""A checkpoint gives back every bit, or is not taken."""
+"""A checkpoint restores every bit, or is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be changed while training goes on: between Steps, and with a word on what it would lose."""
+"""Knobs of training change between steps, with a preview of the effect."""
 
 from __future__ import annotations
 

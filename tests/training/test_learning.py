@@ -128,7 +128,7 @@ def test_a_diverging_warm_up_raises_an_error(tiny: Path) -> None:
 
 
 def test_rewarded_tokens_become_likelier(tiny: Path) -> None:
-    """On-policy: sampled from the model, rewarded for one token, trained; a few times."""
+    """On-policy: samples from the model, rewards one token, trains; a few times."""
     learner = make_learner(tiny, exact=False, optimizer="muon", learning_rate=5e-3)
     prompt, wanted = [9, 8, 7], 42
     generator = torch.Generator().manual_seed(1)

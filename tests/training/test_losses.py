@@ -1,4 +1,4 @@
-"""Losses: against finite differences, by their formulas, and silent where they should be."""
+"""Losses against finite differences and by their formulas; masked pairs have no gradient."""
 
 from __future__ import annotations
 

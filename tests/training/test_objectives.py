@@ -1,4 +1,4 @@
-"""Objectives as the learner carries them out: decay by age or by time, what the denominator counts, both ratios."""
+"""Objectives in the learner: decay by age or by time, the denominator, both ratios."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batch(*, decays: bool, ages: Mapping[int, int] | None = None, **fields: Any)
 
 
 def measured(learner: Learner, given: Batch, **loss: Any) -> dict[str, float]:
-    """Of a step that changes nothing."""
+    """The metrics of a step that changes no weights."""
     learner.optimizers.set_learning_rate(0.0)
     return learner.train(given, PolicyLoss(**loss)).metrics
 

@@ -1,4 +1,4 @@
-"""Training without a run: recorded batches give the bits that the run had, and a job goes on where it was cut off."""
+"""Training without a run: recorded batches give the bits of the run, and a job continues where it was interrupted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEPS = 5
 
 
 class Reports:
-    """Hears of steps, and may say that it is enough."""
+    """Collects the reports of steps, and ends the job after `until`."""
 
     def __init__(self, until: int = 10**9) -> None:
         self.received: list[StepReport] = []

@@ -1,4 +1,4 @@
-"""Several optimizer steps of one batch: each over whole groups, all against one π_old, and all or none of them."""
+"""Several optimizer steps of one batch: over whole groups, against one π_old, all or none."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_steps_over_parts_give_the_bits_of_their_batches_one_after_the_other(tin
 
 
 def at_the_start(learner: Learner, batch: Batch) -> Batch:
-    """As if the policy that the batch begins with had sampled it."""
+    """The batch as if the policy that it begins with had sampled it."""
     known = []
     for one in batch.trajectories:
         (prompt, said) = one.segments
@@ -86,7 +86,7 @@ def single_turns(count: int) -> list[Trajectory]:
 
 
 def test_all_parts_of_a_decoupled_step_use_the_policy_before_the_first(tiny: Path) -> None:
-    """Against π_old of the whole batch it is the step that its own starting policy would have sampled for."""
+    """The same step against π_old of the whole batch, as its own starting policy would have sampled it."""
     one, other = (make_learner(tiny, optimizer="muon", learning_rate=RATE) for _ in range(2))
     batch = batch_of(single_turns(8))
     reference = at_the_start(other, batch)

@@ -1,4 +1,4 @@
-"""What is packed together is computed as if it were alone."""
+"""Packing changes no result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gradients(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 def context_of(trajectory: Trajectory, index: int) -> list[int]:
-    """All tokens before a segment, on its way from the root."""
+    """All tokens before a segment, on its path from the root."""
     parent = trajectory.segments[index].parent
     if parent < 0:
         return []
@@ -31,7 +31,7 @@ def context_of(trajectory: Trajectory, index: int) -> list[int]:
 
 
 def reference(learner: Learner, batch: Batch, loss: PolicyLoss = LOSS) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradient without any packing: every segment by itself behind its own context, one plain forward each."""
+    """Loss and gradient without packing: one forward pass for each segment with its own context."""
     count = batch.trained_tokens
     whole = torch.zeros((), dtype=torch.float64)
     for trajectory in batch.trajectories:
@@ -54,7 +54,7 @@ def reference(learner: Learner, batch: Batch, loss: PolicyLoss = LOSS) -> tuple[
 
 
 def packed(learner: Learner, batch: Batch, loss: PolicyLoss = LOSS) -> tuple[float, dict[str, torch.Tensor]]:
-    """What the learner computes, caught before the optimizer uses it."""
+    """The loss and gradient of the learner, before the optimizer uses them."""
     caught: dict[str, torch.Tensor] = {}
     clip = learner.accelerator.clip_grad_norm_
     learner.accelerator.clip_grad_norm_ = lambda *_: caught.update(gradients(learner)) or 0.0
@@ -99,7 +99,7 @@ def tempered(chance: random.Random) -> list[Trajectory]:
 
 
 def twins(chance: random.Random) -> list[Trajectory]:
-    """Two members sampled the very same ids, at other log-probs, with other advantages."""
+    """Two members sampled the same ids with other log-probs and advantages."""
     prompt, output = some(chance, 5, 5), some(chance, 6, 6)
     return [
         trajectory_of_calls([(0, prompt, output)], "left", group="g", advantage=1.5, version=1),

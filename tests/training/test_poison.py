@@ -1,4 +1,4 @@
-"""A record that no trainer survives: found by halves, set aside, and the run goes on."""
+"""A record that no trainer survives is found by bisection and set aside, and the run continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.training.rollouts import closed_groups, configuration, end_of_data
 
 LIMIT_BYTES = 1 << 30
 TOO_LONG = 9_000
-"""Tokens whose attention takes some times the limit."""
+"""Tokens whose attention needs several times the limit."""
 
 
 async def test_a_record_too_long_for_the_memory_is_dead_and_all_others_train(
@@ -48,7 +48,7 @@ async def test_a_record_too_long_for_the_memory_is_dead_and_all_others_train(
 
 @pytest.fixture
 async def died_twice(db: Database) -> list[str]:
-    """Four ready groups, with which two trainers died."""
+    """Four ready groups that two trainers died with."""
     ready = await ready_tasks(db, 4)
     for life in (1, 2):
         lineage = await lineages.begin(db, f"trainer-0.{life}", parent_checkpoint="", after_step=0)
@@ -58,7 +58,7 @@ async def died_twice(db: Database) -> list[str]:
 
 
 async def accused(db: Database) -> tuple[str, ...]:
-    """What the next Step would be made of alone."""
+    """The groups that the next step would try alone."""
     known = {one.task.id: one for one in await steps.ready(db)}
     groups = [
         ReadyGroup(name, one.task.admitted_order, True, tuple(ReadyRecord(data.id, 0) for data in one.records))

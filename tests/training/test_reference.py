@@ -1,4 +1,4 @@
-"""The reference: how far the policy is from what the run began with, and what holds it there."""
+"""The reference: the distance of the policy from the initial weights, and the loss that limits it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainer reports about its newest step, and the curves as TensorBoard itself reads them."""
+"""The reports of a trainer about its newest step, and the curves as TensorBoard reads them."""
 
 from __future__ import annotations
 

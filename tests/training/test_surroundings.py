@@ -1,4 +1,4 @@
-"""What the trainer asks of others: evaluations, and episodes that do not fail."""
+"""What the trainer depends on: evaluations, and episodes that do not fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import aeventually
 
 
 async def evaluate_what_is_wanted(db: Database) -> bool:
-    """As steward and sampler would; False if nothing is wanted now."""
+    """Acts as steward and sampler; returns False if no evaluation is requested."""
     wanted = await evaluations.wanted(db)
     for version in wanted:
         asked = row(version, purpose="eval", version=version)

@@ -1,4 +1,4 @@
-"""The trainer on a real store: what it trains, publishes and saves, and what is left when it dies anywhere."""
+"""The trainer on a real store: what it trains, publishes and saves, and its recovery from a death at any point."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PLACES: dict[str, tuple[object, str]] = {
     "committed": (training.steps, "commit"),
     "checkpoint renamed": (checkpoints, "write_checkpoint"),
 }
-"""What was the last thing done."""
+"""The last act before the death."""
 DEATHS = (
     ("weights written", 1, 1),
     ("leased", 1, 1),
@@ -52,11 +52,11 @@ DEATHS = (
     ("checkpoint renamed", 1, 1),
     ("checkpoint renamed", 2, 1),
 )
-"""Where it dies, when it comes there for the so manieth time, and how many optimizer steps each step has."""
+"""The point of the death, at which of its occurrences, and the optimizer steps of each step."""
 
 
 class Died(BaseException):
-    """As if by kill -9: nothing after it is done by this trainer."""
+    """Like kill -9: this trainer does nothing after it."""
 
 
 def weights(run_dir: Path, version: int) -> dict[str, torch.Tensor]:
@@ -151,7 +151,7 @@ _undisturbed: dict[int, dict[str, torch.Tensor]] = {}
 
 
 async def undisturbed(db: Database, tiny: Path, tmp_path: Path, cut: int = 1) -> dict[str, torch.Tensor]:
-    """The weights after the same data without any death; computed once for all tests that ask."""
+    """The weights after the same data without a death; computed once for all tests."""
     if cut not in _undisturbed:
         for collection in await db.collections():
             await db.delete_many(collection, {})

@@ -1,4 +1,4 @@
-"""When the trainer's wait for a batch is late: by the run's own pace, so that a slow run is not an unwell one."""
+"""When the trainer's wait for a batch is late: by the run's own pace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.training.waiting import LATE_AFTER_S, LATE_FACTOR, BatchWait, late_
 
 
 class Unit:
-    """Says how long its waits may last."""
+    """Remembers the limits of its waits."""
 
     def __init__(self) -> None:
         self.limits: list[float] = []

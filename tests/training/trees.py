@@ -15,7 +15,7 @@ Call = tuple[int, list[int], list[int]]
 def trajectory_of_calls(
     calls: Sequence[Call], record: str, *, group: str = "", advantage: float = 1.0, version: int = 1, heat: float = 1.0
 ) -> Trajectory:
-    """As it comes out of the store, with log-probs that only depend on the place of a token."""
+    """A trajectory as from the store, with log-probs that depend only on the place of a token."""
     tree = TokenTree.from_calls(calls)
     segments = []
     for span in tree.spans:
@@ -46,7 +46,7 @@ def chain(chance: random.Random, prompt: Sequence[int], turns: int) -> list[Call
 
 
 def fork(chance: random.Random, prompt: Sequence[int], turns: int) -> list[Call]:
-    """A context that is edited now and then."""
+    """A chain whose context is edited sometimes."""
     calls = chain(chance, prompt, turns)
     for index in range(turns, turns + 2):
         _, before, output = calls[chance.randrange(len(calls))]

@@ -1,4 +1,4 @@
-"""The engines that the contract is held against: each test gets one that serves version 1 and has nothing to do."""
+"""The engines under the contract: each test gets one that serves version 1 and is idle."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Subject:
     url: str
     client: HttpEngine
     gives_memory: bool = True
-    """Whether it can give up what its cache takes."""
+    """Whether it can release the memory of its cache."""
 
     @property
     def keeps_cache(self) -> bool:
-        """Whether it computes on with what other weights left, when a call is paused in place."""
+        """Whether a call that is paused in place continues with the cache of other weights."""
         return self.kind == "sglang"
 
     async def put(self, weights: Weights) -> None:
@@ -61,7 +61,7 @@ def sglang_python() -> str:
 
 @pytest.fixture(scope="session")
 def tolerance() -> float:
-    """How far log-probs may be from those of transformers in float32."""
+    """The limit of differences to the log-probs of transformers in float32."""
     return 1e-4
 
 
@@ -72,7 +72,7 @@ async def server(
     sglang_python: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[SglangEngine]:
-    """One for all tests: it takes its time to start."""
+    """One for all tests, because it starts slowly."""
     token_file = tmp_path_factory.mktemp("sglang") / "token"
     token_file.write_text(TOKEN)
     engine = SglangEngine(
@@ -109,7 +109,7 @@ async def embedded_url(first: Weights) -> AsyncIterator[str]:
 
 @pytest.fixture(params=["embedded", pytest.param("sglang", marks=pytest.mark.sglang)])
 def address(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Kind and URL; a server is started when the first test wants it."""
+    """Kind and URL; a server starts with the first test that needs it."""
     return request.param, request.getfixturevalue(f"{request.param}_url")
 
 
@@ -127,7 +127,7 @@ async def subject(address: tuple[str, str], first: Weights, sglang_arguments: Se
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def client(server: SglangEngine) -> AsyncIterator[HttpEngine]:
-    """Asks the SGLang server that all tests share."""
+    """The client of the SGLang server that all tests share."""
     made = HttpEngine(server.url, TOKEN)
     yield made
     await _leave_nothing(made)
@@ -157,7 +157,7 @@ async def begun(client: HttpEngine, rid: str, ids: Sequence[int], sampling: Samp
 
 
 async def _leave_nothing(client: HttpEngine) -> None:
-    """Also after a test that failed: its calls end, and with them the tasks that wait for them."""
+    """Ends the calls of a test, also after a failure, and the tasks that wait for them."""
     await client.resume()
     await client.abort("")
     await aeventually(lambda: _idle(client))

@@ -12,10 +12,10 @@ ON_PROCESSORS = (
     *("--disable-cuda-graph", "--disable-overlap-schedule"),
 )
 UP_WITHIN_S = 600.0
-"""A third of a minute on a machine that has nothing else to do."""
+"""The server needs about 20 s on an idle machine."""
 
 
 def python() -> str:
-    """That of the environment, which has to be there: a comparison that is skipped compares nothing."""
+    """The Python of SGLang's environment. It must exist: a skipped comparison proves nothing."""
     assert PYTHON.exists(), f"{PYTHON} is not there: make sglang-cpu"
     return str(PYTHON)

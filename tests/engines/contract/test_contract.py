@@ -1,4 +1,4 @@
-"""What every engine promises, held against the embedded one and a real SGLang server, with the same weights."""
+"""The contract of engines, for the embedded one and a real SGLang server with the same weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EPISODE = "task#r1.s0.a1"
 
 
 def end_of(weights: Weights) -> int:
-    """SGLang always stops at it, so every call names it, as samplers do."""
+    """SGLang always stops at this token, so every call names it, as samplers do."""
     end: int = weights.reference.config.eos_token_id
     return end
 
@@ -136,7 +136,7 @@ async def test_an_aborted_call_returns_its_output_and_affects_no_other(
     subject: Subject, first: Weights, tolerance: float
 ) -> None:
     async def aborted() -> tuple[Generated, Generated]:
-        """And another, whose name begins with that of the first."""
+        """A second call, whose rid begins with that of the first."""
         name = f"{EPISODE}/c{next(NAMES)}"
         call = await begun(subject.client, name, PROMPT, sampling(first, LONG, temperature=0.0))
         other = asyncio.create_task(
@@ -254,7 +254,7 @@ async def test_reports_have_state_version_and_load(subject: Subject, first: Weig
     assert (load.version, load.slots, load.running) == (1, 16, 0)
 
     async def counted() -> bool:
-        """SGLang counts now and then only, and a call may have ended by then."""
+        """SGLang updates its counts rarely, and a call may have ended by then."""
         call = await endless(subject, first)
         try:
             while not call.done():
@@ -300,7 +300,7 @@ async def refused_under_way(subject: Subject, weights: Weights) -> bool:
 
 
 async def gives_up(client: HttpEngine) -> bool:
-    """What was aborted may be under way for another moment."""
+    """An aborted call may be under way for another moment."""
     with contextlib.suppress(EngineBusyError):
         await client.release_memory()
         return True
@@ -319,7 +319,7 @@ async def test_only_the_token_of_the_run_passes(subject: Subject, first: Weights
 async def test_sixty_four_calls_at_once_all_end_and_are_exact(
     subject: Subject, first: Weights, tolerance: float
 ) -> None:
-    """Four times more than it decodes at once."""
+    """Four times more calls than it decodes at the same time."""
     prompts = [[5 + number % 8, 20, 30 + number] for number in range(64)]
     made = await asyncio.gather(
         *(

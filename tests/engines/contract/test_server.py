@@ -1,4 +1,4 @@
-"""A real SGLang server as its unit keeps it: what it refuses, what serves on, and how it ends."""
+"""A real SGLang server under its unit: refusals, updates, and its end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LONG = Sampling(max_new_tokens=240, temperature=2.0)
 
 
 async def serves(server: SglangEngine, client: HttpEngine, weights: Weights, version: int) -> None:
-    """Calls are let in, and answered by these weights under this number."""
+    """Calls are accepted and answered by these weights under this version."""
     made = await client.generate("asked", PROMPT, GREEDY, deadline_s=60)
     assert made.ids == weights.greedy(PROMPT, 5)[: len(made.ids)]
     assert {found for found, _ in made.versions} == {version}
@@ -131,7 +131,7 @@ async def test_the_token_is_in_no_command_line(server: SglangEngine) -> None:
 
 
 async def test_a_server_that_was_killed_is_noticed_and_nothing_of_it_is_left(server: SglangEngine) -> None:
-    """The last one: there is no server after it."""
+    """The last test: it leaves no server."""
     assert server.pid is not None
     leader = psutil.Process(server.pid)
     others = leader.children(recursive=True)
