@@ -85,6 +85,32 @@ class Operator:
             raise DemoError(f"{name} is not in the status of the run.")
         return found[0]
 
+    def kill(self, pid: int, name: str) -> float:
+        """Kills a process. Returns the time."""
+        self._console.print(f"[bold]$ kill -9 {pid}[/bold]  # {name}", highlight=False)
+        killed_at = time.time()
+        os.kill(pid, signal.SIGKILL)
+        return killed_at
+
+    def kill_unit(self, before: Any) -> tuple[Any, float]:
+        """Kills a unit. Returns its row when its replacement is ready, and the time of the kill."""
+        name = before["unit"]
+        killed_at = self.kill(before["pid"], name)
+
+        def replaced() -> Any:
+            unit = self.unit(name)
+            return unit if unit["incarnation"] > before["incarnation"] and unit["state"] == "ready" else None
+
+        return self.until(f"{name} is replaced", replaced), killed_at
+
+    def down(self, say: Callable[[str], None]) -> None:
+        """Takes the run down. Raises DemoError if a process is left."""
+        proof = self.types("down", "--yes", allow=(ExitCode.OK, ExitCode.NOT_PROVEN))
+        for line in proof["lines"]:
+            say(line)
+        if proof["left"]:
+            raise DemoError(f"Something is left: {'; '.join(proof['left'])}")
+
     def until(self, what: str, condition: Callable[[], Any], within_s: float = 60.0) -> Any:
         """Polls a condition. Raises DemoError if it does not hold in time."""
         deadline = time.monotonic() + within_s
@@ -144,7 +170,7 @@ class Demo:
             ("Killing the coordinator", self._kill_coordinator),
             ("Changing a knob and changing it back", self._tune),
             ("Asking who waits for whom", self._why),
-            ("Taking the run down", self._down),
+            ("Taking the run down", lambda: self.operator.down(self._says)),
         ):
             self._progress.update(self._task, description=title)
             step()
@@ -178,21 +204,14 @@ class Demo:
     def _kill_unit(self) -> None:
         # Scaling down removes idle units, so any of them may be gone.
         before = next(unit for unit in self.operator.status()["units"] if unit["group"] == "ticker")
-        name = before["unit"]
-        killed_at = self._kill(before["pid"], name)
-
-        def replaced() -> Any:
-            unit = self.operator.unit(name)
-            return unit if unit["incarnation"] > before["incarnation"] and unit["state"] == "ready" else None
-
-        after = self.operator.until(f"{name} is replaced", replaced)
+        after, killed_at = self.operator.kill_unit(before)
         self._says(f"Its replacement was ready {_ms(after['ready_at'] - killed_at)} after the kill.")
         incident = self.operator.types("events", "--kind", "incident")[-1]
         self._says(incident["what"])
 
     def _kill_coordinator(self) -> None:
         before = self.operator.status()
-        killed_at = self._kill(before["run"]["coordinator_pid"], "the coordinator")
+        killed_at = self.operator.kill(before["run"]["coordinator_pid"], "the coordinator")
 
         def adopted() -> Any:
             status = self._status_if_any()
@@ -233,19 +252,6 @@ class Demo:
         self._console.print("[bold]$ agentrl why[/bold]", highlight=False)
         for chain in chains[:3]:
             self._says(chain["sentence"])
-
-    def _down(self) -> None:
-        proof = self.operator.types("down", "--yes", allow=(ExitCode.OK, ExitCode.NOT_PROVEN))
-        for line in proof["lines"]:
-            self._says(line)
-        if proof["left"]:
-            raise DemoError(f"Something is left: {'; '.join(proof['left'])}")
-
-    def _kill(self, pid: int, name: str) -> float:
-        self._console.print(f"[bold]$ kill -9 {pid}[/bold]  # {name}", highlight=False)
-        killed_at = time.time()
-        os.kill(pid, signal.SIGKILL)
-        return killed_at
 
 
 def _steady(status: Any) -> list[Any]:

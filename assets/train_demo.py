@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import shutil
 import signal
 import sys
@@ -122,16 +121,7 @@ class TrainingDemo:
         self._client = BlockingClient(Client.connect(NAME, state_dir=self._state_dir))
 
     def _kill_sampler(self) -> None:
-        before = self.operator.unit("sampler-0")
-        self._console.print(f"[bold]$ kill -9 {before['pid']}[/bold]  # sampler-0", highlight=False)
-        killed_at = time.time()
-        os.kill(before["pid"], signal.SIGKILL)
-
-        def replaced() -> Any:
-            unit = self.operator.unit("sampler-0")
-            return unit if unit["incarnation"] > before["incarnation"] and unit["state"] == "ready" else None
-
-        after = self.operator.until("sampler-0 is replaced", replaced)
+        after, killed_at = self.operator.kill_unit(self.operator.unit("sampler-0"))
         life = f"sampler-0.{after['incarnation']}"
         self.operator.until("it has an episode", lambda: self._store.has_claimed(life))
         self.result.recoveries = {
@@ -178,12 +168,8 @@ class TrainingDemo:
 
     def _down(self) -> None:
         self.close()
-        proof = self.operator.types("down", "--yes", allow=(ExitCode.OK, ExitCode.NOT_PROVEN))
-        self._is_down = not proof["left"]
-        for line in proof["lines"]:
-            self._says(line)
-        if proof["left"]:
-            raise DemoError(f"Something is left: {'; '.join(proof['left'])}")
+        self.operator.down(self._says)
+        self._is_down = True
 
     def take_down(self) -> None:
         """Takes the run down if it is not down yet, and prints what is left of it."""
