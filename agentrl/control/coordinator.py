@@ -16,7 +16,7 @@ from agentrl import __version__
 from agentrl.config.paths import RunFile, read_run
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.control import recovery
-from agentrl.control.alerts.alert_service import Alerting
+from agentrl.control.alerts.alert_service import AlertService
 from agentrl.control.background_tasks import restarting_task
 from agentrl.control.clock import Clock
 from agentrl.control.commands.active_config import Settings
@@ -140,7 +140,7 @@ class Coordinator:
         hosts = HostHandler(context, requests, self._incidents)
         self._settings = Settings(context, self._state_dir)
         self._queries = Queries(context, requests, lambda all: self._alerting.rows(all))
-        self._alerting = Alerting(context, self._queries.chains)
+        self._alerting = AlertService(context, self._queries.chains)
         self._recorder = FeedRecorder(context, self._state_dir)
         shutdown = Shutdown(context, requests, self._ended.set)
         self._instructions = InstructionHandler(context, self._incidents, units.died, shutdown.all_stopped)

@@ -21,7 +21,7 @@ from agentrl.control.background_tasks import restarting_task
 from agentrl.control.context import Context
 from agentrl.control.state.operations import Goal, Operation
 from agentrl.control.state.unit_metrics import MemoryWatch
-from agentrl.errors import AgentrlError, UsageError
+from agentrl.errors import UsageError
 from agentrl.protocol import commands
 from agentrl.protocol.commands import WaitChain
 from agentrl.protocol.effects import Effect
@@ -36,7 +36,7 @@ MOST_SHARE = 0.02
 CLEAR_S = 15.0
 
 
-class Alerting:
+class AlertService:
     def __init__(self, context: Context, chains: Callable[[], list[WaitChain]]) -> None:
         self._context = context
         self._chains = chains
@@ -186,8 +186,7 @@ class Alerting:
         now = self._context.clock.now()
         for row in self._engine.silence(args.id, args.for_s, who=operation.who, why=args.why, at=now):
             self._publish(row, moved=True)
-        known = {silence.rule: silence for silence in self._engine.silences()}
-        stored = known.get(args.id)
+        stored = next((silence for silence in self._engine.silences() if silence.rule == args.id), None)
         self._context.executor.put("silence", args.id, encode(stored) if stored else None)
         return {}
 
@@ -211,11 +210,7 @@ class Alerting:
             sentence=f"This is a test alert from {operation.who}.",
             since_at=now,
         )
-        try:
-            answers = await self._dispatcher.test(Notification("test", row, context.run.name, context.run.uuid))
-        except AgentrlError as failed:
-            context.operations.finish(operation, OperationState.FAILED, context.clock.now(), str(failed))
-            return
+        answers = await self._dispatcher.test(Notification("test", row, context.run.name, context.run.uuid))
         operation.lines = [f"{name}: {why_not or 'delivered'}" for name, why_not in answers.items()]
         failed_sinks = [name for name, why_not in answers.items() if why_not]
         why = f"not delivered by {', '.join(failed_sinks)}" if failed_sinks else ""

@@ -116,7 +116,7 @@ class Dispatcher:
 
     async def test(self, notification: Notification) -> dict[str, str]:
         """Sends a notification through every sink once. Returns by sink why it failed, or an empty sentence."""
-        answers = await asyncio.gather(*(sink.deliver(notification) for sink in self._sinks))
+        answers = await asyncio.gather(*(_try(sink, notification) for sink in self._sinks))
         return {sink.name: answer for sink, answer in zip(self._sinks, answers, strict=True)}
 
     async def _serve(self, sink: Sink) -> None:
