@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len
 
-from agentrl.formatting import token_spans as words
-from agentrl.formatting import tree_lines
+from agentrl.formatting import token_tree
 from agentrl.protocol.data_commands import TokenStretch
 from tui.model.styled_text import Line, Span, Tone, fitted, span
 from tui.model.table import Column
@@ -75,7 +74,7 @@ def lines(segment: TokenStretch, colouring: Colouring, width: int) -> Iterator[L
 
 def _parts(segment: TokenStretch, colouring: Colouring) -> Iterator[Span]:
     """Marks and tokens; a line end within a token ends a line here, too."""
-    texts, versions = words.texts(segment), list(words.versions(segment))
+    texts, versions = token_tree.texts(segment), list(token_tree.versions(segment))
     chances = [math.exp(min(0.0, each)) for each in segment.log_probs]
     before: int | None = None
     if segment.kind != "model":
@@ -126,7 +125,7 @@ class Node:
 def tree(segments: Sequence[TokenStretch]) -> dict[str, Node]:
     """Rows of a table, by the place of their segment."""
     places = {segment.segment: place for place, segment in enumerate(segments)}
-    heads = tree_lines.heads([places.get(segment.parent, tree_lines.ROOT) for segment in segments])
+    heads = token_tree.heads([places.get(segment.parent, token_tree.ROOT) for segment in segments])
     return {str(each.segment): Node(head, each) for head, each in zip(heads, segments, strict=True)}
 
 
@@ -137,12 +136,12 @@ def tree_columns() -> tuple[Column[Node], ...]:
         Column("trains", "TRAINS", 6, _trains, lambda node: node.segment.trains, rank=2),
         Column("weights", "WEIGHTS", 14, _weights, lambda node: node.segment.versions[:1], rank=3),
         Column("chance", "LOG-PROB", 8, _chance, _mean, True, 4),
-        Column("text", "TEXT", 16, _text, lambda node: "".join(words.texts(node.segment)), stretches=True),
+        Column("text", "TEXT", 16, _text, lambda node: "".join(token_tree.texts(node.segment)), stretches=True),
     )
 
 
 def keeps(wanted: frozenset[str], node: Node) -> bool:
-    text = f"{turn_name(node.segment)} {node.segment.kind} {''.join(words.texts(node.segment))}".casefold()
+    text = f"{turn_name(node.segment)} {node.segment.kind} {''.join(token_tree.texts(node.segment))}".casefold()
     return all(word in text for word in wanted)
 
 
@@ -177,4 +176,4 @@ def _chance(node: Node, now: float) -> Span:
 
 
 def _text(node: Node, now: float) -> Span:
-    return span("".join(words.texts(node.segment)), Tone.PLAIN if node.segment.kind == "model" else Tone.DIM)
+    return span("".join(token_tree.texts(node.segment)), Tone.PLAIN if node.segment.kind == "model" else Tone.DIM)

@@ -1,11 +1,32 @@
-"""A span of tokens as text: count, versions, log-probs, and whether the tokens train."""
+"""Draws the token tree of a record: a line per span, indented only at branches, and the text of spans."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from agentrl.formatting.amounts import counted
 from agentrl.protocol.data_commands import TokenStretch
+
+ROOT = -1
+
+
+def heads(parents: Sequence[int]) -> list[str]:
+    """The prefix of each node's line. Nodes are in depth-first order; a parent is an index, or ROOT."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for node, parent in enumerate(parents):
+        children[parent].append(node)
+    carried, made = {ROOT: ""}, list[str]()
+    for node, parent in enumerate(parents):
+        before, siblings = carried[parent], children[parent]
+        if len(siblings) == 1:
+            made.append(before)
+            carried[node] = before
+        else:
+            last = node == siblings[-1]
+            made.append(before + ("└─ " if last else "├─ "))
+            carried[node] = before + ("   " if last else "│  ")
+    return made
 
 
 def summary(stretch: TokenStretch) -> str:

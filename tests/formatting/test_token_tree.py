@@ -1,8 +1,8 @@
-"""Trees as lines."""
+"""Token trees as lines."""
 
 from __future__ import annotations
 
-from agentrl.formatting.tree_lines import ROOT, heads
+from agentrl.formatting.token_tree import ROOT, heads
 
 
 def test_a_chain_stays_in_its_column_and_branches_are_indented() -> None:
