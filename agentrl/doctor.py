@@ -1,7 +1,8 @@
-"""Whether a run can live here: `python -m agentrl.doctor [--json] [--datasets] [--set A.B=C] [RUN.yaml]`.
+"""Checks whether a run can work here: `python -m agentrl.doctor [--json] [--datasets] [--set A.B=C] [RUN.yaml]`.
 
-Invariants: a check looks and changes nothing that stays; it answers with a sentence in any case, and with what to do
-where something is wrong; `fail` is kept for what stops a run.
+* A check leaves nothing behind.
+* Every check answers with a sentence, and with a hint if something is wrong.
+* `fail` is only for what stops a run.
 """
 
 from __future__ import annotations
@@ -55,17 +56,17 @@ Verdict = Literal["ok", "warn", "fail"]
 
 
 class Check(msgspec.Struct, frozen=True):
-    """What one look found."""
+    """The result of one check."""
 
     name: str
     verdict: Verdict
     sentence: str
     hint: str = ""
-    """What to do; empty where nothing is to be done."""
+    """What to do; empty if nothing."""
 
 
 def examine(config: RunConfig | None = None) -> Iterator[Check]:
-    """All checks; with a configuration also those that only it needs."""
+    """All checks, with a configuration also the checks of its files, datasets and ports."""
     state = _state(config)
     yield check_python(sys.version_info[:3])
     yield check_packages(__version__, _installed())
@@ -95,7 +96,7 @@ def check_python(version: tuple[int, ...]) -> Check:
 
 
 def check_packages(version: str, installed: Mapping[str, tuple[str, Sequence[str]]]) -> Check:
-    """`installed`: name -> version and requirements, of agentrl and all that it needs; no version means not there."""
+    """`installed`: name -> version and requirements, of agentrl and its dependencies; no version: missing."""
     if "agentrl" not in installed:
         sentence = f"agentrl {version} runs from a directory; the versions of its dependencies are not checked."
         return Check("packages", "warn", sentence, "Install it: `pip install -e .` in the checkout.")
@@ -143,7 +144,7 @@ def check_disk(directory: Path) -> Check:
     if free >= DISK_COMFORTABLE_BYTES:
         return Check("disk", "ok", sentence)
     verdict: Verdict = "warn" if free >= DISK_AT_LEAST_BYTES else "fail"
-    return Check("disk", verdict, sentence, "Make room, or set AGENTRL_HOME to a bigger disk.")
+    return Check("disk", verdict, sentence, "Free some space, or set AGENTRL_HOME to a larger disk.")
 
 
 def check_sockets() -> Check:
@@ -178,17 +179,17 @@ def check_processes(proc: Path = Path("/proc")) -> Check:
 
 def check_cgroups(*, usable: bool) -> Check:
     if usable:
-        return Check("cgroups", "ok", "Process trees of units can be held and killed by cgroups.")
+        return Check("cgroups", "ok", "Every unit gets a cgroup, by which its process tree is found and killed.")
     return Check(
         "cgroups",
         "warn",
-        "No cgroup can be made: trees are found by a scan of /proc, memory limits are kept by sampling.",
+        "No cgroup can be made: process trees are found by a scan of /proc, memory limits are enforced by sampling.",
         "Start under `systemd-run --user --scope -p Delegate=yes` to have them.",
     )
 
 
 def check_clock(wall: Callable[[], float], steady: Callable[[], float], sleep: Callable[[float], None]) -> Check:
-    """Whether the two clocks run alike; supervision uses the steady one, people read the other."""
+    """Whether both clocks agree. Supervision uses the monotonic one, people read the other."""
     before = wall() - steady()
     sleep(CLOCK_WATCHED_S)
     step = wall() - steady() - before
@@ -215,19 +216,19 @@ def check_gpu(tool: str | None) -> Check:
         return Check("gpu", "ok", "There is no nvidia-smi; this host counts as one without GPUs.")
     query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as broken:
         return Check("gpu", "warn", f"nvidia-smi does not answer: {broken}.", "Look at the driver.")
-    if told.returncode != 0:
-        complaint = (told.stderr or told.stdout).strip().partition("\n")[0]
+    if answer.returncode != 0:
+        complaint = (answer.stderr or answer.stdout).strip().partition("\n")[0]
         return Check("gpu", "warn", f"nvidia-smi fails: {complaint}", "Look at the driver: `nvidia-smi`.")
-    cards = [line.strip() for line in told.stdout.splitlines() if line.strip()]
+    cards = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
     return Check("gpu", "ok", f"{len(cards)} GPU{'s' if len(cards) != 1 else ''}: {'; '.join(cards)}.")
 
 
 def check_terminal(is_terminal: bool, kind: str, encoding: str) -> Check:
     if "utf" not in encoding.lower():
-        sentence = f"The encoding is {encoding}; names and signs outside of it will look wrong."
+        sentence = f"The encoding is {encoding}; other characters will be displayed wrongly."
         return Check("terminal", "warn", sentence, "`export LANG=C.UTF-8`.")
     if is_terminal and kind in ("", "dumb"):
         return Check("terminal", "warn", f"TERM is {kind!r}: no colours, no screen.", "`export TERM=xterm-256color`.")
@@ -235,13 +236,13 @@ def check_terminal(is_terminal: bool, kind: str, encoding: str) -> Check:
 
 
 def check_files(config: RunConfig) -> Iterator[Check]:
-    """What else the run file names; only what is wrong with it."""
+    """The files that the run file names; only problems are reported."""
     for problem in file_checks.problems_of(config):
         yield Check("files", "fail", problem.message, problem.hint)
 
 
 def check_datasets(config: RunConfig) -> Iterator[Check]:
-    """What the steward will read; of large files the first rows."""
+    """The datasets of the environments; of large files the first rows."""
     for name, environment in config.environments.items():
         try:
             rows, whole = datasets.look(environment.dataset)
@@ -270,16 +271,16 @@ def _split(name: str, place: str, train: list[Row], held_out: list[Row], *, whol
     if not train and whole:
         return Check(title, "fail", f"{place} has no rows to train on: all of them are held out.", "Add some.")
     if leaks:
-        counted = f"{len(leaks)} of {len(held_out)} held-out prompts are trained on as well"
+        counted = f"{len(leaks)} of {len(held_out)} held-out prompts are also in the training split"
         sentence = f"environments.{name}: {counted}; {leaks[0].lines()}."
-        return Check(title, "warn", sentence, "An evaluation on them flatters; take them out of one split.")
+        return Check(title, "warn", sentence, "Remove them from one split: evaluation results on them are too good.")
     counted = f"{len(train)} rows to train on, {len(held_out)} held out"
-    looked = "." if whole else f" among the first {datasets.LOOKED_AT_ROWS}; the rest was not looked at."
-    return Check(title, "ok", f"{counted}{looked}")
+    read = "." if whole else f" among the first {datasets.LOOKED_AT_ROWS}; the rest was not read."
+    return Check(title, "ok", f"{counted}{read}")
 
 
 def check_ports(listen: str, coordinator_pid: int) -> Check:
-    """The three ports of the coordinator, unless its own coordinator holds them."""
+    """Whether the three ports of the coordinator are free, or in use by the coordinator of this run."""
     addresses = tcp_triplet(listen)
     taken = {address: why for address in addresses if (why := why_not_free(address))}
     if not taken:
@@ -359,7 +360,7 @@ def _requirement(text: str) -> tuple[str, str, str]:
 
 
 def _satisfies(version: str, condition: str) -> bool:
-    """Whether a version lies within bounds such as `>=27,<28`; what is written otherwise is not judged."""
+    """Whether a version is within bounds such as `>=27,<28`; other forms count as satisfied."""
     have = _numbers(version)
     for sign, bound in re.findall(r"(>=|<=|==|!=|<|>)\s*([\w.]+)", condition):
         limit = _numbers(bound)

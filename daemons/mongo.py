@@ -1,7 +1,9 @@
 """The main loop of the embedded MongoDB server: `python -m daemons.mongo`, as a unit of the role `mongo`.
 
-Invariants: the unit lives as long as its mongod and no longer; it is ready when a writable primary accepts the login;
-a drain is a clean shutdown; while its disk has no room it waits and says so.
+* The unit lives exactly as long as its mongod.
+* It is ready when a writable primary accepts the login.
+* A drain shuts mongod down cleanly.
+* While the disk has no room, the unit waits and reports it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ RECOVERY_AT_MOST_S = 600.0
 SHUTDOWN_WITHIN_S = 60.0
 CHECK_EVERY_S = 0.5
 ROOM_AT_MOST_S = 3600.0
-"""Longer than that without room is worth a question; it goes on waiting."""
+"""A longer wait is reported as late; the unit continues to wait."""
 
 
 def main(unit: Unit, state_dir: Path | None) -> None:
@@ -47,7 +49,7 @@ def main(unit: Unit, state_dir: Path | None) -> None:
 
 
 def _wait_for_room(unit: Unit, files: MongoFiles) -> bool:
-    """False if it was drained before there was any."""
+    """False if the unit was drained before there was room."""
     if not lack_of_room(files):
         return True
     with (
@@ -81,7 +83,7 @@ def _shut_down(unit: Unit, server: Mongod) -> None:
 
 def _root(state_dir: Path | None) -> Path:
     if state_dir is None:
-        raise ConfigError("Nobody says where the data lives.", hint="Give --state-dir, or start the run with `up`.")
+        raise ConfigError("The directory of the data is unknown.", hint="Set --state-dir, or start the run with `up`.")
     return state_dir / "mongo"
 
 
@@ -93,6 +95,6 @@ def _given() -> Path | None:
 
 
 if __name__ == "__main__":
-    # Before it is a unit: help, and what is wrong with the words, are for whoever typed them.
+    # Before it becomes a unit: help and wrong arguments belong on the terminal.
     given = _given()
     run_unit(lambda unit: main(unit, given))

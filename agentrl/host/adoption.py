@@ -1,8 +1,8 @@
-"""What a new agent makes of the ledger of the one before it.
+"""What a new agent does with the ledger of the previous one.
 
-Invariants: a process is adopted only if pid, start time and boot id all agree; one that ended unseen is said to have
-ended with an unknown status, and why it is unknown; an intent without a pid is looked for by its mark before it is
-called dead.
+* A process is adopted only if pid, start time and boot id all agree.
+* A process that ended without an agent is reported with an unknown status and the reason.
+* An intent without a pid counts as dead only after a search for its mark.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _adopt(services: Services, entry: Entry) -> Incarnation:
 
 
 def why_dead(entry: Entry) -> str:
-    """Why a process that should be there is not, and why nobody knows how it ended."""
+    """Why a process is gone and its exit status unknown."""
     if entry.pid == 0:
         return "the host agent died while it started the process, and no process with its mark was found"
     if entry.boot_id != procfs.boot_id():
@@ -64,7 +64,7 @@ def why_dead(entry: Entry) -> str:
 
 
 def _environment(services: Services, entry: Entry) -> Mapping[str, str]:
-    """What probes of an adopted process get. A secret that is gone now must not keep the probe from running."""
+    """The environment for probes of an adopted process. Probes run even if a secret is gone."""
     spawn = Spawn(entry.unit, entry.incarnation, entry.token, entry.spec, coordinator="")
     try:
         return spawn_environment.of_unit(spawn, services.home, services.heartbeat_s)

@@ -1,8 +1,9 @@
-"""The host agent: what it does with every message, and what it does by itself.
+"""The host agent: handles the coordinator's messages and owns all parts of the agent.
 
-Invariants: the agent's logic knows no socket (messages come by `receive`, leave by `send`); an incarnation is started
-at most once; while no coordinator listens nothing is queued, because the next hello carries the whole ledger; units
-live on whatever happens to the agent, and the agent lives on while units do.
+* It uses no socket: messages arrive by `receive` and leave by `send`.
+* An incarnation is started at most once.
+* Without a coordinator nothing is queued, because the next hello contains the whole ledger.
+* Units live on whatever happens to the agent, and the agent lives on while units do.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from agentrl.protocol.specs import incarnation_name
 log = logging.getLogger(__name__)
 
 _HELLO_BYTES = 3 << 20
-"""An inventory beyond this leaves the log lines out; a message may have 4 MiB."""
+"""A larger inventory omits the log lines; a message may have 4 MiB."""
 
 
 class Agent:
@@ -63,14 +64,14 @@ class Agent:
         self.cgroups = cgroups.detect(home.run, home.host) if use_cgroups else cgroups.nothing()
         self.ledger = Ledger(home.state_dir / "hosts" / home.host / "ledger")
         self.finished = finished or asyncio.Event()
-        """Set when the agent has nothing more to do."""
+        """Set when the agent ends."""
         self.watchdog: CoordinatorWatchdog | None = None
         self._send = send
         self._greeted = False
         self._exiting = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sought: set[str] = set()
-        """Incarnations that are looked for by their mark."""
+        self._searched: set[str] = set()
+        """Incarnations under search by their mark."""
         attribution = Attribution(home.run, self.processes.own_pids, self._could_be_another)
         self.services = Services(
             home=home,
@@ -82,13 +83,13 @@ class Agent:
             send=self.send,
             on_over=self.check_finished,
         )
-        self._answers = RequestHandler(self.services, self.lives)
-        self._rounds = PeriodicTasks(self.services, self.lives, times or Intervals(), self._been_lonely)
+        self._requests = RequestHandler(self.services, self.lives)
+        self._periodic = PeriodicTasks(self.services, self.lives, times or Intervals(), self._end_if_lonely)
 
     # ---- life of the agent ----
 
     def start(self) -> None:
-        """Take over what an earlier agent left, then begin to watch."""
+        """Adopt what an earlier agent left, then start the periodic tasks."""
         if self.cgroups.problems:
             log.info("Without some cgroups: %s.", "; ".join(self.cgroups.problems))
         self.processes.become_parent_of_orphans()
@@ -97,7 +98,7 @@ class Agent:
         self.ledger.load()
         for life in adoption.adopt_all(self.services):
             self.lives[life.name] = life
-        self._rounds.start()
+        self._periodic.start()
 
     def guard(self, watchdog: CoordinatorWatchdog) -> None:
         """Keep a coordinator alive from now on."""
@@ -105,10 +106,10 @@ class Agent:
         watchdog.start()
 
     async def close(self) -> None:
-        """Stop everything of the agent itself. Units live on."""
+        """End the agent's own tasks. Units live on."""
         if self.watchdog is not None:
             self.watchdog.stop()
-        self._rounds.stop()
+        self._periodic.stop()
         for life in self.lives.values():
             life.stop_watching()
         for task in tuple(self._tasks):
@@ -124,10 +125,10 @@ class Agent:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # ---- towards the coordinator ----
+    # ---- to the coordinator ----
 
     def send(self, message: Message) -> bool:
-        """False if nobody listens; the next hello then tells what matters."""
+        """False if no coordinator is connected; the next hello then contains what matters."""
         return self._greeted and self._send(message)
 
     @property
@@ -135,13 +136,13 @@ class Agent:
         return self._greeted
 
     def connected(self) -> None:
-        """A coordinator listens: say who we are, with everything we know."""
+        """A coordinator is connected: send the hello, with the whole ledger."""
         self._greeted = self._send(self.hello())
-        self._rounds.greeted(self._greeted)
+        self._periodic.greeted(self._greeted)
 
     def disconnected(self) -> None:
         self._greeted = False
-        self._rounds.greeted(False)
+        self._periodic.greeted(False)
 
     def hello(self) -> messages.HostHello:
         inventory = tuple(life.entry.on_wire(life.ready) for life in self.lives.values())
@@ -151,11 +152,11 @@ class Agent:
             run=self.home.run,
             host=self.home.host,
             agent_pid=os.getpid(),
-            agent_start_ticks=self._rounds.own_start_ticks,
+            agent_start_ticks=self._periodic.own_start_ticks,
             facts=resource_usage.facts(self.cgroups),
             inventory=inventory,
             state_dir=str(self.home.state_dir),
-            agent_age_s=procfs.age_s(self._rounds.own_start_ticks),
+            agent_age_s=procfs.age_s(self._periodic.own_start_ticks),
         )
         if len(wire.encode(hello)) <= _HELLO_BYTES:
             return hello
@@ -164,7 +165,7 @@ class Agent:
     # ---- from the coordinator ----
 
     def receive_frame(self, frame: bytes) -> None:
-        """One message as it came from a socket."""
+        """Decode and handle one message from the socket."""
         try:
             message = wire.decode_from_coordinator(frame)
         except ProtocolError as broken:
@@ -176,7 +177,7 @@ class Agent:
             log.error("A host agent has no use for %s.", type(message).__name__)
 
     def receive(self, message: ToHost) -> None:
-        """Act on one message. Never raises for anything that a coordinator may say."""
+        """Handle one message. Never raises for any message of a coordinator."""
         if self.watchdog is not None:
             self.watchdog.received(message, self.send)
         match message:
@@ -193,7 +194,7 @@ class Agent:
                 self.run_task(self._answer(message), f"answer {message.ask}")
             case messages.Welcome():
                 self.services.heartbeat_s = message.heartbeat_s
-                self._rounds.welcomed(message.heartbeat_s, message.stats_every_s)
+                self._periodic.welcomed(message.heartbeat_s, message.stats_every_s)
             case messages.WhoAreYou():
                 self.connected()
             case messages.Refused():
@@ -209,7 +210,7 @@ class Agent:
     def _spawn(self, spawn: Spawn) -> None:
         known = self._life(spawn.unit, spawn.incarnation)
         if known is not None:
-            self._tell(known)
+            self._repeat(known)
             return
         try:
             env = spawn_environment.of_unit(spawn, self.home, self.services.heartbeat_s)
@@ -227,7 +228,7 @@ class Agent:
         try:
             life.start(command, env, cwd)
         except (OSError, ValueError) as failed:
-            # Nothing runs, so nothing has to be remembered: the same Spawn may come again.
+            # Nothing runs, so the entry goes: the same Spawn may come again.
             self.ledger.forget(life.name)
             life.tree.group.remove()
             self._failed(spawn, f"{command[0]}: {_why(failed)}.", final=_is_final(failed))
@@ -247,8 +248,8 @@ class Agent:
         log.warning("%s.%d cannot be started: %s", spawn.unit, spawn.incarnation, reason)
         self.send(SpawnFailed(spawn.unit, spawn.incarnation, reason, final))
 
-    def _tell(self, life: Incarnation) -> None:
-        """What is known of an incarnation that was asked for a second time."""
+    def _repeat(self, life: Incarnation) -> None:
+        """Repeat what is known of an incarnation, for a repeated Spawn."""
         if life.entry.pid:
             self.send(life.spawned())
         if life.entry.exit is not None:
@@ -258,22 +259,22 @@ class Agent:
         life = self._life(unit, incarnation)
         if life is None:
             name = incarnation_name(unit, incarnation)
-            if name not in self._sought:
-                self._sought.add(name)
+            if name not in self._searched:
+                self._searched.add(name)
                 self.run_task(self._kill_by_mark(unit, incarnation), f"look for {name}")
         elif life.over:
-            self._tell(life)
+            self._repeat(life)
         else:
             life.kill_tree()
 
     async def _kill_by_mark(self, unit: str, incarnation: int) -> None:
-        """What is not in the ledger may be here all the same. Whoever asked has to hear when it is not."""
+        """Kill an incarnation that is not in the ledger but may live here; the coordinator always gets an answer."""
         name = incarnation_name(unit, incarnation)
         try:
             tree = ProcessTree(name, leader=None, log=self.services.logs.path(unit, incarnation))
             swept = await self.services.sweeper.empty(tree)
         finally:
-            self._sought.discard(name)
+            self._searched.discard(name)
         log.warning("%s was to be killed and is not in the ledger; %d processes had its mark.", name, len(swept))
         self.send(messages.GroupEmpty(unit, incarnation, swept))
 
@@ -298,20 +299,20 @@ class Agent:
         self.check_finished()
 
     def coordinator_left(self) -> bool:
-        """It goes when the run is down, and may not have known this agent yet: nobody else says that it may end.
-        Whether this agent ends."""
-        if not self._empty or self._sought:
+        """The coordinator ended in order, after `down`. If it did not know this agent yet, no message ends the agent.
+        Returns whether this agent ends."""
+        if not self._empty or self._searched:
             return False
         self._exit_when_empty()
         return True
 
-    def _been_lonely(self) -> None:
-        """Without units to keep there is nothing to wait for, unless a coordinator is being brought back."""
+    def _end_if_lonely(self) -> None:
+        """End if there are no units and no coordinator will be started."""
         if self._empty and not (self.watchdog is not None and self.watchdog.active):
             self.finished.set()
 
     def check_finished(self) -> None:
-        """Whether there is a reason to go on."""
+        """End if the coordinator wants that and no unit is left."""
         if self._exiting and self._empty:
             self.finished.set()
 
@@ -321,17 +322,17 @@ class Agent:
 
     async def _answer(self, ask: messages.Ask) -> None:
         try:
-            body = wire.raw(await self._answers.to(ask.what))
+            body = wire.raw(await self._requests.to(ask.what))
             self.send(messages.Answer(ask.ask, body=body))
         except (AgentrlError, OSError) as failed:
             code = failed.exit_code if isinstance(failed, AgentrlError) else ExitCode.FAILED
             self.send(messages.Answer(ask.ask, error=str(failed), code=int(code)))
-        except Exception as broken:  # a request boundary: whoever asked must not wait for ever
-            log.exception("The question %s could not be answered.", ask.what)
-            self.send(messages.Answer(ask.ask, error=f"The host agent failed to answer: {broken!r}."))
+        except Exception as broken:  # a request boundary: the coordinator waits for an answer
+            log.exception("The request %s failed.", ask.what)
+            self.send(messages.Answer(ask.ask, error=f"The host agent failed: {broken!r}. Its log has the traceback."))
 
     def _could_be_another(self, name: str, start_ticks: int) -> bool:
-        """Could another incarnation than `name` have started a process at that time?"""
+        """Whether another incarnation than `name` could have started a process at that time."""
         return any(
             life.name != name and not life.over and life.entry.start_ticks <= start_ticks
             for life in self.lives.values()
@@ -343,7 +344,7 @@ def _why(failed: OSError | ValueError) -> str:
 
 
 def _is_final(failed: OSError | ValueError) -> bool:
-    """Whether trying again cannot help: a property of the command or of the program's file."""
+    """Whether a retry cannot help: the command or the program's file is the cause."""
     return isinstance(failed, ValueError) or failed.errno in (errno.ENOEXEC, errno.EACCES, errno.E2BIG)
 
 

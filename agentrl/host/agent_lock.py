@@ -1,7 +1,6 @@
-"""The claim of one agent on one host of a run.
+"""The lock that allows one host agent per host of a run, and `agent.json`, which identifies the agent's process.
 
-Invariants: at most one agent of a host lives at a time (a lock that dies with its holder); `agent.json` tells which
-process it is, so that others can see whether it lives.
+The lock ends with its holder. Others read `agent.json` to see whether the agent lives.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from agentrl.host import procfs
 
 
 class AgentFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What stands in agent.json."""
+    """The content of agent.json."""
 
     pid: int
     start_ticks: int
@@ -29,7 +28,7 @@ class AgentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     started_at: float = 0.0
     version: str = ""
     coordinator: str = ""
-    """Why no coordinator is started any more, if that is so."""
+    """Why no coordinator is started any more; empty if one is."""
 
     @property
     def identity(self) -> procfs.Identity:
@@ -76,7 +75,7 @@ class AgentLock:
 
 
 def read_agent_file(state_dir: Path, host: str) -> AgentFile | None:
-    """Which process the agent of a host is, or was."""
+    """The process of a host's agent, living or not."""
     try:
         return msgspec.json.decode((state_dir / "hosts" / host / "agent.json").read_bytes(), type=AgentFile)
     except (OSError, msgspec.DecodeError):

@@ -1,7 +1,8 @@
-"""The cgroups of a host agent: one per incarnation, where the host lets us have them.
+"""The cgroups of a host agent: one per incarnation, if the host allows them.
 
-Invariants: what is possible is found out by trying, never assumed; everything here may be missing, and the agent then
-falls back to marks and descent; a cgroup that the agent made is removed when its incarnation is forgotten.
+* The agent finds out what is possible by trying.
+* Everything here may be missing; the agent then uses marks and descent.
+* A cgroup is removed when its incarnation is forgotten.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PREFIX = "agentrl-"
 
 
 def run_prefix(run: str) -> str:
-    """How the names of all cgroups of a run begin."""
+    """The prefix of the names of all cgroups of a run."""
     return f"{PREFIX}{run[:8]}"
 
 
@@ -29,16 +30,16 @@ class Group:
     """The cgroups of one incarnation. Both paths may be missing."""
 
     tree: Path | None = None
-    """A v2 cgroup: knows all members, and kills them in one write."""
+    """A v2 cgroup: lists all members, and kills them with one write."""
     memory: Path | None = None
-    """A cgroup (v2 or v1) that carries the memory limit."""
+    """A cgroup (v2 or v1) with the memory limit."""
 
     def paths(self) -> list[Path]:
         both = [path for path in (self.tree, self.memory) if path is not None]
         return list(dict.fromkeys(both))
 
     def members(self) -> list[int] | None:
-        """The pids inside, or None if that cannot be known."""
+        """The pids inside; None if they are unknown."""
         if self.tree is None:
             return None
         pids: list[int] = []
@@ -52,14 +53,14 @@ class Group:
         return pids
 
     def populated(self) -> bool | None:
-        """False once nothing lives inside; None if that cannot be known."""
+        """Whether a process lives inside; None if that is unknown."""
         if self.tree is None:
             return None
         events = procfs.read_bytes(f"{self.tree}/cgroup.events")
         return b"populated 1" in events if events else None
 
     def kill(self) -> bool:
-        """SIGKILL every member at once, those that fork at this moment too."""
+        """SIGKILL every member at once, also those that fork at this moment."""
         if self.tree is None:
             return False
         try:
@@ -86,7 +87,7 @@ class Group:
 
 @dataclass
 class Cgroups:
-    """Where this agent may make cgroups. Without any, `make` returns an empty Group."""
+    """The places where this agent may create cgroups. Without any, `make` returns an empty Group."""
 
     tree_base: Path | None = None
     memory_base: Path | None = None
@@ -102,7 +103,7 @@ class Cgroups:
         return self.memory_base is not None
 
     def make(self, incarnation: str, memory_max_bytes: int = 0) -> Group:
-        """The cgroups of a new incarnation. What cannot be made is left out and said in the log."""
+        """Create the cgroups of a new incarnation. If one cannot be created, the log says why."""
         group = Group()
         if self.tree_base is not None:
             group.tree = _made(self.tree_base / incarnation)
@@ -117,7 +118,7 @@ class Cgroups:
             name = "memory.max" if self.memory_v2 else "memory.limit_in_bytes"
             (path / name).write_text(str(memory_max_bytes))
             if self.memory_v2:
-                # The whole tree ends together: half of it could only hang.
+                # The kernel kills the whole tree: half of it would hang.
                 with contextlib.suppress(OSError):
                     (path / "memory.oom.group").write_text("1")
         except OSError as failed:
@@ -128,7 +129,7 @@ class Cgroups:
         return path
 
     def close(self) -> None:
-        """Remove the bases, if nothing is left in them."""
+        """Remove the base cgroups if they are empty."""
         for base in {self.tree_base, self.memory_base}:
             if base is not None:
                 with contextlib.suppress(OSError):
@@ -136,7 +137,7 @@ class Cgroups:
 
 
 def detect(run: str, host: str) -> Cgroups:
-    """Try everything once: which hierarchies are mounted, where we are in them, what we may write."""
+    """Find out by trying: which hierarchies are mounted, where this process is in them, what it may write."""
     found = Cgroups()
     name = f"{run_prefix(run)}.{host}"
     v2, v1_memory = _mounts()
@@ -154,13 +155,13 @@ def detect(run: str, host: str) -> Cgroups:
 
 
 def usable() -> bool:
-    """Whether an agent that is started here and now would have cgroups. Makes none."""
+    """Whether an agent that starts here now would have cgroups. Creates none."""
     v2, _ = _mounts()
     return v2 is not None and os.access(v2 / _own_path("").lstrip("/"), os.W_OK)
 
 
 def remove_of_run(run: str) -> None:
-    """Remove the empty cgroups that agents of the run left, as far as they are where an agent of here puts them."""
+    """Remove the empty cgroups that the run's agents left in the place of this process."""
     v2, v1_memory = _mounts()
     for mount, controller in ((v2, ""), (v1_memory, "memory")):
         if mount is not None:
@@ -174,7 +175,7 @@ def nothing() -> Cgroups:
 
 
 def of_paths(tree: str, memory: str) -> Group:
-    """The cgroups that a ledger entry names, as far as they still exist."""
+    """The cgroups in a ledger entry that still exist."""
     return Group(
         tree=Path(tree) if tree and Path(tree).is_dir() else None,
         memory=Path(memory) if memory and Path(memory).is_dir() else None,
@@ -197,11 +198,11 @@ def _mounts() -> tuple[Path | None, Path | None]:
 
 
 def _own_path(controller: str) -> str:
-    """Our own place in a hierarchy: the v2 one for an empty controller."""
+    """The cgroup of this process in a hierarchy; an empty controller means v2."""
     for line in procfs.read_bytes("/proc/self/cgroup").decode(errors="replace").splitlines():
         number, controllers, path = line.split(":", 2)
         if (number == "0" and not controller) or (controller and controller in controllers.split(",")):
-            # An agent that was started from inside a unit of a run must not build below that unit's cgroup.
+            # An agent that was started inside a unit must not create cgroups below the unit's own.
             return path.split(f"/{PREFIX}", 1)[0]
     return ""
 

@@ -1,9 +1,9 @@
-"""Processes that the agent started or adopted: their identity, their signals, their end.
+"""The processes that the agent started or adopted: their identity, their signals, their end.
 
-Invariants: every process is held by a pidfd whose start time was checked, so a signal can never reach a stranger that
-got the same pid; the end of a process is reported exactly once; a status is read only by the one who owns the process,
-and orphans that were re-parented to the agent are reaped without touching the status of a known child; nothing
-here blocks the loop.
+* Every process has a pidfd with a checked start time, so a signal never reaches another process with the same pid.
+* The end of a process is reported exactly once.
+* Orphans that became children of the agent are reaped without touching the status of a known child.
+* Nothing here blocks the loop for long.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Process:
 
 
 class ChildProcesses:
-    """All processes of the agent. One per process, because reaping is a matter of the whole process."""
+    """All processes of the agent. One instance per process, because reaping concerns the whole process."""
 
     def __init__(self, *, clone_into_cgroup: bool = True) -> None:
         """`clone_into_cgroup=False`: processes enter their cgroups by themselves, as where the kernel has no clone3."""
@@ -131,7 +131,7 @@ class ChildProcesses:
         return process
 
     def adopt(self, identity: procfs.Identity, on_exit: OnExit) -> Process | None:
-        """Take over a process that somebody else started; None if that very process is not alive."""
+        """Watch a process that another process started; None if it does not live."""
         try:
             pidfd = os.pidfd_open(identity.pid)
         except OSError:
@@ -183,7 +183,7 @@ class ChildProcesses:
         task.add_done_callback(self._asking.discard)
 
     async def _ask_status(self, process: Process) -> None:
-        """The end of a process that is not our child: newer kernels tell its status through the pidfd."""
+        """Get the status of a process that is not a child: newer kernels return it through the pidfd."""
         for pause_s in _STATUS_TRIES_S:
             await asyncio.sleep(pause_s)
             status = _status_by_pidfd(process._pidfd)
@@ -205,7 +205,7 @@ class ChildProcesses:
             self._loop.call_soon(self.reap)
 
     def reap(self) -> None:
-        """Reap every child that ended: known ones with their status, orphans without ceremony."""
+        """Reap every child that ended: known ones with their status, orphans without."""
         self._reap_planned = False
         while not self._closed:
             try:

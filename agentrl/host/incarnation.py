@@ -1,8 +1,9 @@
-"""One incarnation on this host, from the intent to the moment when nothing of it is left.
+"""One incarnation on this host, from the intent to the end of its last process.
 
-Invariants: the order is intent, process, exit, empty, and each is in the ledger before it is sent; Exited and
-GroupEmpty are each sent once; probes end with their process; whatever a leader leaves behind is swept without being
-asked.
+* The order is intent, process, exit, empty; each is in the ledger before it is sent.
+* Exited is sent once, and GroupEmpty once unless Exited says it.
+* Probes end with their process.
+* Processes that outlive their leader are killed without an order.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Services:
-    """What all lives of an agent share."""
+    """What all incarnations of an agent share."""
 
     home: spawn_environment.Home
     processes: ChildProcesses
@@ -51,7 +52,7 @@ class Services:
     sweeper: Sweeper
     send: Callable[[Message], object]
     on_over: Callable[[], None]
-    """Called when nothing of an incarnation is left."""
+    """Called when no process of an incarnation is left."""
     heartbeat_s: float = 2.0
 
 
@@ -65,9 +66,9 @@ class Incarnation:
     process: Process | None = None
     prober: Prober | None = None
     stopped: bool = False
-    """SIGSTOP was seen."""
+    """A signal has stopped it."""
     over_limit: bool = False
-    """The agent itself killed it for memory."""
+    """The agent killed it for memory."""
     _oom_kills_seen: int = 0
     _oom_recently: bool = False
     _leader_gone: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
@@ -83,7 +84,7 @@ class Incarnation:
 
     @property
     def over(self) -> bool:
-        """True once nothing of it is left."""
+        """No process of it is left."""
         return self.entry.group_empty
 
     @property
@@ -91,7 +92,7 @@ class Incarnation:
         return self.prober.ready if self.prober is not None else None
 
     def start(self, command: tuple[str, ...], env: Mapping[str, str], cwd: Path | None) -> None:
-        """Start the process of an intent that is in the ledger. Raises OSError, ValueError for no possible command."""
+        """Start the process of an intent. Raises OSError, or ValueError for an impossible command."""
         services, entry = self.services, self.entry
         output = services.logs.open(entry.unit, entry.incarnation)
         try:
@@ -107,7 +108,7 @@ class Incarnation:
         self._probe(env, cwd)
 
     def adopt(self, process: Process | None, env: Mapping[str, str], cwd: Path | None) -> None:
-        """Go on with a process that an earlier agent started; none means that it ended unseen."""
+        """Watch a process that an earlier agent started."""
         if process is None:
             return
         self.process = process
@@ -126,7 +127,7 @@ class Incarnation:
         return self._on_exit
 
     def found_dead(self, why: str) -> None:
-        """It ended while no agent watched."""
+        """It ended while no agent was running."""
         self._over(ExitStatus(unknown=why))
 
     def signal(self, number: int, *, leader_only: bool) -> None:
@@ -137,17 +138,17 @@ class Incarnation:
         else:
             self.process.signal_group(number)
         if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT):
-            # A stopped process would take the signal only when somebody wakes it.
+            # A stopped process handles the signal only after SIGCONT.
             self.process.signal_group(signal.SIGCONT)
 
     def kill_tree(self) -> None:
-        """SIGKILL everything until nothing is left."""
+        """SIGKILL every process until none is left."""
         if self.process is not None:
             self.process.signal(signal.SIGKILL)
         self.sweep()
 
     def observe(self, usage: Usage) -> None:
-        """Draw conclusions from a measurement."""
+        """React to a measurement: memory limits, stops by a signal."""
         oom_kills = self.tree.group.oom_kills()
         self._oom_recently = oom_kills > self._oom_kills_seen
         self._oom_kills_seen = oom_kills
@@ -209,7 +210,7 @@ class Incarnation:
         kills = self.tree.group.oom_kills()
         if status.signal == signal.SIGKILL:
             return kills > 0
-        # A child was killed and the leader gave up because of it.
+        # The kernel killed a child, and the leader ended because of that.
         return status.code != 0 and (kills > self._oom_kills_seen or self._oom_recently)
 
     def _over(self, status: ExitStatus) -> None:
@@ -217,7 +218,7 @@ class Incarnation:
             self.prober.stop()
         self._leader_gone.set()
         tail = self.services.logs.tail(self.entry.unit, self.entry.incarnation)
-        # The usual end leaves nothing behind, and its cgroup knows that at once: one entry for both facts.
+        # The usual end leaves no process, which the cgroup shows at once: one entry and one message for both facts.
         empty = self.tree.group.populated() is False
         self._record(exit=status, tail=tail, group_empty=empty)
         self.services.send(self.ended())
@@ -227,7 +228,7 @@ class Incarnation:
             self.sweep()
 
     def sweep(self) -> None:
-        """End whatever is left, if that is not under way."""
+        """Kill the rest of the tree, unless a sweep is already running."""
         if self.entry.exit is not None:
             self._leader_gone.set()
         if not self.over and (self._sweep is None or self._sweep.done()):
@@ -235,7 +236,7 @@ class Incarnation:
 
     async def _sweep_all(self) -> None:
         swept = await self.services.sweeper.empty(self.tree)
-        # A leader that was killed just now has ended before the loop saw it; its exit is told first.
+        # The exit of a leader is reported before GroupEmpty, even if the loop sees it later.
         await self._leader_gone.wait()
         if self.over:
             return
@@ -255,7 +256,7 @@ class Incarnation:
 
 
 def create_incarnation(services: Services, spawn: Spawn) -> Incarnation:
-    """Write the intent. Raises DiskError, and then nothing was done."""
+    """Write the intent. After a DiskError nothing has changed."""
     name = spawn_environment.identity_marks(services.home, spawn.unit, spawn.incarnation)["AGENTRL_INCARNATION"]
     group = services.cgroups.make(name, spawn.spec.resources.memory_max_bytes)
     entry = Entry(
@@ -275,7 +276,7 @@ def create_incarnation(services: Services, spawn: Spawn) -> Incarnation:
 
 
 def incarnation_from_ledger(services: Services, entry: Entry, group: Group) -> Incarnation:
-    """The life of an entry that an earlier agent left."""
+    """An incarnation that an earlier agent left in the ledger."""
     return Incarnation(services, entry, _tree(services, entry, group))
 
 

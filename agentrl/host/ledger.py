@@ -30,7 +30,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     incarnation: int
     token: str
     spec: GroupSpec
-    """Whole, so that an agent that finds the entry can go on probing and limiting the process."""
+    """The complete spec, so that the next agent can continue the probes and limits."""
     pid: int = 0
     start_ticks: int = 0
     boot_id: str = ""
@@ -72,10 +72,10 @@ class Ledger:
         self._on_disk: set[str] = set()
         self._unwritten: set[str] = set()
         self.trouble = ""
-        """A sentence while the disk does not take what it should."""
+        """A sentence while the disk cannot be written."""
 
     def load(self) -> None:
-        """Read what an earlier agent left. A file that cannot be read is kept aside, not guessed at."""
+        """Read the entries of an earlier agent. A file that cannot be read is set aside."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         decoder = msgspec.json.Decoder(Entry)
         for path in sorted(self._folder.glob("*.json")):
@@ -85,7 +85,7 @@ class Ledger:
                 log.error("The ledger entry %s cannot be read and is set aside: %s.", path, broken)
                 path.rename(path.with_suffix(".broken"))
                 continue
-            # Not counted as on disk: the next record replaces the file, and with it any half line at its end.
+            # Not counted as on disk: the next record replaces the file, with any incomplete line at its end.
             self._entries[entry.name] = entry
 
     def __contains__(self, name: str) -> bool:
@@ -98,7 +98,7 @@ class Ledger:
         return tuple(self._entries.values())
 
     def intend(self, entry: Entry) -> None:
-        """Write the intent to start. Raises DiskError, and then nothing may be started."""
+        """Write the intent to start. After a DiskError nothing may be started."""
         try:
             self._write(entry)
         except OSError as failed:
@@ -107,7 +107,7 @@ class Ledger:
         self._entries[entry.name] = entry
 
     def record(self, entry: Entry) -> None:
-        """Note what happened. If the disk does not take it, it is kept in memory and written later."""
+        """Record a change. If the disk is full, it stays in memory and is written later."""
         self._entries[entry.name] = entry
         self._unwritten.add(entry.name)
         self.flush()
@@ -121,7 +121,7 @@ class Ledger:
         return entry
 
     def flush(self) -> None:
-        """Write what could not be written before."""
+        """Write the entries that could not be written before."""
         if not self._unwritten and self.trouble:
             self._try_again_small()
         for name in tuple(self._unwritten):
@@ -134,7 +134,7 @@ class Ledger:
             self.trouble = ""
 
     def _try_again_small(self) -> None:
-        """After a refused intent nothing waits to be written: see whether the disk takes bytes again."""
+        """After a refused intent no entry waits: test whether the disk can be written again."""
         trial = self._folder / ".trial"
         try:
             trial.write_bytes(b"x" * 4096)
@@ -151,7 +151,7 @@ class Ledger:
         line = msgspec.json.encode(entry) + b"\n"
         path = self._path(entry.name)
         if entry.name in self._on_disk:
-            # Much cheaper than a replacement: some file systems flush a file that takes the place of another.
+            # Much cheaper than a replacement: some file systems flush a file that replaces another.
             _append(path, line)
             return
         fresh = path.with_suffix(".new")
@@ -166,7 +166,7 @@ class Ledger:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """All of the line or nothing."""
+    """Append the whole line or nothing."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         written = os.write(fd, line)
@@ -178,7 +178,7 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _last_entry(decoder: msgspec.json.Decoder[Entry], body: bytes) -> Entry:
-    """The newest whole line. Raises DecodeError if there is none."""
+    """Decode the last complete line. Raises DecodeError if there is none."""
     whole, _, _ = body.rpartition(b"\n")
     return decoder.decode(whole.rpartition(b"\n")[2])
 

@@ -1,9 +1,9 @@
 """Logs of incarnations: `run_dir/logs/UNIT/N.log`.
 
-Invariants: a process writes to a file that was opened for appending, so it survives the death of its agent and the
-cutting of the file under its hands; a log never grows much beyond its limit, and nobody else may read it; what is
-shown of a log to a person carries no control codes. Cutting loses at most the lines that were written in the moment of
-the cut.
+* Processes append to the file, so it survives the death of the agent and the cuts.
+* A log does not grow much beyond its limit, and other users cannot read it.
+* Lines for people contain no control codes.
+* A cut loses at most the lines that were written during the cut.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TAIL_LINES = 20
 TAIL_LINE_CHARS = 500
 _TAIL_BYTES = 64 << 10
 _CHUNK_BYTES = 1 << 20
-# Colours and cursor movements as a whole; then whatever else is not text.
+# Complete escape sequences first, then other control codes.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -34,7 +34,7 @@ class Logs(LogFiles):
         self._keep = keep
 
     def open(self, unit: str, incarnation: int) -> int:
-        """A descriptor for the stdout and stderr of a new process. Raises OSError on a full disk."""
+        """Open the log for stdout and stderr of a new process. Raises OSError if the disk is full."""
         path = self.path(unit, incarnation)
         for folder in (self._folder, path.parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -55,12 +55,12 @@ class Logs(LogFiles):
         return cut_if_large(self.path(unit, incarnation), max_bytes)
 
     def tail(self, unit: str, incarnation: int) -> tuple[str, ...]:
-        """The last lines, fit for a message and a terminal."""
+        """The last lines, safe for a message and a terminal."""
         return tail_of(self.path(unit, incarnation))
 
 
 def tail_of(path: Path) -> tuple[str, ...]:
-    """The last lines of a log, fit for a message and a terminal."""
+    """The last lines of a log, safe for a message and a terminal."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -75,14 +75,14 @@ def tail_of(path: Path) -> tuple[str, ...]:
 
 
 def cut_if_large(path: Path, max_bytes: int) -> bool:
-    """Copy the last half aside and begin anew, under the hands of the writer. Blocks: call it in a thread."""
+    """Copy the last half to another file and truncate the log, while its writer continues. Blocks: use a thread."""
     if max_bytes <= 0 or _size(path) <= max_bytes:
         return False
     number = cuts(path) + 1
     try:
         _copy_end(path, cut_part(path), max_bytes // 2, number)
     except OSError as failed:
-        # A disk that is full is not helped by a log that goes on growing: cut it without a copy.
+        # On a full disk the log is cut without a copy.
         log.warning("The older part of %s is lost: %s.", path, failed)
         _note_cut(cut_part(path), number)
     os.truncate(path, 0)
@@ -90,13 +90,13 @@ def cut_if_large(path: Path, max_bytes: int) -> bool:
 
 
 def clean(line: str) -> str:
-    """A line without control codes, not longer than a message should carry."""
+    """Remove control codes from a line and limit its length."""
     shown = _CONTROLS.sub("", _ESCAPES.sub("", line)).rstrip()
     return shown if len(shown) <= TAIL_LINE_CHARS else shown[: TAIL_LINE_CHARS - 1] + "…"
 
 
 def private(path: str | Path, flags: int) -> int:
-    """For `open(..., opener=private)`: units print prompts, and agents what units say."""
+    """For `open(..., opener=private)`: logs contain prompts."""
     return os.open(path, flags, 0o600)
 
 
@@ -116,7 +116,7 @@ def _note_cut(path: Path, number: int) -> None:
 
 
 def _copy_end(source: Path, target: Path, most_bytes: int, number: int) -> None:
-    """The last part of a file, from the begin of a line on."""
+    """The last part of a file, from the start of a line on."""
     fresh = target.with_name(f"{target.name}.new")
     try:
         with open(source, "rb") as old, open(fresh, "wb", opener=private) as new:

@@ -1,7 +1,8 @@
-"""What the agent does again and again: beats, measurements, log cutting, memory limits.
+"""The periodic tasks of the agent: heartbeats, measurements, log cuts, memory limits.
 
-Invariants: each round has one task, and a round that fails is logged and tried again at its next turn; only what was
-measured is sent; a round that reads much runs in a thread.
+* Each task runs by itself; a failed turn is logged and repeated at the next.
+* Only measured values are sent.
+* Work that reads much runs in a thread.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from agentrl.protocol.messages import HostBeat, HostStats, ProcessInfo
 log = logging.getLogger(__name__)
 
 _MOST_STRAYS = 50
-"""More are not told one by one; a scan names them all."""
+"""More are not listed; a scan lists all."""
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """How often, how long."""
+    """Intervals and limits of the periodic tasks."""
 
     stats_s: float = 2.0
-    """Until a coordinator says otherwise."""
+    """Until a coordinator sets another interval."""
     memory_check_s: float = 0.5
     """For memory limits that no cgroup enforces."""
     strays_every: int = 5
-    """Environments are read at every so manieth measurement."""
+    """Reads environments on every Nth measurement."""
     own_log_max_bytes: int = 32 << 20
-    """At which the logs of the agent itself and of the coordinator are cut."""
+    """The size at which the logs of the agent and of the coordinator are cut."""
     lonely_s: float = 3600.0
-    """Without units and without a coordinator for so long, the agent ends."""
+    """The agent ends after this time without units and without a coordinator."""
 
 
 class PeriodicTasks:
-    """`on_lonely` is called for as long as there has been no coordinator for too long."""
+    """`on_lonely` is called at every measurement after too long without a coordinator."""
 
     def __init__(
         self, services: Services, lives: Mapping[str, Incarnation], times: Intervals, on_lonely: Callable[[], None]
@@ -50,7 +51,7 @@ class PeriodicTasks:
         self._lives = lives
         self._times = times
         self._on_lonely = on_lonely
-        self._heard = False
+        self._connected = False
         home = services.home
         folder = home.state_dir / "hosts" / home.host
         self._own_logs = (folder / "agent.log", folder / "coordinator.log")
@@ -81,17 +82,17 @@ class PeriodicTasks:
         for task in self._tasks:
             task.cancel()
 
-    def greeted(self, heard: bool) -> None:
-        """Said hello, or lost the connection."""
-        self._heard = heard
-        if not heard:
+    def greeted(self, connected: bool) -> None:
+        """The agent sent its hello, or lost the connection."""
+        self._connected = connected
+        if not connected:
             self._lonely_since = self._loop.time()
             if self._beating is not None:
                 self._beating.cancel()
                 self._beating = None
 
     def welcomed(self, heartbeat_s: float, stats_every_s: float) -> None:
-        """The coordinator says how often it wants to hear; the next measurement takes it up."""
+        """The coordinator sets the intervals; the next measurement uses them."""
         self._stats_s = stats_every_s or self._times.stats_s
         if self._beating is not None:
             self._beating.cancel()
@@ -101,8 +102,8 @@ class PeriodicTasks:
         while True:
             try:
                 await work()
-            except Exception:  # a task boundary: supervision must not end because one look failed
-                log.exception("A round of the host agent failed.")
+            except Exception:  # a task boundary: one failed turn must not end the supervision
+                log.exception("A periodic task of the host agent failed.")
             await asyncio.sleep(period_s())
 
     async def _beat(self) -> None:
@@ -132,7 +133,7 @@ class PeriodicTasks:
                 strays=self._found,
             )
         )
-        if not self._heard and self._loop.time() - self._lonely_since > self._times.lonely_s:
+        if not self._connected and self._loop.time() - self._lonely_since > self._times.lonely_s:
             self._on_lonely()
 
     async def _cut_logs(self, living: list[Incarnation]) -> None:
@@ -150,7 +151,7 @@ class PeriodicTasks:
             return
         before = frozenset(life.name for life in self._lives.values() if not life.over)
         found = await asyncio.to_thread(self._strays.find, before, self._services.processes.own_pids())
-        # One that was started while we looked is no stray.
+        # An incarnation that was started during the search is not stray.
         now = frozenset(life.name for life in self._lives.values() if not life.over)
         self._found = tuple(info for info in found if info.incarnation not in now)[:_MOST_STRAYS]
 

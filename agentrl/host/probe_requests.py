@@ -1,7 +1,8 @@
-"""One question asked of a process from outside: exec, HTTP or TCP.
+"""One request of a probe: exec, HTTP or TCP.
 
-Invariants: a question is answered within its timeout, whatever the other side does; a command that was started for it
-is killed with its process group when the time is up; an answer carries at most a small body.
+* A request ends within its timeout, whatever the other side does.
+* A command is killed with its process group when the time is over.
+* A response has a bounded body.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ BODY_BYTES = 256 << 10
 class ProbeResult:
     ok: bool
     detail: str = ""
-    """Why not, in words."""
+    """The reason of a failure, in words."""
     body: bytes = b""
 
 
 async def run_probe(
     probe: Probe, processes: ChildProcesses, env: Mapping[str, str], cwd: str | None = None
 ) -> ProbeResult:
-    """Ask once."""
+    """Run the probe once."""
     try:
         async with asyncio.timeout(probe.timeout_s):
             if probe.exec:
@@ -44,7 +45,7 @@ async def run_probe(
     except TimeoutError:
         return ProbeResult(False, f"no answer within {probe.timeout_s:g} s")
     except OSError as failed:
-        # asyncio puts "Connect call failed" in the place of the reason; the errors of name look-ups are negative.
+        # asyncio replaces the reason by "Connect call failed"; the errors of name look-ups are negative.
         number = failed.errno or 0
         reason = os.strerror(number) if number > 0 else failed.strerror
         return ProbeResult(False, reason or str(failed))
@@ -61,7 +62,7 @@ async def _exec(
         if not ended.done():
             ended.set_result(status)
 
-    # A file in memory takes the output: a pipe could fill up, or outlive the command in the hands of its children.
+    # The output goes to a file in memory: a pipe could fill up, or stay open in children of the command.
     output = os.memfd_create("probe", os.MFD_CLOEXEC)
     try:
         process = processes.spawn(command, env=env, on_exit=on_exit, output=output, cwd=cwd)
@@ -79,7 +80,7 @@ async def _exec(
 
 
 def port_here(probe: Probe) -> int:
-    """The port of this host that a probe asks at; 0 where it asks elsewhere, or in another way."""
+    """The port of this host that a probe connects to; 0 for another host or another kind of probe."""
     try:
         parts = urlsplit(probe.http) if probe.http else urlsplit(f"//{probe.tcp}")
         local = (parts.hostname or "127.0.0.1") in ("127.0.0.1", "localhost", "::1")

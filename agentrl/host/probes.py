@@ -23,20 +23,20 @@ from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import Probed, Scraped
 from agentrl.protocol.specs import Probe
 
-# Until it first succeeds a readiness probe is asked more often than its interval: waiting 2 s for a process that was
-# up after 0.1 s would make every start slow.
+# Until its first success a readiness probe runs more often than its interval: a process that is ready after 0.1 s
+# should not wait 2 s.
 _FIRST_INTERVAL_S = 0.05
 _GROWTH = 1.6
 _MOST_METRICS = 256
 _SETTLE_S = 0.3
-"""A yes is believed if the process lives still after this ..."""
-_STRANGER_S = 3.0
-"""... and after this if nobody of the unit listens at the port: a stranger may answer, and the unit die of it."""
+"""A success counts if the process still lives after this time ..."""
+_OTHER_LISTENER_S = 3.0
+"""... and after this if no process of the unit listens at the port: another program may have answered."""
 
 
 @dataclass
 class Verdict:
-    """What a row of answers means."""
+    """The verdict from consecutive results."""
 
     failures: int
     ok: bool | None = None
@@ -66,9 +66,9 @@ class Prober:
     cwd: str | None
     send: Callable[[Message], object]
     members: Callable[[], Collection[int]] = tuple
-    """The processes of the incarnation; may take a while, so it is asked in a thread."""
+    """The processes of the incarnation; slow, so it is called in a thread."""
     ready: bool | None = None
-    """What the readiness probe last said."""
+    """The last result of the readiness probe."""
     live: bool | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _came_up: asyncio.Event = field(default_factory=asyncio.Event)
@@ -101,7 +101,7 @@ class Prober:
         await self._watch("live", probe, patience_s=start_deadline_s)
 
     async def _watch(self, kind: str, probe: Probe, patience_s: float = 0.0) -> None:
-        """Ask for ever; failures before the first success do not count while patience lasts."""
+        """Repeat for ever. Failures before the first success do not count within the patience."""
         loop = asyncio.get_running_loop()
         patient_until = loop.time() + patience_s
         verdict = Verdict(probe.failures)
@@ -109,24 +109,24 @@ class Prober:
         while True:
             answer = await probe_requests.run_probe(probe, self.processes, self.env, self.cwd)
             if kind == "ready" and answer.ok and verdict.ok is not True:
-                await self._be_sure(probe)
+                await self._confirm(probe)
             too_early = verdict.ok is None and loop.time() < patient_until
             if (answer.ok or not too_early) and verdict.changed_by(answer.ok):
                 self._report(kind, answer)
-            # Failures that shall count must lie an interval apart, or a slow start would look like an answer of no.
+            # Failures count only an interval apart, or a slow start would count as a failure.
             pause_s = probe.interval_s if verdict.ok is not None else min(pause_s * _GROWTH, probe.interval_s)
             if verdict.ok is None and pause_s < probe.interval_s:
                 verdict.in_a_row = 0
             await asyncio.sleep(pause_s)
 
-    async def _be_sure(self, probe: Probe) -> None:
-        """Returns when a first yes may be believed. If the process ends meanwhile, so do its probes, this one too."""
+    async def _confirm(self, probe: Probe) -> None:
+        """Return when a first success counts. If the process ends before, this task is cancelled."""
         port = probe_requests.port_here(probe)
         if not port:
             await asyncio.sleep(_SETTLE_S)
             return
         loop = asyncio.get_running_loop()
-        until = loop.time() + _STRANGER_S
+        until = loop.time() + _OTHER_LISTENER_S
         while not await asyncio.to_thread(self._listens, port) and loop.time() < until:
             await asyncio.sleep(_SETTLE_S)
 
@@ -151,7 +151,7 @@ class Prober:
 
 
 def parse_metrics(body: bytes) -> dict[str, float]:
-    """`name value` lines of Prometheus' text format; labels stay part of the name. What is no number is left out."""
+    """Parse Prometheus' text format; labels stay part of the name. Skips values that are not numbers."""
     values: dict[str, float] = {}
     for line in body.decode(errors="replace").splitlines():
         line = line.strip()

@@ -1,7 +1,8 @@
-"""Which processes on this host belong to a run; also `python -m agentrl.host.process_scan UUID [--kill] [--json]`.
+"""Lists the processes of a run on this host; also `python -m agentrl.host.process_scan UUID [--kill] [--json]`.
 
-Invariants: every process is named together with the reason why it belongs to the run; what could not be looked at is
-said, never passed over; the scanner, its ancestors and a pid whose start time changed are never killed.
+* Every process is listed with the evidence for it.
+* The report says what could not be examined.
+* The scanner, its ancestors and a pid with another start time are never killed.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _look(run: str, control: bool, in_cgroups: bool) -> tuple[list[ProcessInfo],
 
 
 def _ancestors(snapshot: Snapshot) -> frozenset[int]:
-    """The scanner and everything above it."""
+    """The scanner and its ancestors."""
     found = set()
     pid = os.getpid()
     while pid > 0 and pid not in found:
@@ -94,13 +95,13 @@ def _ancestors(snapshot: Snapshot) -> frozenset[int]:
 
 
 def _unproven(closed: list[int], snapshot: Snapshot) -> str:
-    """Where no cgroup holds the units, a process that hides its mark cannot be told from a stranger."""
+    """Without cgroups a process that removed its mark cannot be recognised; says so."""
     sentences = [
         "Units were not in cgroups, so a process that cleared its environment and outlived its parents "
         "could not be told from a stranger."
     ]
     mine = os.geteuid()
-    # Kernel threads have no environment, and nothing of ours.
+    # Kernel threads have no environment and belong to no run.
     foreign = [pid for pid in closed if snapshot.stats[pid].rss_bytes > 0]
     if foreign:
         own = sum(1 for pid in foreign if _owner(pid) == mine)

@@ -1,9 +1,10 @@
-"""Everything that belongs to one incarnation, and how it is ended.
+"""The process tree of one incarnation: which processes belong to it, and how they are ended.
 
-Invariants: nothing is called empty before a look at it found nothing; a process is killed only through a pidfd whose
-start time was compared, so never a stranger; a process is attributed to an incarnation by evidence (cgroup, mark,
-session, descent, its log), and one that could be another's is left alone. One pass over /proc serves all sweeps that
-want one at the same time.
+* A tree counts as empty only after a pass that found no process.
+* A process is killed only through a pidfd with the right start time.
+* A process belongs to an incarnation by evidence (cgroup, mark, session, descent, its log). A process that could belong
+  to another incarnation is left alone.
+* Sweeps at the same time share one pass over /proc.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from agentrl.host import procfs
 from agentrl.host.cgroups import Group
 from agentrl.protocol.messages import ProcessInfo
 
-# Pauses between looks at a tree that was killed; a process in an uninterruptible call may need long.
+# Pauses between checks of a killed tree; a process in an uninterruptible call may need long.
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 1.0
 
@@ -34,7 +35,7 @@ class ProcessTree:
     group: Group = field(default_factory=Group)
     log: Path | None = None
     remembered: dict[int, int] = field(default_factory=dict)
-    """Pid to start time of everything that was seen in the tree while lineage could still be told."""
+    """Pid to start time of the processes that were seen in the tree."""
 
 
 class Snapshot:
@@ -53,13 +54,13 @@ class Snapshot:
         return self._marks[pid]
 
     def with_marks(self) -> Snapshot:
-        """Read all environments now, in the thread that takes the snapshot."""
+        """Read all environments now, in the thread of the snapshot."""
         for pid in self.stats:
             self.marks(pid)
         return self
 
     def descendants(self, roots: dict[int, str]) -> dict[int, str]:
-        """The roots and everything below them."""
+        """The roots and their descendants."""
         found = dict(roots)
         waiting = list(roots)
         while waiting:
@@ -77,7 +78,7 @@ class Attribution:
         self._run = run.encode()
         self._own_pids = own_pids
         self._rivals = rivals
-        """`rivals(name, start_ticks)`: could another incarnation have started a process at that time?"""
+        """`rivals(name, start_ticks)`: whether another incarnation could have started a process at that time."""
         self._agent = os.getpid()
 
     def members(self, tree: ProcessTree, snapshot: Snapshot) -> dict[int, str]:
@@ -117,7 +118,7 @@ class Attribution:
         return namesake is None or namesake.start_ticks == leader.start_ticks
 
     def _orphan_evidence(self, tree: ProcessTree, stat: procfs.Stat) -> str:
-        """An unmarked child of the agent that nobody spawned: it came here because its parents died."""
+        """The evidence for an unmarked child that the agent did not spawn: its parents died."""
         if tree.log is not None and any(_link(stat.pid, fd) == str(tree.log) for fd in (1, 2)):
             return "writes to its log"
         born_under = tree.leader is not None and tree.leader.start_ticks <= stat.start_ticks
@@ -134,14 +135,14 @@ class Sweeper:
         self._next_snapshot: asyncio.Task[Snapshot] | None = None
 
     async def empty(self, tree: ProcessTree) -> tuple[ProcessInfo, ...]:
-        """Kill everything of the tree until nothing is left; returns what was there, without the leader."""
+        """Kill the processes of the tree until none is left; returns those besides the leader."""
         swept: dict[tuple[int, int], ProcessInfo] = {}
         pause_s = _FIRST_PAUSE_S
         empty_looks = 0
         while True:
             empty_looks = 0 if await self._one_pass(tree, swept) else empty_looks + 1
-            # A look at /proc can miss a process that forks or executes at that moment. Where there were others than
-            # the leader, it takes two looks without a cgroup, which misses nothing.
+            # A pass over /proc can miss a process that forks or executes at that moment. So a tree without a cgroup
+            # that had other processes than the leader counts as empty only after two passes.
             certain = tree.group.populated() is False or not (swept or len(tree.remembered) > 1)
             if empty_looks >= (1 if certain else 2):
                 return tuple(swept.values())
@@ -149,7 +150,7 @@ class Sweeper:
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     async def _one_pass(self, tree: ProcessTree, swept: dict[tuple[int, int], ProcessInfo]) -> bool:
-        """True if something was there."""
+        """True if there was a process."""
         populated = tree.group.populated()
         if populated is False:
             return False
@@ -168,7 +169,7 @@ class Sweeper:
         return bool(members)
 
     async def _snapshot(self) -> Snapshot:
-        """A snapshot that was begun after this call: the one that others wait for, if it has not begun."""
+        """A snapshot that starts after this call; calls before its start share it."""
         if self._next_snapshot is None:
             self._next_snapshot = asyncio.create_task(self._take(), name="snapshot of /proc")
         return await asyncio.shield(self._next_snapshot)
@@ -180,7 +181,7 @@ class Sweeper:
 
 
 def kill_all_and_wait(processes: list[ProcessInfo], within_s: float) -> list[ProcessInfo]:
-    """For callers without a loop: kill exactly these; returns those that still live after the time."""
+    """For callers without a loop: kill these processes; returns those that still live after the time."""
     for info in processes:
         procfs.kill_exactly(info.pid, info.start_ticks)
     deadline = time.monotonic() + within_s

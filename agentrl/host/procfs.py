@@ -1,7 +1,7 @@
-"""What /proc says about processes.
+"""Reads processes from /proc.
 
-Invariants: a process is identified by pid, start time and boot id together, because a pid alone may belong to a
-stranger by now; a process that vanished while it was read is `None`, never an error.
+* Pid, start time and boot id together identify a process, because a pid may belong to another process later.
+* A process that disappears during the read gives None or an empty value, never an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MARKS = (
 """All variables that identify a process of a run. A process that starts another one does not pass them on."""
 
 _LOOKS, _LOOK_S = 1000, 0.001
-"""An exec takes microseconds; on a busy machine it is interrupted in the middle, and goes on when it is its turn."""
+"""An exec takes microseconds, but a busy machine may interrupt it in the middle."""
 
 
 class Stat(msgspec.Struct, frozen=True):
@@ -56,14 +56,14 @@ class Stat(msgspec.Struct, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """One process for ever: no other process of any boot has all three."""
+    """Identifies a process uniquely, across all boots."""
 
     pid: int
     start_ticks: int
     boot_id: str
 
     def alive(self) -> bool:
-        """True if this very process runs now; a zombie has ended."""
+        """Whether this process runs now; a zombie has ended."""
         if self.boot_id != boot_id():
             return False
         stat = read_stat(self.pid)
@@ -82,7 +82,7 @@ def boot_id() -> str:
 
 def read_stat(pid: int) -> Stat | None:
     text = read_bytes(f"/proc/{pid}/stat")
-    # The name stands in parentheses and may itself contain spaces and parentheses: count from the last one.
+    # The name is in parentheses and may itself contain spaces and parentheses: fields count from the last one.
     _, _, rest = text.rpartition(b")")
     fields = rest.split()
     if len(fields) < 22:
@@ -100,7 +100,7 @@ def read_stat(pid: int) -> Stat | None:
 
 
 def age_s(start_ticks: int) -> float:
-    """How long a process that started then lives by now."""
+    """The age of a process with this start time."""
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / TICKS_PER_S)
 
 
@@ -109,12 +109,12 @@ def all_pids() -> list[int]:
 
 
 def all_stats() -> dict[int, Stat]:
-    """One pass over the whole host; the dearest call in this file."""
+    """One pass over all processes of the host: the slowest function here."""
     return {stat.pid: stat for pid in all_pids() if (stat := read_stat(pid)) is not None}
 
 
 def marks(pid: int) -> dict[bytes, bytes] | None:
-    """The variables of the run that stand in the environment of a process; None if it may not be read."""
+    """The variables of the run in the environment of a process; None if access is denied."""
     try:
         body = _environment(pid)
         for _ in range(_LOOKS):
@@ -142,7 +142,7 @@ def _environment(pid: int) -> bytes:
 
 
 def _becomes_another_program(pid: int) -> bool:
-    """In the middle of an exec a process has a program, but neither arguments nor an environment yet."""
+    """During an exec a process has a program, but no arguments and no environment yet."""
     try:
         os.readlink(f"/proc/{pid}/exe")
     except OSError:
@@ -151,7 +151,7 @@ def _becomes_another_program(pid: int) -> bool:
 
 
 def command(pid: int, most: int = 300) -> str:
-    """The command line as a person reads it; the name in brackets for a process without one."""
+    """The command line for people; the name in brackets if there is none."""
     argv = read_bytes(f"/proc/{pid}/cmdline").rstrip(b"\0")
     if argv:
         shown = argv.replace(b"\0", b" ").decode(errors="replace")
@@ -162,13 +162,13 @@ def command(pid: int, most: int = 300) -> str:
 
 
 def cgroup_paths(pid: int) -> tuple[str, ...]:
-    """The paths of all cgroup hierarchies that the process is in."""
+    """The paths of the process in all cgroup hierarchies."""
     lines = read_bytes(f"/proc/{pid}/cgroup").decode(errors="replace").splitlines()
     return tuple(line.split(":", 2)[2] for line in lines if line.count(":") >= 2)
 
 
 def read_bytes(path: str) -> bytes:
-    """The content of a small kernel file; empty if it is gone or closed to us."""
+    """The content of a small kernel file; empty if it is gone or access is denied."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.readall()

@@ -1,6 +1,6 @@
-"""Answers to what the coordinator asks: ranges of logs, scans, stacks.
+"""Handles the coordinator's requests to a host agent: ranges of logs, scans, stacks.
 
-Invariant: an answer may take long and read much, so it never runs on the loop that supervises.
+A request may take long, so its work never runs on the loop that supervises.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RequestHandler:
         self._lives = lives
 
     async def to(self, what: ReadLog | ScanRun | DumpStacks) -> LogChunk | ScanReport | StackReport:
-        """Raises AgentrlError or OSError where there is no answer."""
+        """Raises AgentrlError or OSError if there is no answer."""
         match what:
             case ReadLog():
                 return await self._log(what)
@@ -47,12 +47,12 @@ class RequestHandler:
         if life is not None and life.alive:
             return UnknownNameError(
                 f"The log of {life.name} was removed while it runs: what it writes from now on is lost.",
-                hint=f"`agentrl restart {what.unit}` begins a new one.",
+                hint=f"`agentrl restart {what.unit}` starts a new one.",
             )
         host, lives = self._services.home.host, self._services.logs.incarnations(what.unit)
         if what.incarnation < 0 and len(lives) == 1:
             return UnknownNameError(
-                f"{what.unit}.{lives[0]} is the only life of {what.unit} on {host}: there is none before it.",
+                f"{what.unit}.{lives[0]} is the only incarnation of {what.unit} on {host}: there is no earlier one.",
                 hint=f"`agentrl logs {what.unit}` shows its log.",
             )
         return UnknownNameError(f"{what.unit} has no such log on {host}.")
@@ -64,7 +64,7 @@ class RequestHandler:
             if life.alive and (not what.units or life.entry.unit in what.units or life.name in what.units)
         ]
         texts = await asyncio.gather(*map(self._stack, wanted))
-        # All of them must fit into one message; the innermost frames stand first, so the end is what may go.
+        # All must fit into one message. The innermost frames come first, so the end is cut.
         each = _STACKS_CHARS // max(1, len(wanted))
         return StackReport(
             host=self._services.home.host,

@@ -41,13 +41,13 @@ class Usage(msgspec.Struct, frozen=True):
 
 @dataclass
 class UsageSampler:
-    """CPU needs two looks; this remembers the last one of every process."""
+    """Measures trees. CPU is a difference, so it keeps the last value of every process."""
 
     _cpu_ticks: dict[tuple[int, int], int] = field(default_factory=dict)
     _at: float = 0.0
 
     def sample(self, trees: Iterable[ProcessTree], now: float | None = None) -> dict[str, Usage]:
-        """Usage by incarnation; each tree also remembers who was in it."""
+        """Usage by incarnation; each tree also remembers its processes."""
         now = time.monotonic() if now is None else now
         elapsed_s = now - self._at if self._at else 0.0
         trees = list(trees)
@@ -92,7 +92,7 @@ def _stats_of(tree: ProcessTree, shared: Snapshot | None) -> list[procfs.Stat]:
 
 
 def _namesake(tree: ProcessTree, stat: procfs.Stat) -> bool:
-    """A stranger that got the leader's pid."""
+    """Another process with the leader's pid."""
     return tree.leader is not None and stat.pid == tree.leader.pid and stat.start_ticks != tree.leader.start_ticks
 
 
@@ -130,7 +130,7 @@ class HostMeter:
         return min((_free(folder) for folder in self.folders), default=0)
 
     def full_disk(self) -> str:
-        """A sentence if a folder of the run takes no more bytes."""
+        """A sentence if the disk of the run is full."""
         full = next((folder for folder in self.folders if _free(folder) == 0), None)
         return f"The disk of {full} is full." if full else ""
 
@@ -164,12 +164,12 @@ def _devices() -> list[str]:
 
 @dataclass
 class Strays:
-    """Processes with this host's mark whose incarnation does not live here. Environments are read once."""
+    """Finds processes with this host's mark whose incarnation does not live. Environments are read once."""
 
     run: str
     host: str
     _marks: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """Pid to start time and incarnation; an incarnation of "" is not ours."""
+    """Pid to start time and incarnation; "" if the process does not belong to the run."""
 
     def find(self, living: frozenset[str], own_pids: frozenset[int]) -> tuple[ProcessInfo, ...]:
         found = []
@@ -189,7 +189,7 @@ class Strays:
     def _incarnation(self, pid: int) -> str:
         cached = self._marks.get(pid)
         if cached is not None and cached[1] == "":
-            # Not ours when it was read. A reused pid is noticed only by its start time; the price is one small file.
+            # It did not belong to the run. Only the start time shows a reused pid; that costs one small file.
             stat = procfs.read_stat(pid)
             if stat is not None and stat.start_ticks == cached[0]:
                 return ""

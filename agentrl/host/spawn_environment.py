@@ -1,7 +1,7 @@
-"""What a process of a run finds in its environment and on its command line.
+"""The environment and the command line of the processes of a run.
 
-Invariants: every process carries the mark of its run; a secret is resolved at the moment of the spawn, and neither its
-value nor a part of it ever stands in a message, a log or an argument list.
+Every process carries the mark of its run. A secret is resolved at the spawn; neither it nor a part of it is ever in a
+message, a log or an argument list.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Home:
     run_dir: Path
     key: Path | None = None
     coordinator: str = ""
-    """The address at which the agent itself found the coordinator."""
+    """The coordinator's address for the agent itself."""
 
 
 def filled(text: str, home: Home, unit: str) -> str:
-    """Replace the placeholders. Other braces are left alone: commands are full of them."""
+    """Replace the placeholders. Other braces stay, because commands contain them."""
     if "{" not in text:
         return text
     for name, value in (
@@ -61,10 +61,10 @@ def filled_probe(probe: Probe, home: Home, unit: str) -> Probe:
 
 
 def of_unit(spawn: Spawn, home: Home, heartbeat_s: float) -> dict[str, str]:
-    """The whole environment of one incarnation. Raises ConfigError if a secret is not there."""
+    """The complete environment of one incarnation. Raises ConfigError if a secret is missing."""
     spec = spawn.spec
     env = procfs.without_marks(os.environ)
-    # Each of fifty units with a thread per core would make every one of them slow: one, or what it reserves.
+    # A thread per core in each of fifty units would slow all of them: one thread, or the number of reserved cores.
     threads = str(max(1, math.ceil(spec.resources.cpus)))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         env.setdefault(name, threads)
@@ -88,7 +88,7 @@ def of_unit(spawn: Spawn, home: Home, heartbeat_s: float) -> dict[str, str]:
 
 
 def of_probe(unit_env: Mapping[str, str], home: Home, unit: str, incarnation: int) -> dict[str, str]:
-    """The environment of a probe's command: the unit's settings, but not its right to speak for it."""
+    """The environment of a probe's command: the unit's settings without its token."""
     return procfs.without_marks(unit_env) | identity_marks(home, unit, incarnation)
 
 
@@ -102,7 +102,7 @@ def identity_marks(home: Home, unit: str, incarnation: int) -> dict[str, str]:
 
 
 def program(command: tuple[str, ...], env: Mapping[str, str], cwd: Path | None) -> str:
-    """The full path of a command's program. Raises ConfigError if there is none that may be run."""
+    """The full path of a command's program. Raises ConfigError if it cannot be executed."""
     if not command:
         raise ConfigError("The command is empty.")
     name = command[0]

@@ -1,7 +1,7 @@
-"""Where processes stand right now.
+"""Dumps the stacks of processes.
 
-Invariant: SIGUSR2 goes only to a process whose spec says that it uses the unit runtime and whose stacks file exists,
-because without a handler that signal kills; for all others the kernel is asked, and answers in words.
+SIGUSR2 goes only to a process whose spec uses the unit runtime and whose stacks file exists, because the signal kills a
+process without a handler. For all others the kernel's view is shown.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _STATES = {
 
 
 def stacks_file(run_dir: Path, incarnation: str) -> Path:
-    """Where the unit runtime lets faulthandler write; it exists once the handler is registered."""
+    """The file that faulthandler in the unit runtime writes; it exists after the handler is registered."""
     return run_dir / "stacks" / f"{incarnation}.txt"
 
 
 async def of_process(process: Process, run_dir: Path, incarnation: str, *, speaks: bool) -> str:
-    """The stacks of one process, in whatever form can be had."""
+    """The stacks of one process, in the best available form."""
     path = stacks_file(run_dir, incarnation)
     if not speaks:
         why = "It does not use the unit runtime, so only the kernel was asked."
@@ -80,7 +80,7 @@ def _text_from(path: Path, offset: int) -> str:
 
 
 def by_kernel(pid: int) -> str:
-    """State of every thread in words, with the kernel function or system call that it waits in."""
+    """The state of every thread in words, with the kernel function or system call that it waits in."""
     try:
         threads = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
     except OSError:

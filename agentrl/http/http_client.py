@@ -1,10 +1,12 @@
-"""A client of HTTP/1.1 for very many short calls to one server.
+"""A client of HTTP/1.1 for many short calls to one server.
 
-Invariants: one connection carries one call at a time, and one that was left in the middle of a call, or on which more
-came than was asked for, is closed; a call is repeated only if it went out on a connection that the server had closed
-meanwhile, before a byte of an answer; who reads slowly is not sent more than a little ahead.
-General clients look at every open connection for every call, which costs more than the call once hundreds are open; and
-an answer that comes in one piece should wake its caller once.
+* A connection carries one call at a time. It is closed if a call was abandoned on it, or if more data arrived than the
+  answer.
+* A call is repeated only if the server had closed its connection before a byte of the answer.
+* A slow reader gets only a little data in advance.
+
+General clients check every open connection for every call, which costs more than the call once hundreds are open. And
+an answer that arrives in one piece should wake its caller once.
 """
 
 from __future__ import annotations
@@ -22,19 +24,19 @@ from agentrl.errors import ConfigError
 
 CONNECT_WITHIN_S = 5.0
 MOST_BODY_BYTES = 64 << 20
-"""A million tokens with their log-probs are less."""
+"""More than a million tokens with their log-probs."""
 _MOST_AHEAD_BYTES = 1 << 20
 _MOST_HEAD_BYTES = 1 << 16
 _FINAL = 200
-"""The first status that is an answer; what is below it announces one."""
+"""The first final status; lower ones announce it."""
 
 
 class ConnectionBrokenError(Exception):
-    """Nobody answers at the address, or the answer broke off."""
+    """No server answers at the address, or the answer broke off."""
 
 
 class BodyTooLargeError(Exception):
-    """There is more to an answer than anybody wants to read."""
+    """The answer is larger than the caller's limit."""
 
 
 class _StaleError(Exception):
@@ -42,7 +44,7 @@ class _StaleError(Exception):
 
 
 class Reply:
-    """Status, and the body piece by piece."""
+    """The status, and the body in pieces."""
 
     def __init__(self, connection: _Connection) -> None:
         self.status = connection.status
@@ -53,7 +55,7 @@ class Reply:
             yield piece
 
     async def read(self) -> bytes:
-        """All of it. BodyTooLargeError at the limit, for the other side may never end."""
+        """The whole body. Raises BodyTooLargeError at the limit, because a body may be endless."""
         pieces: list[bytes] = []
         size = 0
         while (piece := await self._connection.piece()) is not None:
@@ -65,17 +67,17 @@ class Reply:
 
 
 class _Connection(asyncio.Protocol):
-    """One TCP connection and the answer that comes on it. Methods that begin with `on_` are the parser's."""
+    """One TCP connection and its present answer. The parser calls the methods `on_…`."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._broken = ""
-        """Why nothing more comes."""
+        """Why the connection has ended."""
         self._paused = False
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self.status = 0
         self._pieces: deque[bytes] = deque()
@@ -89,7 +91,7 @@ class _Connection(asyncio.Protocol):
     async def ask(self, request: bytes, *, reused: bool) -> None:
         """Send, and read up to the headers of the answer."""
         assert self._transport is not None
-        # What came unasked is nobody's answer; and uvloop's transports raise where something is written behind the end.
+        # Data before the request belongs to no answer, and uvloop's transports raise on a write after the end.
         if self._broken or self._heard:
             raise _StaleError if reused else ConnectionBrokenError(self._broken or "it answers before it is asked")
         self._transport.write(request)
@@ -99,7 +101,7 @@ class _Connection(asyncio.Protocol):
             await self._news()
 
     async def piece(self) -> bytes | None:
-        """The next one of the body; None at its end."""
+        """The next piece of the body; None at its end."""
         while not self._pieces:
             if self._complete:
                 return None
@@ -114,15 +116,15 @@ class _Connection(asyncio.Protocol):
         return piece
 
     def renew(self) -> bool:
-        """Make it fit for the next call; False if it is not."""
+        """Prepare the connection for the next call; False if that is not possible."""
         if not self._complete or not self._may_go_on or self._broken or self._paused:
             return False
-        self._begin_anew()
+        self._reset()
         return True
 
     def close(self) -> None:
         self._break("the connection was closed")
-        # An abort does not wait for what the other side may still want to hear.
+        # An abort does not wait until the other side has read what was written.
         if self._transport is not None:
             self._transport.abort()
 
@@ -141,10 +143,10 @@ class _Connection(asyncio.Protocol):
         self._broken = self._broken or why
         self._wake()
 
-    # ---- what comes ----
+    # ---- events of the transport ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not asked whether it is one: uvloop's are no asyncio.Transport by their class.
+        # No isinstance check: uvloop's transports are not subclasses of asyncio.Transport.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -169,7 +171,7 @@ class _Connection(asyncio.Protocol):
             self._complete = True
         self._break("the connection was closed" if error is None else str(error) or type(error).__name__)
 
-    # ---- what the parser finds ----
+    # ---- events of the parser ----
 
     def on_message_begin(self) -> None:
         if self._complete:
@@ -198,7 +200,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Call:
-    """One call: the answer inside of `async with`."""
+    """One call; `async with` gives its answer."""
 
     def __init__(self, client: HttpClient, request: bytes) -> None:
         self._client = client
@@ -232,14 +234,14 @@ class HttpClient:
         self._open: set[_Connection] = set()
 
     def ask(self, method: str, path: str, body: bytes = b"") -> _Call:
-        """One call. Raises ConnectionBrokenError; deadlines are the caller's."""
+        """One call. Raises ConnectionBrokenError; the caller sets the deadline."""
         head = f"{method} {path} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
         return _Call(self, head.encode("latin-1") + body)
 
     async def close(self) -> None:
         for connection in list(self._open):
             self._drop(connection)
-        # Aborted transports close with the next turn of the loop.
+        # Aborted transports close in the next turn of the loop.
         await asyncio.sleep(0)
 
     # ---- for a call ----

@@ -1,7 +1,8 @@
-"""What every HTTP listener of a run has in common.
+"""The common part of the HTTP listeners of a run.
 
-Invariants: it is bound before anybody is told of it, and closed when the body is left; a token is compared in constant
-time; a body is never read beyond its limit.
+* A listener is bound before its URL is known to others, and closed when the body ends.
+* The token is compared in constant time.
+* A body is never read beyond its limit.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ Act = Callable[[Request], Awaitable[Response]]
 
 
 class BodyError(UsageError):
-    """The body of a request is too long or makes no sense."""
+    """The body of a request is too long or invalid."""
 
 
 class Route(NamedTuple):
     path: str
-    """With `{name:path}` for what may stand there."""
+    """The path; `{name:path}` is a parameter."""
     method: Literal["GET", "POST", "DELETE"]
     act: Act
 
 
 class Application:
-    """Who answers which path. `guard` stands before each of them, and before those that do not exist.
+    """Maps paths to handlers. `guard` runs before every handler, and for unknown paths too.
 
-    Layers of a framework, each with a task of its own around the call, cost as much as a short call does.
+    It replaces the layers of a framework, which cost as much as a short call.
     """
 
     def __init__(self, routes: Iterable[Route], guard: Callable[[Act], Act]) -> None:
@@ -87,7 +88,7 @@ async def _not_so(request: Request) -> Response:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: signals belong to the unit."""
+    """uvicorn without its signal handlers: the unit handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -96,7 +97,7 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def listening(app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Serve while the body runs; gives the URL. Port 0 takes a free one."""
+    """Serve while the body runs; gives the URL. Port 0 means a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -110,7 +111,7 @@ async def listening(app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0) -> 
                 access_log=False,
                 lifespan="off",
                 ws="none",
-                # Callers are on this host or bring keys; nobody stands before it, and who reads needs no name or date.
+                # There is no proxy in front of it, and its callers use neither the server name nor the date.
                 proxy_headers=False,
                 server_header=False,
                 date_header=False,
@@ -127,7 +128,7 @@ async def listening(app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0) -> 
 
 
 def bears(request: Request, token: str) -> bool:
-    """Whether the caller has the token of the run."""
+    """Whether the request has the token of the run."""
     return hmac.compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {token}".encode())
 
 

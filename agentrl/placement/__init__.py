@@ -1,7 +1,7 @@
-"""How host agents come into being.
+"""Starts host agents.
 
-Invariants: a backend only starts and releases agents; what runs under an agent is never its business, so an agent
-behaves alike wherever it was placed. Starting is idempotent: an agent that lives is left alone.
+A backend only starts and releases agents and knows nothing of their units, so an agent behaves the same in every place.
+An agent that lives is not started again.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import msgspec
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """One host agent, as its backend sees it."""
+    """One host agent of a backend."""
 
     host: str
     where: str
-    """In the backend's own words: a pid here, a job step or a pod elsewhere."""
+    """In the terms of the backend: a pid, a job step, a pod."""
     alive: bool
 
 
 class Placement(Protocol):
-    """What a backend must be able to do. A cluster may take long: these calls block, so use a thread."""
+    """The interface of a backend. The calls block, for long on a cluster: use a thread."""
 
     def ensure(self, hosts: Sequence[str]) -> tuple[Placed, ...]:
         """Start the agents of these hosts that do not live. Raises AgentrlError if one cannot be started."""
 
     def release(self, hosts: Sequence[str]) -> None:
-        """Give the hosts back. Their agents have ended, or are ended; their units must have ended before."""
+        """Release the hosts, and end their agents. All units must have ended before."""
 
     def describe(self) -> tuple[Placed, ...]:
-        """All agents that this backend ever started, living or not."""
+        """All agents that this backend has started, living or not."""

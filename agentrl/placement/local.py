@@ -1,7 +1,7 @@
-"""The backend `local`: the agent on this very host; also `python -m agentrl.placement.local --state-dir S ...`.
+"""The backend `local`: the agent on this host; also `python -m agentrl.placement.local --state-dir S ...`.
 
-Invariants: the agent is started in a session of its own and writes to files, so neither a closed terminal nor the death
-of whoever started it reaches it; two starts at once lead to one agent, because the second finds the lock.
+The agent has a session of its own and writes to files, so it survives the terminal and the process that started it. Two
+starts at the same time lead to one agent, because the second finds the lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _POLL_S = 0.01
 
 
 class LocalPlacement:
-    """Agents on this host. Normally one; more only where hosts are simulated."""
+    """Agents on this host: one, or several if hosts are simulated."""
 
     def __init__(self, state_dir: Path, run_dir: Path, run: str, *, arguments: Sequence[str] = ("--with-coordinator",)):
         self._state_dir = state_dir.absolute()
@@ -70,7 +70,7 @@ class LocalPlacement:
         try:
             return self._await(host, process, deadline)
         finally:
-            # It lives on without us; nobody waits for it here, and Popen must not complain about that.
+            # The agent outlives this process, and Popen must not warn about that.
             process.returncode = process.returncode if process.returncode is not None else 0
 
     def _spawn(self, host: str) -> subprocess.Popen[bytes]:
@@ -102,10 +102,10 @@ class LocalPlacement:
             if code == ExitCode.CONFLICT:
                 raise ConflictError(f"Another host agent of {host} was started at the same moment.")
             if code is not None:
-                raise AgentrlError(f"The host agent of {host} ended with {code}; its reason stands in {log}.")
+                raise AgentrlError(f"The host agent of {host} ended with {code}; {log} has the reason.")
             time.sleep(_POLL_S)
         raise AgentrlError(
-            f"The host agent of {host} did not come up within {_START_WITHIN_S:g} s; what it is at stands in {log}."
+            f"The host agent of {host} did not come up within {_START_WITHIN_S:g} s; {log} shows its progress."
         )
 
 

@@ -1,4 +1,4 @@
-"""What turns any main loop, async or blocking, into a supervised unit.
+"""Turns any main loop, async or blocking, into a supervised unit.
 
     from agentrl.unit import Unit, run_unit
 

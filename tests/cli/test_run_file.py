@@ -104,7 +104,9 @@ def test_a_dataset_that_is_set_is_the_one_that_is_looked_at(shell: Shell) -> Non
     (folder / "learns.yaml").write_text(TRAINS)
     (folder / "other.jsonl").write_text(FINE + FINE.replace("}", ', "split": "test"}'))
     said = shell("config", "check", "learns.yaml", "--set", f"environments.shop.dataset={folder}/other.jsonl")
-    counted = "environments.shop: 1 of 1 held-out prompts are trained on as well; other.jsonl line 2 is held out"
+    counted = (
+        "environments.shop: 1 of 1 held-out prompts are also in the training split; other.jsonl line 2 is held out"
+    )
     assert counted in said.err
     assert "pear" not in said.err, "prompts are data, and this may be a log"
     assert "is valid" in said.out
@@ -118,7 +120,7 @@ def test_up_looks_at_the_datasets_before_it_starts_anything(shell: Shell) -> Non
     assert not list(shell.home.iterdir())
     (folder / "rows.jsonl").write_text(FINE + FINE.replace("}", ', "split": "test"}'))
     said = shell("up", "learns.yaml", "--dry-run")
-    assert "1 of 1 held-out prompts are trained on as well; rows.jsonl line 2 is held out" in said.err
+    assert "1 of 1 held-out prompts are also in the training split; rows.jsonl line 2 is held out" in said.err
     assert "Would do" in said.out
 
 

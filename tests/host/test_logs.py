@@ -99,7 +99,7 @@ async def test_of_a_first_life_it_is_said_that_there_is_none_before_it(bench: Be
         await bench.sent.one(Exited, "web-0", 1)
         agent.receive(Ask("before", ReadLog("web-0", -1)))
         told = (await bench.sent.one(Answer)).error
-        assert told.startswith("web-0.1 is the only life of web-0 on ")
+        assert told.startswith("web-0.1 is the only incarnation of web-0 on ")
         assert told.endswith("`agentrl logs web-0` shows its log.")
 
 

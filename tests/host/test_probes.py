@@ -196,7 +196,7 @@ async def test_the_answer_of_a_stranger_at_its_port_makes_no_unit_ready_that_end
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The port is taken: the unit dies of it, while somebody else answers the probe."""
-    monkeypatch.setattr(probes, "_STRANGER_S", PATIENCE_S)  # a busy machine is no reason to believe it sooner
+    monkeypatch.setattr(probes, "_OTHER_LISTENER_S", PATIENCE_S)  # a busy machine is no reason to believe it sooner
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         at = f"127.0.0.1:{stranger.getsockname()[1]}"
         async with bench.tidy_agent() as agent:
