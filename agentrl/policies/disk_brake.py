@@ -19,4 +19,4 @@ def reason(free_bytes: Mapping[str, int], reserve_bytes: int, *, braked: bool) -
         return ""
     free, name = min(short)
     again = round(reserve_bytes * RESUMES_AT)
-    return f"the disk of {name} is nearly full: {free >> 20} MiB are free, admission goes on at {again >> 20} MiB"
+    return f"the disk of {name} is nearly full: {free >> 20} MiB are free, admission resumes at {again >> 20} MiB"

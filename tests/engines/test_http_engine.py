@@ -86,8 +86,8 @@ async def test_a_single_version_covers_all_tokens() -> None:
         assert (await ask(engine)).versions == [(5, 3)]
 
 
-def scored(*told: int) -> bytes:
-    pairs = [[None if not place else -1.0, one, None] for place, one in enumerate(told)]
+def scored(*ids: int) -> bytes:
+    pairs = [[None if not place else -1.0, one, None] for place, one in enumerate(ids)]
     return changed(output_token_logprobs=[], weight_versions=[], input_token_logprobs=pairs)
 
 
@@ -99,9 +99,9 @@ async def test_the_last_id_of_a_vocabulary_may_come_back_as_0() -> None:
                 await engine.score([5, 9, 6, 9], deadline_s=60, vocabulary=others)
 
 
-@pytest.mark.parametrize("told", [(5, 0, 6, 9), (5, 9, 0, 9), (5, 0, 6, 8), (5, 0, 6), (5, 0, 6, 0, 0)])
-async def test_scores_of_another_sequence_are_refused(told: tuple[int, ...]) -> None:
-    async with server(answering(scored(*told))) as engine:
+@pytest.mark.parametrize("ids", [(5, 0, 6, 9), (5, 9, 0, 9), (5, 0, 6, 8), (5, 0, 6), (5, 0, 6, 0, 0)])
+async def test_scores_of_another_sequence_are_refused(ids: tuple[int, ...]) -> None:
+    async with server(answering(scored(*ids))) as engine:
         with pytest.raises(EngineError, match="another sequence"):
             await engine.score([5, 9, 6, 9], deadline_s=60, vocabulary=10)
 

@@ -363,19 +363,19 @@ async def test_calls_for_half_of_the_slots_are_computed_immediately(first: Weigh
     engine.start()
     await engine.update(str(first.path), 1)
     stays = asyncio.create_task(engine.generate("stays", [5, 6, 8], LONG, deadline_s=100))
-    asked = await engine.generate("asked", [5, 6, 9], Sampling(max_new_tokens=20, temperature=0.0), deadline_s=100)
-    assert asked.ids == first.greedy([5, 6, 9], 20)
+    answer = await engine.generate("asked", [5, 6, 9], Sampling(max_new_tokens=20, temperature=0.0), deadline_s=100)
+    assert answer.ids == first.greedy([5, 6, 9], 20)
     await engine.abort("stays")
     assert (await stays).finish == "abort"
     await engine.close()
 
 
 async def test_a_closed_address_fails_immediately() -> None:
-    nobody = HttpEngine("http://127.0.0.1:9", TOKEN)
+    absent = HttpEngine("http://127.0.0.1:9", TOKEN)
     with pytest.raises(EngineGoneError, match="is gone"):
-        await asyncio.wait_for(nobody.generate("r", [1], LONG, deadline_s=1000), PATIENCE_S)
-    assert not await nobody.health()
-    await nobody.close()
+        await asyncio.wait_for(absent.generate("r", [1], LONG, deadline_s=1000), PATIENCE_S)
+    assert not await absent.health()
+    await absent.close()
 
 
 async def test_a_wrong_token_does_not_make_an_engine_dead(url: str) -> None:

@@ -147,30 +147,30 @@ async def test_the_canary_result_is_stored_for_every_engine_and_version(
     off = [[value + 5e-4 * (place % 2) for place, value in enumerate(one)] for one in true.canary.log_probs]
     shifted = Manifest(true.files, Canary(true.canary.ids, off))
     await publish(database, first)
-    told: list[Agreement] = []
+    reported: list[Agreement] = []
     for slot in range(2):
         engine = EmbeddedEngine(slots=1, context=64)
         engine.start()
         me = service_of(slot)
-        follower = PublicationFollower(engine, store, me, run_dir=run_dir, second=engine, on_canary=told.append)
+        follower = PublicationFollower(engine, store, me, run_dir=run_dir, second=engine, on_canary=reported.append)
         await follower.look()
         await database["Publication"].update_one({"_id": 1}, {"$set": {"manifest": msgspec.to_builtins(shifted)}})
         await engine.close()
-    first_told, second_told = told
-    assert first_told.largest < 1e-4
-    assert second_told.largest == pytest.approx(5e-4, abs=1e-4)
+    first_reported, second_reported = reported
+    assert first_reported.largest < 1e-4
+    assert second_reported.largest == pytest.approx(5e-4, abs=1e-4)
     found = load(Publication, await document(database, 1))
     assert {one.engine: one.largest for one in found.canary} == {
-        "engine-0.1": first_told.largest,
-        "engine-1.1": second_told.largest,
+        "engine-0.1": first_reported.largest,
+        "engine-1.1": second_reported.largest,
     }
     assert found.canary[1].mean == pytest.approx(2.5e-4, abs=1e-4)
-    assert found.canary_largest == second_told.largest
+    assert found.canary_largest == second_reported.largest
     # Told again, after an answer that was lost, it is there once.
-    await store.served(1, "engine-1.1", second_told)
+    await store.served(1, "engine-1.1", second_reported)
     assert len((await document(database, 1))["canary"]) == 2
     page = await lists.page(store._database, "Publication", filter="canary_largest > 0.0004")
-    assert [row["canary_largest"] for row in page.rows] == [second_told.largest]
+    assert [row["canary_largest"] for row in page.rows] == [second_reported.largest]
 
 
 async def test_at_most_half_of_the_engines_update_at_once(
@@ -239,7 +239,7 @@ async def test_a_version_that_an_evaluation_wants_is_held_beside_the_newest(
     await follower.look()
     await follower.look_for_pins()
     assert (await engine.load()).versions_loaded == (2,)
-    # It may be asked for before there are tasks, and after the engine went on.
+    # It may be requested before there are tasks, and after the engine has a newer version.
     await database["Publication"].update_one({"_id": 1}, {"$set": {"evaluation": "wanted"}})
     await follower.look()
     await follower.look_for_pins()
@@ -375,7 +375,7 @@ class Away:
 
     def __init__(self) -> None:
         self.away = False
-        self.told: list[tuple[str, int]] = []
+        self.reported: list[tuple[str, int]] = []
         self.updates = 0
         self.gone = False
 
@@ -394,7 +394,7 @@ class Away:
 
     async def served(self, version: int, engine: str, agreement: Agreement | None) -> None:
         self._check()
-        self.told.append((engine, version))
+        self.reported.append((engine, version))
 
     async def refused(self, version: int, engine: str, why: str) -> None:
         raise AssertionError(why)
@@ -427,11 +427,11 @@ async def test_while_the_store_is_away_the_engine_serves_and_reports_afterwards(
     follower = follower_of(away, away, tmp_path)
     following = asyncio.create_task(follower.follow())
     await aeventually(lambda: follower.version == 5)
-    assert (follower.state, away.told) == ("serving", [])
+    assert (follower.state, away.reported) == ("serving", [])
     await follower.leave("draining")
     away.away = False
-    await aeventually(lambda: away.told)
-    assert (away.told, away.updates) == ([("engine-0.1", 5)], 1)
+    await aeventually(lambda: away.reported)
+    assert (away.reported, away.updates) == ([("engine-0.1", 5)], 1)
     away.gone = True
     await aeventually(following.done)
     with pytest.raises(ExceptionGroup, match="unhandled errors"):

@@ -70,7 +70,7 @@ async def test_a_busy_server_gets_no_release_of_memory(behind: Behind, client: H
 async def test_calls_wait_until_there_is_memory_again(behind: Behind, client: HttpEngine) -> None:
     await client.release_memory()
     call = asyncio.create_task(client.order("/generate"))
-    assert await client.health(), "it lives, and is asked for everything else"
+    assert await client.health(), "it lives, and answers everything else"
     await client.restore_memory()
     await call
     assert [path for path in behind.reached if path != "/health"] == [FLUSH, RELEASE, RESTORE, "/generate"]

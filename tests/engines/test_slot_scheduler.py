@@ -154,9 +154,9 @@ def test_weights_of_another_shape_are_refused(model: Model) -> None:
 
 def test_every_caller_gets_exactly_one_answer(model: Model) -> None:
     engine = engine_of(model, slots=2)
-    told: list[str] = []
+    ended: list[str] = []
     requests = [
-        Request(f"r{n}", [n, 1], Sampling(max_new_tokens=6), seed=1, on_end=lambda one: told.append(one.rid))
+        Request(f"r{n}", [n, 1], Sampling(max_new_tokens=6), seed=1, on_end=lambda one: ended.append(one.rid))
         for n in range(6)
     ]
     for request in requests:
@@ -168,7 +168,7 @@ def test_every_caller_gets_exactly_one_answer(model: Model) -> None:
     engine.step()
     engine.pause("abort")
     engine.fail_all(EngineError("late"))
-    assert sorted(told) == [request.rid for request in requests]
+    assert sorted(ended) == [request.rid for request in requests]
 
 
 def test_conversation_of_a_rid_and_versions_by_place() -> None:

@@ -9,8 +9,8 @@ MIB = 1 << 20
 
 def test_a_disk_with_less_than_the_reserve_stops_admission() -> None:
     assert reason({"MongoDB": 600 * MIB, "the run's directory": 900 * MIB}, 512 * MIB, braked=False) == ""
-    said = reason({"MongoDB": 300 * MIB, "the run's directory": 500 * MIB}, 512 * MIB, braked=False)
-    assert said == "the disk of MongoDB is nearly full: 300 MiB are free, admission goes on at 640 MiB"
+    why = reason({"MongoDB": 300 * MIB, "the run's directory": 500 * MIB}, 512 * MIB, braked=False)
+    assert why == "the disk of MongoDB is nearly full: 300 MiB are free, admission resumes at 640 MiB"
     assert reason({"MongoDB": 0}, 0, braked=False) == "", "no reserve, no brake"
 
 

@@ -146,7 +146,7 @@ class World:
     def _redraw(self, task: Task) -> None:
         for attempts in task.seats():
             last = attempts[-1]
-            # While the breaker is open nobody tries again; that costs no attempt.
+            # While the breaker is open no attempt is made, and none is counted.
             if last.status in (R.FAILED, R.ABANDONED) and self.may_redraw(attempts) and not self.breaker_open:
                 self._open(task, last.seat, last.attempt + 1)
 

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 
 import torch
-import transformers.models.qwen3.modeling_qwen3  # noqa: F401 # else each life imports it anew
+import transformers.models.qwen3.modeling_qwen3  # noqa: F401 # otherwise each life imports it again
 
 from agentrl.store import database, run_database
 from agentrl.training.trainer import Trainer

@@ -86,15 +86,15 @@ def test_the_preview_of_a_step_size_shows_batches_and_admission(unit: Unit, tmp_
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "expected"),
     [("learning_rate", 0.01, "from 0.001 to 0.01"), ("clip_low", 0.1, "from 0.2 to 0.1"), ("keep_versions", 9, "to 9")],
 )
 def test_every_other_knob_previews_its_value_and_its_boundary(
-    unit: Unit, tmp_path: Path, tiny: Path, name: str, value: float, said: str
+    unit: Unit, tmp_path: Path, tiny: Path, name: str, value: float, expected: str
 ) -> None:
     Knobs(unit, configuration(tmp_path, tiny))
     sentence = unit._knobs.preview(name, value).sentence
-    assert said in sentence
+    assert expected in sentence
     assert "with the next step" in sentence
 
 

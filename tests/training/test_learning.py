@@ -81,9 +81,9 @@ def test_tools_are_read_in_every_form(tmp_path: Path, tool: object) -> None:
     ],
 )
 def test_an_invalid_line_is_reported_with_its_number(tmp_path: Path, line: object, why: str) -> None:
-    with pytest.raises(ConfigError, match=why) as told:
+    with pytest.raises(ConfigError, match=why) as refused:
         read_demonstrations(write(tmp_path / "d.jsonl", CONVERSATION, line))
-    assert "Line 2 of" in told.value.message
+    assert "Line 2 of" in refused.value.message
 
 
 def test_the_warm_up_learns_its_demonstrations_and_can_be_repeated(tiny: Path, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_warm_up_learns_its_demonstrations_and_can_be_repeated(tiny: Path, t
     learners = [make_learner(tiny, exact=False, optimizer="muon", learning_rate=1e-5) for _ in range(2)]
     losses: list[float] = []
     for learner in learners:
-        heard: list[float] = []
+        seen: list[float] = []
         warm_up(
             learner,
             shown,
@@ -102,9 +102,9 @@ def test_the_warm_up_learns_its_demonstrations_and_can_be_repeated(tiny: Path, t
             batch=2,
             learning_rate=1e-2,
             chance=3,
-            keep_on=lambda step, loss, heard=heard: not heard.append(loss),
+            keep_on=lambda step, loss, seen=seen: not seen.append(loss),
         )
-        losses = heard
+        losses = seen
     assert losses[-1] < losses[0] / 2
     first, second = (learner.model.state_dict() for learner in learners)
     assert all(torch.equal(value, second[name]) for name, value in first.items())
@@ -150,8 +150,8 @@ def likelihood(log_probs: list[list[float]]) -> float:
 
 
 def answer(prompt: list[int], token: int, log_prob: float, advantage: float) -> Trajectory:
-    said = Segment(parent=0, ids=[token], trains=True, log_probs=[log_prob], versions=[(1, 1)])
-    return Trajectory(record="r", group="g", segments=[Segment(parent=-1, ids=prompt), said], advantage=advantage)
+    answer = Segment(parent=0, ids=[token], trains=True, log_probs=[log_prob], versions=[(1, 1)])
+    return Trajectory(record="r", group="g", segments=[Segment(parent=-1, ids=prompt), answer], advantage=advantage)
 
 
 def test_the_canary_is_what_the_engine_computes(tiny: Path, tmp_path: Path) -> None:

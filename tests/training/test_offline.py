@@ -227,11 +227,11 @@ def test_a_job_from_the_command_line(demonstrated: dict[str, Any], tmp_path: Pat
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(demonstrated))
     done = agentrl(tmp_path, "train", "run.yaml", "--json")
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["event"] for one in told] == ["starting", "step", "step", "step", "ended"], "once through all five"
-    assert [one["of"] for one in told[1:-1]] == [3, 3, 3]
-    assert all(one["metrics"]["loss"] > 0 for one in told[1:-1])
-    out = Path(told[-1]["out"])
+    messages = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["event"] for one in messages] == ["starting", "step", "step", "step", "ended"], "once through all five"
+    assert [one["of"] for one in messages[1:-1]] == [3, 3, 3]
+    assert all(one["metrics"]["loss"] > 0 for one in messages[1:-1])
+    out = Path(messages[-1]["out"])
     assert out == tmp_path / "run" / "supervised"
     assert all(bool(torch.isfinite(value).all()) for value in load_file(out / WEIGHTS_FILE).values())
 

@@ -69,9 +69,9 @@ def at_the_start(learner: Learner, batch: Batch) -> Batch:
     """The batch as if the policy that it begins with had sampled it."""
     known = []
     for one in batch.trajectories:
-        (prompt, said) = one.segments
-        (found,) = learner.log_probs([[*prompt.ids, *said.ids]])
-        answer = msgspec.structs.replace(said, log_probs=np.array(found[-len(said.ids) :]))
+        (prompt, sampled) = one.segments
+        (found,) = learner.log_probs([[*prompt.ids, *sampled.ids]])
+        answer = msgspec.structs.replace(sampled, log_probs=np.array(found[-len(sampled.ids) :]))
         known.append(msgspec.structs.replace(one, segments=[prompt, answer]))
     return msgspec.structs.replace(batch, trajectories=known)
 

@@ -181,7 +181,7 @@ def test_a_common_prefix_is_packed_once() -> None:
     ]
     (row,) = rows(members)
     assert len(row) == len(prompt) + 8 * 3
-    # The first tokens of all members are asked of the same place.
+    # The first tokens of all members need the same logits.
     assert len(row.asked_at) == 1 + 8 * 2
 
 

@@ -35,9 +35,9 @@ async def test_a_record_too_long_for_the_memory_is_dead_and_all_others_train(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    said, why = await process.communicate()
+    output, why = await process.communicate()
     # Two lives for the batch, one for the group alone: halves without it pass, because they are lighter.
-    assert said.decode().split() == ["1", "1", "1", "0"], why.decode()[-4000:]
+    assert output.decode().split() == ["1", "1", "1", "0"], why.decode()[-4000:]
     assert "memory" in why.decode().lower()
     found = await db.find("Task", {}, sort=[("_id", 1)])
     assert [task["status"] for task in found] == ["trained"] * 5 + ["dead"] + ["trained"] * 2

@@ -39,19 +39,19 @@ def held(tiny: Path, **settings: Any) -> Learner:
 
 def test_the_kl_to_the_reference_starts_at_zero_and_grows(tiny: Path) -> None:
     learner, batch = held(tiny), some_batch()
-    told = [learner.train(batch, PolicyLoss()).metrics["kl_reference"] for _ in range(4)]
-    assert told[0] == pytest.approx(0.0, abs=1e-9)
-    assert told[-1] > told[1] > 1e-4
+    measured = [learner.train(batch, PolicyLoss()).metrics["kl_reference"] for _ in range(4)]
+    assert measured[0] == pytest.approx(0.0, abs=1e-9)
+    assert measured[-1] > measured[1] > 1e-4
     assert "kl_reference" not in make_learner(tiny, exact=False).train(batch, PolicyLoss()).metrics
 
 
 def test_the_reference_weight_keeps_the_policy_near_the_reference(tiny: Path) -> None:
-    batch, told = some_batch(), {}
+    batch, measured = some_batch(), {}
     for weight in (0.0, 30.0):
         learner = held(tiny)
         for _ in range(8):
-            told[weight] = learner.train(batch, PolicyLoss(reference_weight=weight)).metrics["kl_reference"]
-    assert told[30.0] < told[0.0] / 3
+            measured[weight] = learner.train(batch, PolicyLoss(reference_weight=weight)).metrics["kl_reference"]
+    assert measured[30.0] < measured[0.0] / 3
 
 
 def test_the_reference_itself_is_neither_trained_nor_saved(tiny: Path, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_the_reference_itself_is_neither_trained_nor_saved(tiny: Path, tmp_path:
 
 def test_packing_changes_nothing_in_what_the_reference_adds(tiny: Path) -> None:
     loss, batch = PolicyLoss(reference_weight=2.0), some_batch()
-    found, told = [], []
+    found, measured = [], []
     for tokens, cost in ((16_384, None), (40, 0.0)):
         learner = make_learner(tiny, tokens_per_batch=tokens, token_cost=cost)
         learner.compare_with(tiny)
@@ -78,10 +78,10 @@ def test_packing_changes_nothing_in_what_the_reference_adds(tiny: Path) -> None:
             for parameter in learner.model.parameters():
                 parameter.mul_(1.1)
         found.append(packed(learner, batch, loss))
-        told.append(learner.train(batch, loss).metrics)
-    assert told[0]["packed_tokens"] != told[1]["packed_tokens"]
-    assert told[0]["kl_reference"] == pytest.approx(told[1]["kl_reference"], abs=1e-10)
-    assert told[0]["kl_reference"] > 1e-4
+        measured.append(learner.train(batch, loss).metrics)
+    assert measured[0]["packed_tokens"] != measured[1]["packed_tokens"]
+    assert measured[0]["kl_reference"] == pytest.approx(measured[1]["kl_reference"], abs=1e-10)
+    assert measured[0]["kl_reference"] > 1e-4
     agree(*found)
 
 
@@ -140,9 +140,9 @@ async def test_all_lineages_and_offline_training_share_one_reference(db: Databas
     await trainer(db, config(4), tmp_path, life=2).run()
     assert (tmp_path / REFERENCE / WEIGHTS_FILE).read_bytes() == kept, "the second life began elsewhere"
     found = await db.find("Step", {"status": "committed"}, sort=[("step", 1)])
-    told = [step["metrics"]["kl_reference"] for step in found]
-    assert len(told) == 4
-    assert told[0] < 1e-9 < told[1] < told[3]
+    measured = [step["metrics"]["kl_reference"] for step in found]
+    assert len(measured) == 4
+    assert measured[0] < 1e-9 < measured[1] < measured[3]
     (half,) = (tmp_path / "checkpoints").glob("step-000002.*")
     again = {"start": half, "out": tmp_path / "again", "as_configured": False, "on_step": lambda step: True}
     offline.train_recorded(config(4), tmp_path / "dumps", **again)

@@ -23,8 +23,8 @@ async def evaluate_what_is_wanted(db: Database) -> bool:
     """Acts as steward and sampler; returns False if no evaluation is requested."""
     wanted = await evaluations.wanted(db)
     for version in wanted:
-        asked = row(version, purpose="eval", version=version)
-        task = msgspec.structs.replace(asked, id=f"shop/eval/{version}/000000")
+        wanted = row(version, purpose="eval", version=version)
+        task = msgspec.structs.replace(wanted, id=f"shop/eval/{version}/000000")
         await tasks.insert(db, [task])
         await admit(db, task, n=1)
         claim = await claim_one(db, OWNER)
@@ -102,14 +102,14 @@ async def test_no_step_is_taken_while_most_episodes_fail(db: Database) -> None:
     for at, one in enumerate(failed):
         error = f"Lost: line {at}" if at % 3 == 0 else "AttributeError: no\nattribute"
         await db.update_many("Record", {"_id": one["_id"]}, {"$set": {"error": error}})
-    told = (await batch_selection.validity(db)).hold
-    assert "failed for infrastructure, most often: AttributeError: no attribute; a few" in told, "what to mend"
+    hold = (await batch_selection.validity(db)).hold
+    assert "failed for infrastructure, most often: AttributeError: no attribute; a few" in hold, "what to mend"
     await db.update_many("Record", {}, {"$set": {"finished_at": datetime.now(UTC) - timedelta(seconds=700)}})
-    assert await batch_selection.validity(db) == (None, ""), "what is long ago says nothing"
+    assert await batch_selection.validity(db) == (None, ""), "old attempts do not count"
     await db.delete_many("Record", {})
     await ended(db, ["policy"] * 40 + ["infrastructure"] * 60)
     await db.update_many("Record", {"outcome_class": "infrastructure"}, {"$set": {"free": True}})
-    assert await batch_selection.validity(db) == (None, ""), "what failed on an open breaker is the breaker's to tell"
+    assert await batch_selection.validity(db) == (None, ""), "failures on an open breaker do not count"
     await db.delete_many("Record", {})
     await ended(db, ["infrastructure"] * 100 + ["policy"] * 150)
     assert await batch_selection.validity(db) == (0.75, ""), "only recent ones count"
@@ -122,7 +122,7 @@ async def test_a_hold_ends_once_the_newest_attempts_succeed(db: Database) -> Non
     await ended(db, ["infrastructure"] * 100 + ["policy"] * 12 + ["infrastructure"] * 4)
     found = await batch_selection.validity(db)
     assert found.share is not None
-    assert found.share < 0.2, "the share is told as it is"
+    assert found.share < 0.2, "the share itself is not changed"
     assert found.hold == ""
     await db.delete_many("Record", {})
     await ended(db, ["policy"] * 16 + ["infrastructure"] * 34)
@@ -133,8 +133,8 @@ async def test_evaluations_that_fail_hold_back_no_step(db: Database) -> None:
     await ended(db, ["policy"] * 60)
     await ended(db, ["infrastructure"] * 150, purpose="eval")
     assert await batch_selection.validity(db) == (1.0, "")
-    told = await attempt_statistics.since(db, None)
-    assert (told["attempts"], told["infrastructure_share"]) == (60, 0)
+    counted = await attempt_statistics.since(db, None)
+    assert (counted["attempts"], counted["infrastructure_share"]) == (60, 0)
 
 
 async def test_attempts_that_were_cut_off_are_counted_whether_a_step_trains_them_or_not(db: Database) -> None:
@@ -150,8 +150,8 @@ async def test_unknown_tools_are_counted_under_one_name(db: Database) -> None:
         for at, (server, tool) in enumerate(names)
     ]
     await db.insert_many("ToolCall", to_bson(calls))
-    told = await attempt_statistics.of_tools(db, ["r"])
-    assert {name: share.calls for name, share in told.items()} == {"shop/lookup": 1, "unknown": 3}
+    counted = await attempt_statistics.of_tools(db, ["r"])
+    assert {name: share.calls for name, share in counted.items()} == {"shop/lookup": 1, "unknown": 3}
 
 
 async def test_skipped_weights_stay_for_their_evaluation(db: Database, tmp_path: Path) -> None:

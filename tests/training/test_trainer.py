@@ -331,9 +331,9 @@ async def test_groups_without_signal_are_consumed_by_an_empty_step(db: Database,
     await mine.run()
     (step,) = await committed(db)
     assert step["empty"] is True
-    told = mine._unit._account
-    assert "complete: no step trained anything (" in told.status
-    assert told.take_metrics()["steps_without_training"] == 1
+    account = mine._unit._account
+    assert "complete: no step trained anything (" in account.status
+    assert account.take_metrics()["steps_without_training"] == 1
     assert await task_statuses(db) == ["filtered"] * 4
     assert await publications.parents(db) == {1: None}, "nothing was trained, so nothing is published"
     await balanced(db)
@@ -345,7 +345,7 @@ async def test_a_complete_run_that_restarts_samples_nothing(
     await closed_groups(db, 6)
     await trainer(db, configuration(tmp_path, tiny, steps=2), tmp_path).run()
     holds = []
-    begun, told = lineages.begin, lineages.tell_plan
+    begun, tell_plan = lineages.begin, lineages.tell_plan
 
     async def begin(*arguments: Any, **named: Any) -> Lineage:
         lineage = await begun(*arguments, **named)
@@ -354,7 +354,7 @@ async def test_a_complete_run_that_restarts_samples_nothing(
 
     async def tell(database: Database, lineage: str, plan: Mapping[str, Any]) -> bool:
         holds.append(plan["hold"])
-        return await told(database, lineage, plan)
+        return await tell_plan(database, lineage, plan)
 
     monkeypatch.setattr(lineages, "begin", begin)
     monkeypatch.setattr(lineages, "tell_plan", tell)

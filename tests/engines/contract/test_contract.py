@@ -203,7 +203,7 @@ async def test_a_paused_call_continues_with_new_weights(
     new = second.log_probs([*PROMPT, *made.ids])[len(PROMPT) - 1 :]
     assert distance(old[:before], made.log_probs[:before]) <= tolerance
     if mode == "retract" or not subject.keeps_cache:
-        # Computed anew: as if the new weights had read all of it.
+        # Computed again, as if the new weights had read all of it.
         assert distance(new[before:], made.log_probs[before:]) <= tolerance
     assert (await subject.client.load()).version == 2
 
@@ -309,9 +309,9 @@ async def gives_up(client: HttpEngine) -> bool:
 
 async def test_only_the_token_of_the_run_passes(subject: Subject, first: Weights) -> None:
     stranger = HttpEngine(subject.url, "wrong")
-    for asked in (stranger.load, stranger.resume, lambda: stranger.generate("x", PROMPT, Sampling(), deadline_s=5)):
+    for request in (stranger.load, stranger.resume, lambda: stranger.generate("x", PROMPT, Sampling(), deadline_s=5)):
         with pytest.raises(CallRefusedError, match="requires the token of its run"):
-            await asked()
+            await request()
     assert not await stranger.health()
     await stranger.close()
 
