@@ -1,4 +1,4 @@
-"""The picture of the training demo: it fits, shows what is told, and believes nobody."""
+"""The display of the training demo: it fits the terminal, shows the state, and trusts no text of units."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ def drawn(status: str, now: Figures, width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_it_fits_whatever_is_told(width: int) -> None:
+def test_display_fits_the_terminal(width: int) -> None:
     lines = drawn("trains step 12, " + "many tokens " * 30, NOW, width)
     assert len(lines) == 8
     assert all(len(line) <= width for line in lines)
 
 
-def test_it_shows_how_far_the_warm_up_is_and_then_the_steps() -> None:
+def test_display_shows_the_warm_up_and_then_the_steps() -> None:
     assert "warm-up 16 of 150" in drawn("warm-up: step 16 of 150, loss 1.432", Figures(), 100)[0]
     assert "step 11 of 30" in drawn("warm-up: step 16 of 150, loss 1.432", NOW, 100)[0]
     assert any("v1 0.00, v11 0.94" in line for line in drawn("trains", NOW, 100))
 
 
-def test_what_a_unit_says_is_neither_markup_nor_a_command_to_the_terminal() -> None:
+def test_text_of_units_is_neither_markup_nor_control_codes() -> None:
     page = "\n".join(drawn("[/bold] \x1b[2J\x1b]0;gone\x07 here", NOW, 100))
     assert "[/bold]" in page
     assert "\x1b" not in page
     assert "here" in page
 
 
-def test_without_a_terminal_a_line_is_told_now_and_then() -> None:
+def test_without_a_terminal_lines_are_printed_at_intervals() -> None:
     page = io.StringIO()
     console = Console(file=page, width=40)
     with Screen(console, 30).shown() as show:
@@ -67,7 +67,7 @@ def test_without_a_terminal_a_line_is_told_now_and_then() -> None:
     assert line.endswith("trainer trains")
 
 
-def test_a_line_without_a_terminal_does_not_grow_with_the_run() -> None:
+def test_line_without_a_terminal_has_a_fixed_length() -> None:
     page = io.StringIO()
     long = dataclasses.replace(NOW, rewards=(0.5,) * 500, held_out={version: 0.5 for version in range(100)})
     with Screen(Console(file=page, width=40), 500).shown() as show:
@@ -80,5 +80,5 @@ def test_a_line_without_a_terminal_does_not_grow_with_the_run() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "learned"), [(0.0, 0.8, True), (0.65, 0.9, False), (0.0, 0.79, False), (0.55, 0.86, True)]
 )
-def test_it_learned_if_the_reward_is_high_and_was_low(before: float, after: float, learned: bool) -> None:
+def test_learned_means_a_high_reward_and_a_gain(before: float, after: float, learned: bool) -> None:
     assert Result(before=before, after=after).learned is learned

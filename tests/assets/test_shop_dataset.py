@@ -1,4 +1,4 @@
-"""The demo's data: what is held out stays out, answers are those of the tools, demonstrations have their habit."""
+"""The data of the demo: held-out orders stay held out, answers match the tools, most demonstrations are wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUN_FILE = Path(shop_dataset.__file__).with_name("train.yaml")
 TOOLS = [ToolSpec(name=name, schema=schema) for name, schema in shop_server.TOOLS.items()]
 
 
-def test_the_same_number_gives_the_same_files(tmp_path: Path) -> None:
+def test_same_random_number_gives_the_same_files(tmp_path: Path) -> None:
     for name in ("one", "two"):
         shop_dataset.write(tmp_path / name, train=50, held_out=10, shown=50)
     shop_dataset.write(tmp_path / "other", random_number=1, train=50, held_out=10, shown=50)
@@ -28,7 +28,7 @@ def test_the_same_number_gives_the_same_files(tmp_path: Path) -> None:
         assert first != (tmp_path / "other" / file).read_bytes()
 
 
-def test_no_item_and_no_count_is_both_held_out_and_seen() -> None:
+def test_held_out_items_and_counts_do_not_occur_in_training() -> None:
     seen = [
         *shop_dataset.orders(2_000, held_out=False, random_number=0),
         *shop_dataset.orders(2_000, held_out=False, random_number=1),
@@ -37,7 +37,7 @@ def test_no_item_and_no_count_is_both_held_out_and_seen() -> None:
     for part in (0, 1):
         trained = {line[part] for order in seen for line in order.lines}
         assert trained.isdisjoint(line[part] for order in held_out for line in order.lines)
-    # But nothing is held out that could not be copied: every digit and syllable is seen in each place.
+    # Every digit and syllable still occurs in training in each place, so that it can be copied.
     for place in (0, 1):
         assert {str(count)[place] for count in shop_dataset.counts(held_out=False) if count > 9} >= set("123456789")
         assert {name[2 * place :][:2] for name in shop_dataset.items(held_out=True)} <= {
@@ -45,7 +45,7 @@ def test_no_item_and_no_count_is_both_held_out_and_seen() -> None:
         }
 
 
-async def test_following_a_demonstration_to_its_end_gives_the_answer(tmp_path: Path) -> None:
+async def test_complete_demonstration_gives_the_answer(tmp_path: Path) -> None:
     orders = shop_dataset.orders(60, held_out=False, random_number=0)
     lengths = Counter()
     for number, order in enumerate(orders):
@@ -60,7 +60,7 @@ async def test_following_a_demonstration_to_its_end_gives_the_answer(tmp_path: P
     assert set(lengths) == {3, 5, 7}
 
 
-def test_most_demonstrations_stop_too_early_and_are_right_until_then(tmp_path: Path) -> None:
+def test_most_demonstrations_stop_too_early_and_are_correct_until_then(tmp_path: Path) -> None:
     shop_dataset.write(tmp_path, train=10, held_out=10, shown=400)
     shown = read_demonstrations(tmp_path / shop_dataset.DEMONSTRATIONS_FILE)
     early = [one for one in shown if _calls(one) == 1]
@@ -76,7 +76,7 @@ def test_most_demonstrations_stop_too_early_and_are_right_until_then(tmp_path: P
         assert answer == f"<answer>{price}</answer>"
 
 
-def test_the_run_file_uses_what_is_written(tmp_path: Path) -> None:
+def test_run_file_uses_the_written_files(tmp_path: Path) -> None:
     config = load_config(RUN_FILE, environ={}).config
     shop_dataset.write(tmp_path, train=20, held_out=10, shown=20)
     environment = config.environments["shop"]

@@ -1,4 +1,4 @@
-"""How the demo draws what it reads."""
+"""Sparklines of the demo, and the state of a run without a store."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 from assets.training_state import BLOCKS, Figures, RunStore, sparkline
 
 
-def test_rewards_become_blocks_from_the_lowest_to_the_highest() -> None:
+def test_sparkline_has_a_block_per_reward() -> None:
     assert sparkline(()) == ""
     assert sparkline((0.0, 0.5, 1.0)) == f"{BLOCKS[0]}{BLOCKS[4]}{BLOCKS[7]}"
     assert sparkline((-3.0, 7.0)) == f"{BLOCKS[0]}{BLOCKS[7]}", "a score may be anything"
 
 
-def test_many_rewards_share_blocks_and_the_newest_counts() -> None:
+def test_many_rewards_share_blocks() -> None:
     drawn = sparkline((0.0,) * 59 + (1.0,), width=30)
     assert len(drawn) == 30
     assert drawn[-1] == BLOCKS[4]
 
 
-def test_a_run_without_a_store_has_empty_figures(tmp_path: Path) -> None:
+def test_run_without_a_store_has_an_empty_state(tmp_path: Path) -> None:
     books = RunStore(tmp_path / "run", tmp_path / "state")
     assert books.look() == Figures()
     books.close()

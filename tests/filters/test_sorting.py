@@ -26,14 +26,14 @@ def test_every_order_ends_with_the_id() -> None:
         ("score,", 6, "missing"),
     ],
 )
-def test_a_senseless_order_is_refused_with_the_place(text: str, position: int, says: str) -> None:
+def test_wrong_order_is_refused_with_its_position(text: str, position: int, says: str) -> None:
     with pytest.raises(FilterError) as refused:
         parse_sort(text, RECORDS)
     assert refused.value.position == position
     assert says in refused.value.problem
 
 
-def test_by_age_the_oldest_come_first() -> None:
+def test_order_by_age_has_the_oldest_first() -> None:
     assert to_mongo_sort(parse_sort("age", RECORDS)) == [("started_at", 1), ("_id", 1)]
     assert to_mongo_sort(parse_sort("-age", TASKS)) == [("admitted_at", -1), ("_id", -1)]
 

@@ -1,4 +1,4 @@
-"""What a name is taken for, and what kinds of documents are called."""
+"""Suggested names, and the names of document kinds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ KNOWN = ("mongo", "mongo-0", "worker", "worker-0", "worker-2")
         ("worker2", "worker-2"),
         ("wroker", "worker"),
         ("foo", ""),
-        ("worker-77", ""),  # another unit, and no slip of the pen
+        ("worker-77", ""),  # another unit, not a typing error
         ("zzz-0", ""),
     ],
 )
-def test_only_what_is_near_is_suggested(typed: str, meant: str) -> None:
+def test_only_similar_names_are_suggested(typed: str, meant: str) -> None:
     assert nearest(typed, KNOWN) == meant
 
 
-def test_kinds_have_words_of_people() -> None:
+def test_document_kinds_have_plain_names() -> None:
     assert (plural("Task"), singular("Record"), singular("Publication")) == ("tasks", "record", "version")
     assert plural("Owner") == "Owner", "what nobody asks for keeps its name"
