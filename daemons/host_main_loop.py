@@ -73,7 +73,7 @@ async def _run(
                 started_pid=coordinator_pid,
             )
         )
-    log.info("The host agent of %s is up with %d incarnations in its ledger.", home.host, len(agent.lives))
+    log.info("The host agent of %s is up with %d incarnations in its ledger.", home.host, len(agent.incarnations))
     try:
         await finished.wait()
     finally:

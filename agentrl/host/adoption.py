@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import ConfigError
-from agentrl.host import cgroups, incarnation, procfs, spawn_environment
-from agentrl.host.incarnation import Incarnation, Services
+from agentrl.host import cgroups, procfs, spawn_environment
+from agentrl.host.incarnation import Incarnation, Services, incarnation_from_ledger
 from agentrl.host.ledger import Entry, find_by_mark
 from agentrl.protocol.messages import Spawn
 
@@ -33,22 +33,22 @@ def _adopt(services: Services, entry: Entry) -> Incarnation:
         found = find_by_mark(services.home.run, entry)
         if found is not None:
             entry = msgspec.structs.replace(entry, pid=found.pid, start_ticks=found.start_ticks, boot_id=found.boot_id)
-    life = incarnation.incarnation_from_ledger(services, entry, group)
+    incarnation = incarnation_from_ledger(services, entry, group)
     if entry.boot_id != procfs.boot_id():
-        life.tree.leader = None  # its numbers mean nothing in this boot
+        incarnation.tree.leader = None  # its numbers mean nothing in this boot
     if entry.exit is not None:
-        life.sweep()
-        return life
-    process = services.processes.adopt(entry.identity, life.on_exit_of_adopted())
+        incarnation.sweep()
+        return incarnation
+    process = services.processes.adopt(entry.identity, incarnation.on_exit_of_adopted())
     if process is None:
         why = why_dead(entry)
         log.warning("%s has ended: %s.", entry.name, why)
-        life.found_dead(why)
-        return life
+        incarnation.found_dead(why)
+        return incarnation
     log.info("%s lives as process %d and was adopted.", entry.name, process.pid)
     cwd = spawn_environment.filled(entry.spec.cwd, services.home, entry.unit)
-    life.adopt(process, _environment(services, entry), Path(cwd).expanduser() if cwd else None)
-    return life
+    incarnation.adopt(process, _environment(services, entry), Path(cwd).expanduser() if cwd else None)
+    return incarnation
 
 
 def why_dead(entry: Entry) -> str:

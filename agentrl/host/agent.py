@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ProtocolError
-from agentrl.host import adoption, cgroups, incarnation, procfs, resource_usage, spawn_environment
+from agentrl.host import adoption, cgroups, procfs, resource_usage, spawn_environment
 from agentrl.host.child_processes import ChildProcesses
 from agentrl.host.coordinator_watchdog import CoordinatorWatchdog
-from agentrl.host.incarnation import Incarnation, Services
+from agentrl.host.incarnation import Incarnation, Services, create_incarnation
 from agentrl.host.ledger import Ledger
 from agentrl.host.log_files import Logs
 from agentrl.host.periodic_tasks import Intervals, PeriodicTasks
@@ -60,7 +60,7 @@ class Agent:
     ) -> None:
         self.home = home
         self.processes = ChildProcesses(clone_into_cgroup=clone_into_cgroup)
-        self.lives: dict[str, Incarnation] = {}
+        self.incarnations: dict[str, Incarnation] = {}
         self.cgroups = cgroups.detect(home.run, home.host) if use_cgroups else cgroups.nothing()
         self.ledger = Ledger(home.state_dir / "hosts" / home.host / "ledger")
         self.finished = finished or asyncio.Event()
@@ -83,10 +83,10 @@ class Agent:
             send=self.send,
             on_over=self.check_finished,
         )
-        self._requests = RequestHandler(self.services, self.lives)
-        self._periodic = PeriodicTasks(self.services, self.lives, times or Intervals(), self._end_if_lonely)
+        self._requests = RequestHandler(self.services, self.incarnations)
+        self._periodic = PeriodicTasks(self.services, self.incarnations, times or Intervals(), self._end_if_lonely)
 
-    # ---- life of the agent ----
+    # ---- incarnation of the agent ----
 
     def start(self) -> None:
         """Adopt what an earlier agent left, then start the periodic tasks."""
@@ -96,8 +96,8 @@ class Agent:
         if self.cgroups.can_kill:
             self.processes.expect_cgroups()
         self.ledger.load()
-        for life in adoption.adopt_all(self.services):
-            self.lives[life.name] = life
+        for incarnation in adoption.adopt_all(self.services):
+            self.incarnations[incarnation.name] = incarnation
         self._periodic.start()
 
     def guard(self, watchdog: CoordinatorWatchdog) -> None:
@@ -110,8 +110,8 @@ class Agent:
         if self.watchdog is not None:
             self.watchdog.stop()
         self._periodic.stop()
-        for life in self.lives.values():
-            life.stop_watching()
+        for incarnation in self.incarnations.values():
+            incarnation.stop_watching()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -145,7 +145,7 @@ class Agent:
         self._periodic.greeted(False)
 
     def hello(self) -> messages.HostHello:
-        inventory = tuple(life.entry.on_wire(life.ready) for life in self.lives.values())
+        inventory = tuple(incarnation.entry.on_wire(incarnation.ready) for incarnation in self.incarnations.values())
         hello = messages.HostHello(
             major=PROTOCOL_MAJOR,
             minor=PROTOCOL_MINOR,
@@ -183,11 +183,11 @@ class Agent:
         match message:
             case messages.Spawn():
                 self._spawn(message)
-            case messages.SignalUnit(unit=unit, incarnation=incarnation):
-                if life := self._life(unit, incarnation):
-                    life.signal(message.signal, leader_only=message.leader_only)
-            case messages.KillTree(unit=unit, incarnation=incarnation):
-                self._kill_tree(unit, incarnation)
+            case messages.SignalUnit(unit=unit, incarnation=number):
+                if incarnation := self._incarnation(unit, number):
+                    incarnation.signal(message.signal, leader_only=message.leader_only)
+            case messages.KillTree(unit=unit, incarnation=number):
+                self._kill_tree(unit, number)
             case messages.Forget(incarnations=names):
                 self._forget(names)
             case messages.Ask():
@@ -204,11 +204,11 @@ class Agent:
             case messages.BeatAck():
                 pass
 
-    def _life(self, unit: str, incarnation: int) -> Incarnation | None:
-        return self.lives.get(incarnation_name(unit, incarnation))
+    def _incarnation(self, unit: str, number: int) -> Incarnation | None:
+        return self.incarnations.get(incarnation_name(unit, number))
 
     def _spawn(self, spawn: Spawn) -> None:
-        known = self._life(spawn.unit, spawn.incarnation)
+        known = self._incarnation(spawn.unit, spawn.incarnation)
         if known is not None:
             self._repeat(known)
             return
@@ -221,19 +221,19 @@ class Agent:
             self._failed(spawn, str(wrong), final=True)
             return
         try:
-            life = incarnation.create_incarnation(self.services, spawn)
+            incarnation = create_incarnation(self.services, spawn)
         except AgentrlError as failed:
             self._failed(spawn, str(failed), final=False)
             return
         try:
-            life.start(command, env, cwd)
+            incarnation.start(command, env, cwd)
         except (OSError, ValueError) as failed:
             # Nothing runs, so the entry goes: the same Spawn may come again.
-            self.ledger.forget(life.name)
-            life.tree.group.remove()
+            self.ledger.forget(incarnation.name)
+            incarnation.tree.group.remove()
             self._failed(spawn, f"{command[0]}: {_why(failed)}.", final=_is_final(failed))
             return
-        self.lives[life.name] = life
+        self.incarnations[incarnation.name] = incarnation
         self.services.logs.prune(spawn.unit)
 
     def _folder(self, spawn: Spawn) -> Path | None:
@@ -248,42 +248,42 @@ class Agent:
         log.warning("%s.%d cannot be started: %s", spawn.unit, spawn.incarnation, reason)
         self.send(SpawnFailed(spawn.unit, spawn.incarnation, reason, final))
 
-    def _repeat(self, life: Incarnation) -> None:
+    def _repeat(self, incarnation: Incarnation) -> None:
         """Repeat what is known of an incarnation, for a repeated Spawn."""
-        if life.entry.pid:
-            self.send(life.spawned())
-        if life.entry.exit is not None:
-            self.send(life.ended())
+        if incarnation.entry.pid:
+            self.send(incarnation.spawned())
+        if incarnation.entry.exit is not None:
+            self.send(incarnation.ended())
 
-    def _kill_tree(self, unit: str, incarnation: int) -> None:
-        life = self._life(unit, incarnation)
-        if life is None:
-            name = incarnation_name(unit, incarnation)
+    def _kill_tree(self, unit: str, number: int) -> None:
+        incarnation = self._incarnation(unit, number)
+        if incarnation is None:
+            name = incarnation_name(unit, number)
             if name not in self._searched:
                 self._searched.add(name)
-                self.run_task(self._kill_by_mark(unit, incarnation), f"look for {name}")
-        elif life.over:
-            self._repeat(life)
+                self.run_task(self._kill_by_mark(unit, number), f"look for {name}")
+        elif incarnation.over:
+            self._repeat(incarnation)
         else:
-            life.kill_tree()
+            incarnation.kill_tree()
 
-    async def _kill_by_mark(self, unit: str, incarnation: int) -> None:
+    async def _kill_by_mark(self, unit: str, number: int) -> None:
         """Kill an incarnation that is not in the ledger but may live here; the coordinator always gets an answer."""
-        name = incarnation_name(unit, incarnation)
+        name = incarnation_name(unit, number)
         try:
-            tree = ProcessTree(name, leader=None, log=self.services.logs.path(unit, incarnation))
+            tree = ProcessTree(name, leader=None, log=self.services.logs.path(unit, number))
             swept = await self.services.sweeper.empty(tree)
         finally:
             self._searched.discard(name)
         log.warning("%s was to be killed and is not in the ledger; %d processes had its mark.", name, len(swept))
-        self.send(messages.GroupEmpty(unit, incarnation, swept))
+        self.send(messages.GroupEmpty(unit, number, swept))
 
     def _forget(self, names: tuple[str, ...]) -> None:
         for name in names:
-            life = self.lives.get(name)
-            if life is not None and life.over:
-                life.tree.group.remove()
-                del self.lives[name]
+            incarnation = self.incarnations.get(name)
+            if incarnation is not None and incarnation.over:
+                incarnation.tree.group.remove()
+                del self.incarnations[name]
                 self.ledger.forget(name)
 
     def _refused(self, refused: messages.Refused) -> None:
@@ -318,7 +318,7 @@ class Agent:
 
     @property
     def _empty(self) -> bool:
-        return all(life.over for life in self.lives.values())
+        return all(incarnation.over for incarnation in self.incarnations.values())
 
     async def _answer(self, ask: messages.Ask) -> None:
         try:
@@ -334,8 +334,8 @@ class Agent:
     def _could_be_another(self, name: str, start_ticks: int) -> bool:
         """Whether another incarnation than `name` could have started a process at that time."""
         return any(
-            life.name != name and not life.over and life.entry.start_ticks <= start_ticks
-            for life in self.lives.values()
+            incarnation.name != name and not incarnation.over and incarnation.entry.start_ticks <= start_ticks
+            for incarnation in self.incarnations.values()
         )
 
 

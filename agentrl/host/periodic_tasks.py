@@ -45,10 +45,14 @@ class PeriodicTasks:
     """`on_lonely` is called at every measurement after too long without a coordinator."""
 
     def __init__(
-        self, services: Services, lives: Mapping[str, Incarnation], times: Intervals, on_lonely: Callable[[], None]
+        self,
+        services: Services,
+        incarnations: Mapping[str, Incarnation],
+        times: Intervals,
+        on_lonely: Callable[[], None],
     ) -> None:
         self._services = services
-        self._lives = lives
+        self._incarnations = incarnations
         self._times = times
         self._on_lonely = on_lonely
         self._connected = False
@@ -114,13 +118,13 @@ class PeriodicTasks:
         services = self._services
         services.processes.reap()
         services.ledger.flush()
-        living = [life for life in self._lives.values() if life.alive]
-        usage = self._sampler.sample(life.tree for life in living)
+        living = [incarnation for incarnation in self._incarnations.values() if incarnation.alive]
+        usage = self._sampler.sample(incarnation.tree for incarnation in living)
         rows = []
-        for life in living:
-            used = usage[life.name]
-            life.observe(used)
-            rows.append(resource_usage.on_wire(life.entry.unit, life.entry.incarnation, used))
+        for incarnation in living:
+            used = usage[incarnation.name]
+            incarnation.observe(used)
+            rows.append(resource_usage.on_wire(incarnation.entry.unit, incarnation.entry.incarnation, used))
         await self._cut_logs(living)
         await self._look_for_strays()
         services.send(
@@ -138,10 +142,10 @@ class PeriodicTasks:
 
     async def _cut_logs(self, living: list[Incarnation]) -> None:
         logs = self._services.logs
-        for life in living:
-            most = life.entry.spec.log_max_bytes
-            if 0 < most < logs.size(life.entry.unit, life.entry.incarnation):
-                await asyncio.to_thread(logs.cut_if_large, life.entry.unit, life.entry.incarnation, most)
+        for incarnation in living:
+            most = incarnation.entry.spec.log_max_bytes
+            if 0 < most < logs.size(incarnation.entry.unit, incarnation.entry.incarnation):
+                await asyncio.to_thread(logs.cut_if_large, incarnation.entry.unit, incarnation.entry.incarnation, most)
         for path in self._own_logs:
             await asyncio.to_thread(cut_if_large, path, self._times.own_log_max_bytes)
 
@@ -149,20 +153,22 @@ class PeriodicTasks:
         self._turn += 1
         if self._turn % self._times.strays_every != 1 and self._times.strays_every > 1:
             return
-        before = frozenset(life.name for life in self._lives.values() if not life.over)
+        before = frozenset(incarnation.name for incarnation in self._incarnations.values() if not incarnation.over)
         found = await asyncio.to_thread(self._strays.find, before, self._services.processes.own_pids())
         # An incarnation that was started during the search is not stray.
-        now = frozenset(life.name for life in self._lives.values() if not life.over)
+        now = frozenset(incarnation.name for incarnation in self._incarnations.values() if not incarnation.over)
         self._found = tuple(info for info in found if info.incarnation not in now)[:_MOST_STRAYS]
 
     async def _check_memory(self) -> None:
         limited = [
-            life
-            for life in self._lives.values()
-            if life.alive and life.entry.spec.resources.memory_max_bytes and life.tree.group.memory is None
+            incarnation
+            for incarnation in self._incarnations.values()
+            if incarnation.alive
+            and incarnation.entry.spec.resources.memory_max_bytes
+            and incarnation.tree.group.memory is None
         ]
         if not limited:
             return
-        usage: dict[str, Usage] = self._limits.sample(life.tree for life in limited)
-        for life in limited:
-            life.observe(usage[life.name])
+        usage: dict[str, Usage] = self._limits.sample(incarnation.tree for incarnation in limited)
+        for incarnation in limited:
+            incarnation.observe(usage[incarnation.name])

@@ -18,9 +18,9 @@ _STACKS_CHARS = 1 << 20
 
 
 class RequestHandler:
-    def __init__(self, services: Services, lives: Mapping[str, Incarnation]) -> None:
+    def __init__(self, services: Services, incarnations: Mapping[str, Incarnation]) -> None:
         self._services = services
-        self._lives = lives
+        self._incarnations = incarnations
 
     async def to(self, what: ReadLog | ScanRun | DumpStacks) -> LogChunk | ScanReport | StackReport:
         """Raises AgentrlError or OSError if there is no answer."""
@@ -43,38 +43,39 @@ class RequestHandler:
             raise self._no_log(what) from None
 
     def _no_log(self, what: ReadLog) -> UnknownNameError:
-        life = self._lives.get(incarnation_name(what.unit, what.incarnation))
-        if life is not None and life.alive:
+        incarnation = self._incarnations.get(incarnation_name(what.unit, what.incarnation))
+        if incarnation is not None and incarnation.alive:
             return UnknownNameError(
-                f"The log of {life.name} was removed while it runs: what it writes from now on is lost.",
+                f"The log of {incarnation.name} was removed while it runs: what it writes from now on is lost.",
                 hint=f"`agentrl restart {what.unit}` starts a new one.",
             )
-        host, lives = self._services.home.host, self._services.logs.incarnations(what.unit)
-        if what.incarnation < 0 and len(lives) == 1:
+        host, numbers = self._services.home.host, self._services.logs.incarnations(what.unit)
+        if what.incarnation < 0 and len(numbers) == 1:
             return UnknownNameError(
-                f"{what.unit}.{lives[0]} is the only incarnation of {what.unit} on {host}: there is no earlier one.",
+                f"{what.unit}.{numbers[0]} is the only incarnation of {what.unit} on {host}: there is no earlier one.",
                 hint=f"`agentrl logs {what.unit}` shows its log.",
             )
         return UnknownNameError(f"{what.unit} has no such log on {host}.")
 
     async def _stacks(self, what: DumpStacks) -> StackReport:
         wanted = [
-            life
-            for life in self._lives.values()
-            if life.alive and (not what.units or life.entry.unit in what.units or life.name in what.units)
+            incarnation
+            for incarnation in self._incarnations.values()
+            if incarnation.alive
+            and (not what.units or incarnation.entry.unit in what.units or incarnation.name in what.units)
         ]
         texts = await asyncio.gather(*map(self._stack, wanted))
         # All must fit into one message. The innermost frames come first, so the end is cut.
         each = _STACKS_CHARS // max(1, len(wanted))
         return StackReport(
             host=self._services.home.host,
-            stacks={life.name: text[:each] for life, text in zip(wanted, texts, strict=True)},
+            stacks={incarnation.name: text[:each] for incarnation, text in zip(wanted, texts, strict=True)},
         )
 
-    async def _stack(self, life: Incarnation) -> str:
-        process = life.process
+    async def _stack(self, incarnation: Incarnation) -> str:
+        process = incarnation.process
         if process is None:
             return "It has ended."
         return await stack_dumps.of_process(
-            process, self._services.home.run_dir, life.name, speaks=life.entry.spec.speaks
+            process, self._services.home.run_dir, incarnation.name, speaks=incarnation.entry.spec.speaks
         )

@@ -94,9 +94,9 @@ class Bench:
 
 
 async def end_all(agent: Agent) -> None:
-    for life in agent.lives.values():
+    for life in agent.incarnations.values():
         life.kill_tree()
-    await aeventually(lambda: all(life.over for life in agent.lives.values()), what="the end of all units")
+    await aeventually(lambda: all(life.over for life in agent.incarnations.values()), what="the end of all units")
 
 
 def home(tmp_path: Path) -> Home:

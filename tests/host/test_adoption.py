@@ -154,7 +154,7 @@ async def test_a_pid_that_belongs_to_a_stranger_now_is_left_alone(
     wrong_boot = entry_of(bench, "web-1", pid=stranger.pid, start_ticks=identity.start_ticks, boot_id="another boot")
     write_ledger(bench, wrong_start, wrong_boot)
     async with bench.agent() as agent:
-        await aeventually(lambda: all(life.over for life in agent.lives.values()))
+        await aeventually(lambda: all(life.over for life in agent.incarnations.values()))
         agent.receive(KillTree("web-0", 1))
         inventory = {u.unit: u for u in agent.hello().inventory}
         assert "belongs to another process now" in inventory["web-0"].exit.unknown  # type: ignore[union-attr]
@@ -167,9 +167,9 @@ async def test_an_intent_without_a_pid_is_resolved_by_the_mark(bench: Bench) -> 
     try:
         write_ledger(bench, entry_of(bench, "web-0"), entry_of(bench, "web-1"))
         async with bench.agent(use_cgroups=False) as agent:
-            assert agent.lives["web-0.1"].entry.pid == process.pid
-            assert agent.lives["web-0.1"].alive
-            gone = agent.lives["web-1.1"].entry
+            assert agent.incarnations["web-0.1"].entry.pid == process.pid
+            assert agent.incarnations["web-0.1"].alive
+            gone = agent.incarnations["web-1.1"].entry
             assert gone.exit is not None
             assert "no process with its mark" in gone.exit.unknown
             agent.receive(KillTree("web-0", 1))

@@ -79,7 +79,7 @@ async def test_a_log_that_cannot_be_made_refuses_the_start(bench: Bench) -> None
         agent.receive(spawn("web-0", *SLEEP))
         failed = await bench.sent.one(SpawnFailed)
         assert not failed.final
-        assert agent.lives == {}
+        assert agent.incarnations == {}
         (bench.home.run_dir / "logs").unlink()
         agent.receive(spawn("web-0", *SLEEP))
         await aeventually(lambda: bench.sent.all(Spawned))

@@ -72,11 +72,11 @@ async def test_it_is_forgotten_only_when_nothing_is_left(bench: Bench) -> None:
         agent.receive(spawn("web-0", *SLEEP))
         await bench.sent.one(Spawned)
         agent.receive(Forget(("web-0.1",)))
-        assert "web-0.1" in agent.lives
+        assert "web-0.1" in agent.incarnations
         agent.receive(KillTree("web-0", 1))
         await bench.sent.one(GroupEmpty)
         agent.receive(Forget(("web-0.1",)))
-        assert agent.lives == {}
+        assert agent.incarnations == {}
         assert list((bench.home.state_dir / "hosts/h1/ledger").iterdir()) == []
 
 
@@ -98,7 +98,7 @@ async def test_what_can_never_start_is_final(
         failed = await bench.sent.one(SpawnFailed)
         assert failed.final
         assert words in failed.reason
-        assert agent.lives == {}
+        assert agent.incarnations == {}
 
 
 async def test_the_process_finds_its_marks_secrets_and_placeholders(
@@ -220,7 +220,7 @@ async def test_what_ends_while_nobody_listens_is_in_the_next_hello(bench: Bench)
         bench.sent.listening = False
         agent.disconnected()
         os.kill(spawned.pid, signal.SIGKILL)
-        await aeventually(lambda: agent.lives["web-0.1"].over)
+        await aeventually(lambda: agent.incarnations["web-0.1"].over)
         assert not bench.sent.all(Exited)
         bench.sent.listening = True
         inventory = agent.hello().inventory

@@ -32,7 +32,7 @@ async def test_a_log_is_cut_while_its_process_goes_on_writing(bench: Bench) -> N
         await bench.sent.one(Spawned)
         logs = agent.services.logs
         await aeventually(lambda: cuts(logs.path("web-0", 1)) >= 3)
-        agent.lives["web-0.1"].kill_tree()
+        agent.incarnations["web-0.1"].kill_tree()
         await bench.sent.one(Exited)
         # Whatever is being cut at this moment is cut before the measurement is told.
         bench.sent.messages.clear()

@@ -91,7 +91,7 @@ async def test_a_probe_command_that_hangs_is_killed_with_its_children(bench: Ben
         told = bench.home.run_dir / "pids"
         # One that was killed before it had said who it is comes again.
         await aeventually(lambda: told.exists() and len(told.read_text().split()) >= 2)
-        agent.lives["web-0.1"].kill_tree()
+        agent.incarnations["web-0.1"].kill_tree()
         await bench.sent.one(Exited)
         pids = [int(line) for line in told.read_text().split()]
         await aeventually(
@@ -115,7 +115,7 @@ async def test_probes_end_with_their_process(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", *SLEEP, ready=Probe(exec=("true",), **QUICK)))
         await bench.sent.one(Probed)
-        agent.lives["web-0.1"].kill_tree()
+        agent.incarnations["web-0.1"].kill_tree()
         await bench.sent.one(Exited)
         await asyncio.sleep(0)
         await aeventually(lambda: not [t for t in asyncio.all_tasks() if "probe of web-0.1" in t.get_name()])

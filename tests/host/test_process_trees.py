@@ -70,7 +70,7 @@ async def test_without_cgroups_a_hidden_process_that_could_be_anothers_is_left_a
         agent.receive(spawn("web-0", *hider(stay=True)))
         spawned = await bench.sent.one(Spawned, "web-0")
         lost = await hidden(bench)
-        for life in agent.lives.values():
+        for life in agent.incarnations.values():
             life.tree.remembered = {}
         os.kill(spawned.pid, signal.SIGKILL)
         await bench.sent.one(GroupEmpty, "web-0")

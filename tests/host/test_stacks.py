@@ -34,7 +34,7 @@ async def test_stacks_of_speakers_and_of_strangers(bench: Bench) -> None:
         agent.receive(spawn("web-0", *SLEEP))
         file = bench.home.run_dir / "stacks" / "talker-0.1.txt"
         await aeventually(file.exists)
-        sleeper = agent.lives["web-0.1"].entry.pid
+        sleeper = agent.incarnations["web-0.1"].entry.pid
         await aeventually(lambda: "sleep" in procfs.command(sleeper).split()[0])
         agent.receive(Ask("a", DumpStacks()))
         found = await stacks(bench)
@@ -44,7 +44,7 @@ async def test_stacks_of_speakers_and_of_strangers(bench: Bench) -> None:
         assert "thread" in found["web-0.1"]
         assert found["mute-0.1"].startswith("It has not prepared itself to write its stacks.\n")
         assert "thread" in found["mute-0.1"], "a unit that registered no handler is never sent the signal"
-        assert all(life.alive for life in agent.lives.values())
+        assert all(life.alive for life in agent.incarnations.values())
         bench.sent.messages.clear()
         agent.receive(Ask("b", DumpStacks(("web-0",))))
         assert set(await stacks(bench)) == {"web-0.1"}
