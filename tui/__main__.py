@@ -15,18 +15,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="agentrl tui", description="The operator's console.")
     parser.add_argument("--run", metavar="NAME")
     parser.add_argument("--key", metavar="FILE")
-    parser.add_argument("--replay", metavar="RUN|FILE|@demo", help="play a recording in the place of a run")
-    parser.add_argument("--at", metavar="TIME", default="", help="where to begin, as 14:05 or 2030-01-31T14:05")
+    parser.add_argument("--replay", metavar="RUN|FILE|@demo", help="play a recording instead of showing a run")
+    parser.add_argument("--at", metavar="TIME", default="", help="where to begin, such as 14:05 or 2030-01-31T14:05")
     parser.add_argument("--speed", metavar="X", type=float, default=1.0)
     parser.add_argument("--read-only", action="store_true", help="show everything, change nothing")
-    parser.add_argument("--ascii", action="store_true", help="ASCII signs only")
+    parser.add_argument("--ascii", action="store_true", help="use ASCII characters only")
     parser.add_argument("--no-color", action="store_true")
     parser.add_argument("--theme", choices=("dark", "light"), default=None)
     parser.add_argument("--no-mouse", action="store_true", help="leave the mouse to the terminal")
-    parser.add_argument("--serve", metavar="ADDRESS", help="show it to browsers of this host, read-only")
-    parser.add_argument("--writable", action="store_true", help="with --serve: verbs, too")
+    parser.add_argument("--serve", metavar="ADDRESS", help="serve the console to browsers on this host, read-only")
+    parser.add_argument("--writable", action="store_true", help="with --serve: allow commands, too")
     parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
-    # The console of one page: the driver of Textual for browsers takes the terminal's place.
+    # For the console of one browser page: Textual's driver for browsers replaces the terminal.
     parser.add_argument("--in-browser", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     try:
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    """Every page has a console with the same options."""
+    """Serve pages; each has a console with the same options."""
     try:
         with quiet_interrupts():
             import asyncio
@@ -50,19 +50,19 @@ def _serve(args: argparse.Namespace) -> int:
             from tui.serving import web_server
     except ModuleNotFoundError as missing:
         raise UsageError(
-            f"The console for browsers needs {missing.name}.", hint="pip install 'agentrl[web]' brings it."
+            f"The console for browsers needs {missing.name}.", hint="Install it: pip install 'agentrl[web]'."
         ) from missing
     from agentrl.client.discovery import find
     from tui import preferences, recording_lookup
 
-    # What is wrong is told here, and not to the first page.
+    # Faults are reported here, and not in the first page.
     preferences.load(preferences.path())
     if args.replay:
         recording_lookup.link(args.replay, args.at, args.speed)
     else:
         target = find(args.run, key_file=args.key)
         if target.state_dir is not None and not os.environ.get("AGENTRL_STATE_DIR"):
-            # Another run that comes up or ends shall not change what an address shows.
+            # An address keeps showing the same run, whichever runs come up or end later.
             args.run = target.state_dir.name
     asyncio.run(web_server.serve(args.serve, options_of_page(args), as_json=args.json))
     return ExitCode.OK
@@ -88,23 +88,22 @@ def _run(args: argparse.Namespace) -> int:
         end_with_parent()
     # Textual draws on stderr, so that stdout may lead elsewhere.
     elif not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(
-            "The console needs a terminal.", hint="`agentrl status --follow --json` gives programs the same."
-        )
+        raise UsageError("The console needs a terminal.", hint="Programs use `agentrl status --follow --json`.")
     colour = not (args.no_color or os.environ.get("NO_COLOR"))
     if colour:
-        # Set to nothing it means nothing, but Textual asks only whether it is set.
+        # An empty value means "unset", but Textual only checks whether the variable exists.
         os.environ.pop("NO_COLOR", None)
     else:
         os.environ["NO_COLOR"] = "1"
     with quiet_interrupts():
         from tui import preferences, recording_lookup, run_list
-        from tui.app import Console, Settings
-        from tui.model.runs import Place
+        from tui.app import Console
+        from tui.host import Settings
+        from tui.run_list import Place
 
     own = preferences.load(preferences.path())
     place = Place(args.run or "", args.key or "")
-    # What does not exist is told before the screen is taken.
+    # A missing run or recording is reported before the screen is drawn.
     link = recording_lookup.link(args.replay, args.at, args.speed) if args.replay else run_list.link(place)
     settings = Settings(
         read_only=args.read_only,
@@ -113,7 +112,7 @@ def _run(args: argparse.Namespace) -> int:
         colour=colour,
         colours={theme: dict(found) for theme, found in own.colours.items()},
         keys={id: tuple(keys) for id, keys in own.keys.items()},
-        aim=place.options,
+        target_options=place.options,
         local=not args.key and not args.replay,
         in_browser=args.in_browser,
         key_files=tuple(

@@ -1,8 +1,10 @@
-"""What the console has the command line do: bring a run up, make it equal to a file, make a key.
+"""Actions that run `agentrl` as a process: bring a run up, make it equal to a run file, make a key.
 
-Invariants: a process in a session of its own does it, which outlives the console and hears no key of its terminal,
-keeps secrets out of it and remembers what a later `up` has to know; before a run is changed by its file, its plan is
-looked at and agreed to as every act is; a page has nothing read on this host but run files beside the run's own.
+Invariants:
+- The process has a session of its own: it outlives the console and gets no key presses of its terminal.
+- Secrets stay in that process.
+- Before a run file is applied, its plan is shown and agreed to like any other effect.
+- From a browser page only run files in the directory of the run's own file are read.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,48 +23,45 @@ from agentrl.errors import AgentrlError, OperationFailedError
 from agentrl.protocol.commands import Apply
 from agentrl.protocol.effects import Consent, Effect, Tier
 from agentrl.protocol.messages import Permission
+from tui.command_runner import CommandRunner
 from tui.dialogs.form import Field, Form, Question, Values
+from tui.host import Host
 from tui.model.effect_text import effect_sentence
 from tui.model.pending_commands import PendingCommand, line
 from tui.model.styled_text import Tone
-
-if TYPE_CHECKING:
-    from tui.app import Console
 
 
 class CliResult(NamedTuple):
     code: int
     out: str
     last: str
-    """What it said last to a person."""
+    """The last line of its messages."""
 
 
 async def agentrl(*words: str) -> CliResult:
-    """The command line, without a terminal."""
+    """Run the command line without a terminal."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "agentrl", *words,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip
-    out, told = await process.communicate()
-    lines = told.decode(errors="replace").strip().splitlines() or out.decode(errors="replace").strip().splitlines()
+    out, err = await process.communicate()
+    lines = err.decode(errors="replace").strip().splitlines() or out.decode(errors="replace").strip().splitlines()
     last = lines[-1].removeprefix("agentrl: ") if lines else "done"
     return CliResult(process.returncode or 0, out.decode(errors="replace"), last)
 
 
 class CliRunner:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Host, commands: CommandRunner) -> None:
         self._console = console
+        self._commands = commands
 
-    async def _do(self, *words: str) -> CliResult:
-        """With the command line in the notice, while it works and behind what it said."""
-        shown = line(words)
-        self._console.report(shown, Tone.BUSY)
-        said = await agentrl(*words)
-        self._console.report(f"{words[0]}: {said.last}", Tone.BAD if said.code else Tone.GOOD)
-        return said
-
-    # ---- what is dead of the control plane ----
+    async def _show_and_run(self, *words: str) -> CliResult:
+        """Show the command line in the notice while it runs, then its last line."""
+        self._console.report(line(words), Tone.BUSY)
+        result = await agentrl(*words)
+        self._console.report(f"{words[0]}: {result.last}", Tone.BAD if result.code else Tone.GOOD)
+        return result
 
     def do_run_up(self) -> None:
         self._console.run_worker(self._bring_up(), group="up")
@@ -71,12 +70,10 @@ class CliRunner:
         console = self._console
         name = console.mirror.name
         if not console.settings.local or not name or console.read_only:
-            console.say("It is brought up on its own host: agentrl up --run NAME.", Tone.WARN)
+            console.say("A run can be brought up only on its own host: agentrl up --run NAME.", Tone.WARN)
             return
-        await self._do("up", "--run", name, "--yes")
+        await self._show_and_run("up", "--run", name, "--yes")
         console.connection.try_now()
-
-    # ---- a file ----
 
     def do_run_apply(self) -> None:
         self._console.run_worker(self._apply(), group="up")
@@ -98,45 +95,43 @@ class CliRunner:
         if answer is None:
             return
         file = _path(answer[0])
-        intent = PendingCommand("apply", Apply({}), f"up {file.name}", ("up", str(file)))
+        pending = PendingCommand("apply", Apply({}), f"up {file.name}", ("up", str(file)))
         try:
-            if await console.commands.agreed(intent, await self._plan(file)) is None:
-                console.say(f"{intent.what}: nothing was done.")
+            if not await self._commands.agreed(pending, await self._plan(file)):
+                console.say(f"{pending.what}: nothing was done.")
                 return
         except AgentrlError as error:
-            console.report(f"✖ {intent.what}: {error}", Tone.BAD)
+            console.report(f"✖ {pending.what}: {error}", Tone.BAD)
             return
-        await self._do("up", str(file), "--yes", *console.settings.aim)
+        await self._show_and_run("up", str(file), "--yes", *console.settings.target_options)
 
     def _not_for_a_page(self, file: Path) -> str:
-        """What is wrong with a file that whoever looks at a page wants read; empty if nothing is."""
+        """Why a browser page may not have this file read; empty if it may."""
         if not self._console.settings.in_browser:
             return ""
         own = read_json(paths.state_dir(self._console.mirror.name) / paths.LAST_UP).get("file")
         if not isinstance(own, str):
-            return "A page takes run files beside the run's own, and which that is was not remembered."
+            return "A browser page reads run files only beside the run's own, whose place is not known."
         home = Path(own).resolve().parent
-        return "" if file.resolve().parent == home else f"A page takes run files only from where its own is: {home}."
+        return "" if file.resolve().parent == home else f"A browser page reads run files only from {home}."
 
     async def _plan(self, file: Path) -> Consent:
-        """What the file would do to the run now."""
-        said = await agentrl("up", str(file), "--dry-run", "--json", *self._console.settings.aim)
+        """The effect of applying the file now."""
+        result = await agentrl("up", str(file), "--dry-run", "--json", *self._console.settings.target_options)
         try:
-            body = json.loads(said.out)
+            body = json.loads(result.out)
             return Consent(msgspec.convert(body["effect"], Effect), Tier[str(body["tier"]).upper()], 0.0)
         except (ValueError, KeyError, TypeError, msgspec.ValidationError):
-            raise OperationFailedError(said.last) from None
+            raise OperationFailedError(result.last) from None
 
-    # ---- a key ----
-
-    def ask_new_key(self) -> None:
-        """The secret goes from the command line into its file and is never here."""
+    def ask_for_new_key(self) -> None:
+        """The process writes the secret to its file; the console never has it."""
         allowed = [each.value for each in Permission]
 
         def wrong(values: Values) -> str:
             if not values[0].strip():
-                return "Whose key is it?"
-            return "" if values[1].strip() in allowed else f"It may be {', '.join(allowed)}."
+                return "Type a name for the key."
+            return "" if values[1].strip() in allowed else f"The permission is one of {', '.join(allowed)}."
 
         def then(values: Values | None) -> None:
             if values is not None:
@@ -145,14 +140,18 @@ class CliRunner:
                 words = ("keys", "new", name, "--permission", permission, *out, "--yes")
                 self._console.run_worker(self._make_key(words), group="keys")
 
-        fields = (Field("name"), Field("may", "viewer", hint=", ".join(allowed)), Field("file", hint="NAME.key here"))
+        fields = (
+            Field("name"),
+            Field("permission", "viewer", hint=", ".join(allowed)),
+            Field("file", hint="NAME.key here"),
+        )
         self._console.push_screen(Form(Question("A new key", (), fields, "make it", wrong)), then)
 
     async def _make_key(self, words: tuple[str, ...]) -> None:
         if not self._console.fresh:
-            self._console.say("What is shown is old: no key was made. Try again when the run is heard.", Tone.WARN)
+            self._console.say("The coordinator does not answer, so no key was made. Try again when it does.", Tone.WARN)
             return
-        await self._do(*words, *self._console.settings.aim)
+        await self._show_and_run(*words, *self._console.settings.target_options)
 
 
 def _path(text: str) -> Path:

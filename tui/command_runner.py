@@ -1,14 +1,17 @@
-"""From an intent to its operation: looked at beforehand, agreed to, sent, and told of.
+"""The one way in which the console changes a run: preview, consent, call, and undo.
 
-Invariants: nothing is begun or sent while what is seen is stale, be it the feed's or the answer to a list, without
-permission, or without the consent that its effect wants: none or reversible acts at once; disruptive asks, with the
-consequence in numbers; destructive wants the run's name typed; scientific wants a note. Whatever changed something has
-its reverse for a while, where one is known. The target was fixed at the key press.
+Invariants:
+- Nothing is sent while the feed, or the list that the target was chosen from, is stale.
+- Nothing is sent without permission or without the consent that its effect requires: none and reversible effects need
+  no question; a disruptive one shows its consequences; a destructive one wants the run's name typed; a scientific
+  one wants a note.
+- If the effect became more dangerous while the person decided, the console asks again.
+- The target was fixed at the key press.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -17,167 +20,170 @@ from agentrl.formatting.sentences import irrevocable
 from agentrl.protocol.commands import COMMANDS, Accepted, Tune
 from agentrl.protocol.effects import Consent, Effect, EffectChangedError, Tier
 from tui.dialogs.form import INNER, Field, Form, Question, Values
+from tui.host import Host
 from tui.model import pending_commands
 from tui.model.actions import EVERYWHERE, Action
 from tui.model.effect_text import effect_lines
 from tui.model.mirror import STALE_S
 from tui.model.pending_commands import PendingCommand
 from tui.model.styled_text import Span, Tone
-from tui.views.view import View
-
-if TYPE_CHECKING:
-    from tui.app import Console
 
 NOT_FROM_A_PAGE = frozenset({"add_tasks"})
-"""Who was given an address may not name files of a host."""
+"""Commands that name files of a host; a browser page must not read them."""
+
+
+class Source(Protocol):
+    """The view in which a target was chosen."""
+
+    @property
+    def fresh(self) -> bool: ...
 
 
 class CommandRunner:
-    """The one way in which the console changes something."""
-
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Host) -> None:
         self._console = console
 
-    # ---- what is wanted of the run as a whole ----
+    # ---- actions on the run as a whole ----
 
     def do_undo(self) -> None:
         undo = self._console.notices.take_undo(self._console.clock())
         if undo is None:
-            self._console.say("There is nothing to take back.")
+            self._console.say("There is nothing to undo.")
         else:
-            self._console.perform(undo)
+            self.perform(undo)
 
     def do_run_pause(self) -> None:
-        self._console.perform(pending_commands.pause("run"))
+        self.perform(pending_commands.pause("run"))
 
     def do_run_resume(self) -> None:
-        self._console.perform(pending_commands.resume("run"))
+        self.perform(pending_commands.resume("run"))
 
     def do_run_stacks(self) -> None:
-        self._console.perform(pending_commands.stacks(()))
+        self.perform(pending_commands.stacks(()))
 
     def do_run_test_alert(self) -> None:
-        self._console.perform(pending_commands.send_test_alert())
+        self.perform(pending_commands.send_test_alert())
 
     def do_run_down(self) -> None:
-        self._console.perform(pending_commands.down())
+        self.perform(pending_commands.down())
 
-    # ---- an intent ----
+    # ---- a pending command ----
 
-    def may_begin(self, action: Action) -> bool:
-        """Whether what is seen is young enough for the key of an act; says so if it is not."""
+    def perform(self, pending: PendingCommand, chosen_in: Source | None = None) -> None:
+        """Run it in the background; questions and results appear on the screen."""
+        self._console.run_worker(self.run(pending, chosen_in), group="acts", name=pending.what)
+
+    def may_begin(self, action: Action, view: Source) -> bool:
+        """Whether the screen is recent enough for this action; says so if it is not."""
         try:
-            self._check_age(None if EVERYWHERE in action.where else self._console.view)
+            self._check_age(None if EVERYWHERE in action.where else view)
         except RefusedError as error:
             self._console.say(f"✖ {action.title}: {error}", Tone.BAD)
             return False
         return True
 
     def may_ever(self, command: str) -> bool:
-        """Whether it is worth asking for what the command needs: who only looks is refused in the end."""
+        """Whether this console can send the command at all; a viewer is refused in the end."""
         console = self._console
         return not console.read_only and console.mirror.permission.allows(COMMANDS[command].permission)
 
-    async def carry_out(self, intent: PendingCommand, seen_in: View | None = None) -> None:
-        """Preview, ask if need be, send. Whatever goes wrong is said in the notice line."""
+    async def run(self, pending: PendingCommand, chosen_in: Source | None = None) -> None:
+        """Preview, ask if needed, send. Errors are shown in the notice line."""
         try:
-            await self._carry_out(intent, seen_in)
+            await self._run(pending, chosen_in)
         except AgentrlError as error:
-            self._console.report(f"✖ {intent.what}: {error}", Tone.BAD)
+            self._console.report(f"✖ {pending.what}: {error}", Tone.BAD)
 
-    async def _carry_out(self, intent: PendingCommand, seen_in: View | None) -> None:
+    async def _run(self, pending: PendingCommand, chosen_in: Source | None) -> None:
         console = self._console
-        self._check(intent, seen_in)
+        self._check(pending, chosen_in)
         client = console.connection.client
-        consent = await client.preview(intent.command, intent.args)
-        while (agreed := await self._agreed(intent, consent)) is not None:
-            self._check(agreed, seen_in)
+        consent = await client.preview(pending.command, pending.args)
+        while (agreed := await self._ask(pending, consent)) is not None:
+            self._check(agreed, chosen_in)
             asked = consent.effect.scientific or consent.tier >= Tier.DISRUPTIVE
             given = consent if asked else consent.to_tier()
             try:
                 accepted: Accepted = await client.call(agreed.command, agreed.args, consent=given)
             except EffectChangedError as changed:
-                intent, consent = agreed, changed.consent
+                pending, consent = agreed, changed.consent
                 continue
             undo = None if accepted.tier is Tier.NONE else agreed.undo
             exact = accepted.tier is Tier.REVERSIBLE
             console.notices.accepted(agreed.what, accepted.operation, console.clock(), undo, exact=exact)
-            console.paint_chrome()
+            console.paint_frame()
             return
-        console.say(f"{intent.what}: nothing was done.")
+        console.say(f"{pending.what}: nothing was done.")
 
-    def _check(self, intent: PendingCommand, seen_in: View | None = None) -> None:
+    def _check(self, pending: PendingCommand, chosen_in: Source | None = None) -> None:
         """Raises RefusedError where the console itself has to refuse."""
-        console, needed = self._console, intent.spec.permission
+        console, needed = self._console, pending.spec.permission
         if console.read_only:
             raise RefusedError("this console was opened read-only.", hint="Open it without --read-only.")
-        if console.settings.in_browser and intent.command in NOT_FROM_A_PAGE:
-            raise RefusedError("a page shall not have files of the steward's host read.", hint="A shell may.")
+        if console.settings.in_browser and pending.command in NOT_FROM_A_PAGE:
+            raise RefusedError("a browser page must not read files of the steward's host.", hint="Use a shell.")
         if not console.mirror.permission.allows(needed):
             raise RefusedError(f"it needs {needed}, and this key is {console.mirror.permission}.")
-        self._check_age(seen_in)
+        self._check_age(chosen_in)
 
-    def _check_age(self, seen_in: View | None) -> None:
-        """Of what the feed tells, and of the rows of the view in which something was aimed at."""
-        if not self._console.fresh or (seen_in is not None and not seen_in.fresh):
+    def _check_age(self, chosen_in: Source | None) -> None:
+        if not self._console.fresh or (chosen_in is not None and not chosen_in.fresh):
             raise RefusedError(
-                f"what is shown is older than {STALE_S:g} s, and nothing is aimed at what may have changed.",
-                hint="It is tried again by itself; look again then.",
+                f"the screen is more than {STALE_S:g} s old; commands are disabled until it is fresh.",
+                hint="The console keeps trying; look again then.",
             )
 
-    async def agreed(self, intent: PendingCommand, preview: Consent) -> PendingCommand | None:
-        """For what somebody else carries out: the intent if it may be, or None. Raises where it is refused."""
-        self._check(intent)
-        found = await self._agreed(intent, preview)
-        if found is not None:
-            self._check(found)
-        return found
+    async def agreed(self, pending: PendingCommand, preview: Consent) -> bool:
+        """Ask for a command that another process carries out. Raises RefusedError."""
+        self._check(pending)
+        if await self._ask(pending, preview) is None:
+            return False
+        self._check(pending)
+        return True
 
-    async def _agreed(self, intent: PendingCommand, preview: Consent) -> PendingCommand | None:
-        """The intent as it may be sent, or None."""
-        if preview.effect.scientific and isinstance(intent.args, Tune) and not intent.args.note:
-            noted = await self._noted(intent, preview)
+    # ---- consent ----
+
+    async def _ask(self, pending: PendingCommand, preview: Consent) -> PendingCommand | None:
+        """The command as it may be sent, or None."""
+        if preview.effect.scientific and isinstance(pending.args, Tune) and not pending.args.note:
+            noted = await self._ask_note(pending, pending.args, preview.effect)
             if noted is None or preview.tier < Tier.DESTRUCTIVE:
                 return noted
-            intent = noted
+            pending = noted
         if preview.tier >= Tier.DESTRUCTIVE:
-            return intent if await self._typed_name(intent, preview.effect) else None
+            return pending if await self._ask_run_name(pending, preview.effect) else None
         if preview.tier is Tier.DISRUPTIVE:
-            question = Question(
-                f"{intent.what}?",
-                effect_lines(preview.effect, self._console.mirror, INNER),
-                go_on="do it",
-                tone=Tone.WARN,
-            )
-            return intent if await self._console.push_screen_wait(Form(question)) is not None else None
-        return intent
+            lines = effect_lines(preview.effect, self._console.mirror, INNER)
+            question = Question(f"{pending.what}?", lines, go_on="do it", tone=Tone.WARN)
+            return pending if await self._console.push_screen_wait(Form(question)) is not None else None
+        return pending
 
-    async def _noted(self, intent: PendingCommand, preview: Consent) -> PendingCommand | None:
+    async def _ask_note(self, pending: PendingCommand, args: Tune, effect: Effect) -> PendingCommand | None:
         lines = (
-            *effect_lines(preview.effect, self._console.mirror, INNER),
+            *effect_lines(effect, self._console.mirror, INNER),
             (Span("It begins a new segment on all curves. Why?", Tone.WARN),),
         )
         question = Question(
-            f"{intent.what}?",
+            f"{pending.what}?",
             lines,
             (Field("note", hint="for those who look at the curves later"),),
             check=lambda values: "" if values[0].strip() else "A scientific knob wants a note.",
         )
         answer = await self._console.push_screen_wait(Form(question))
-        if answer is None or not isinstance(intent.args, Tune):
+        if answer is None:
             return None
         note = answer[0].strip()
-        args = msgspec.structs.replace(intent.args, note=note)
-        return PendingCommand(intent.command, args, intent.what, (*intent.cli, "--note", note), intent.undo)
+        args = msgspec.structs.replace(args, note=note)
+        return PendingCommand(pending.command, args, pending.what, (*pending.cli, "--note", note), pending.undo)
 
-    async def _typed_name(self, intent: PendingCommand, effect: Effect) -> bool:
+    async def _ask_run_name(self, pending: PendingCommand, effect: Effect) -> bool:
         name = self._console.mirror.name
 
         def check(values: Values) -> str:
             return "" if values[0] == name else f"Type the run's name, {name}, to go on."
 
         question = Question(
-            f"{intent.what}? {irrevocable(intent.spec.reverse)}",
+            f"{pending.what}? {irrevocable(pending.spec.reverse)}",
             effect_lines(effect, self._console.mirror, INNER),
             (Field("run", hint=name),),
             check=check,

@@ -1,7 +1,7 @@
-"""The one connection of the console: follows a run's feed into the mirror, for as long as the console lives.
+"""The one connection of the console: it follows a run's feed into the mirror.
 
-Invariants: whatever happens to the coordinator, the console stays; it tries again with growing pauses, and at once when
-asked to; the run is looked up anew at every attempt, so one that was brought up again is found.
+Invariants: the console survives its coordinator; it connects again with growing pauses, and at once on request; every
+attempt looks the run up again, so a run that was restarted is found.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ class Connection:
     def __init__(self, mirror: Mirror, connect: Callable[[], Client]) -> None:
         self.mirror = mirror
         self.next_try_at: float | None = None
-        """Clock of the next attempt, while nobody answers."""
+        """Clock of the next attempt while there is no connection."""
         self._connect = connect
         self._client: Client | None = None
         self._hurry = asyncio.Event()
         self._settled = asyncio.Event()
-        """Somebody was heard, or is known not to be."""
+        """Set once the first attempt has succeeded or failed."""
 
     @property
     def client(self) -> Client:
-        """For a question or an act. Raises NoCoordinatorError while nobody is heard: whoever is gone is not asked."""
+        """The client for queries and commands. Raises NoCoordinatorError while there is no connection."""
         if self._client is None or not self.mirror.link.connected:
             raise NoCoordinatorError(f"No coordinator answers: {self.mirror.link.why}", hint=self.mirror.link.hint)
         return self._client
 
     async def to_ask(self) -> Client:
-        """For a question. While the first attempt is under way nobody is silent yet, so it is waited for."""
+        """The client for a query; waits for the first attempt to connect."""
         await self._settled.wait()
         return self.client
 
     def now(self) -> float:
-        """The time on the wall, as the screens show it."""
+        """The wall-clock time that the screens show."""
         return time.time()
 
     def try_now(self) -> None:
         self._hurry.set()
 
     async def run(self) -> None:
-        """For ever; cancelled at the end."""
+        """Connect and follow until cancelled."""
         pause = FIRST_PAUSE_S
         while True:
             try:
@@ -96,7 +96,7 @@ class Connection:
 
 
 def _silence(mirror: Mirror, target: Target) -> tuple[str, str]:
-    """Why nobody is heard, as far as was told, and what to do about it. Who was taken down is in no trouble."""
+    """Why the feed is silent, and what to do about it. A run that was taken down needs nothing."""
     if mirror.run is not None and mirror.run.desired == "down":
         return "The run was taken down.", f"agentrl tui --replay {mirror.name} plays it; agentrl up starts it again."
     return "The coordinator is silent.", what_to_do(target)

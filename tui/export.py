@@ -1,7 +1,7 @@
-"""What a person takes away: the rows of a table, whole trajectories, a picture of the screen.
+"""Writes files: the rows of a table, whole trajectories, a picture of the screen.
 
-Invariants: the rows are those that were seen when the key was pressed; no file that is there is written over; what
-breaks off says how far it came.
+Invariants: the rows are those on the screen at the key press; an existing file is never overwritten; an export that
+fails reports how many records it has written.
 """
 
 from __future__ import annotations
@@ -10,38 +10,38 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl.client import long_answers
 from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import counted, size
 from tui.dialogs.form import Field, Form, Question, Values
+from tui.host import Host
 from tui.model import export_formats
 from tui.model.styled_text import Tone
 
-if TYPE_CHECKING:
-    from tui.app import Console
-
-WHOLE = (".jsonl",)
+TRAJECTORY_FORMATS = (".jsonl",)
 
 
 class Exporter:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Host) -> None:
         self._console = console
 
-    def ask(self, name: str, rows: Sequence[Any]) -> None:
-        """Where the rows of a table go."""
+    def ask_for_rows(self, name: str, rows: Sequence[Any]) -> None:
+        """Ask for a file and write the rows of a table to it."""
         kept = list(rows)
         self._ask(counted(len(kept), "rows"), name, tuple(export_formats.FORMATS), lambda path: self._write(path, kept))
 
-    def ask_whole(self, filter: str) -> None:
-        """Where whole trajectories go."""
+    def ask_for_trajectories(self, filter: str) -> None:
+        """Ask for a file and write the trajectories of a filter to it."""
 
         def begin(path: Path) -> None:
-            self._console.run_worker(self._write_whole(path, filter), name="export", group="export", exclusive=True)
+            self._console.run_worker(
+                self._write_trajectories(path, filter), name="export", group="export", exclusive=True
+            )
 
         which = f"records with {filter}" if filter else "all records"
-        self._ask(f"Whole trajectories of {which}", "trajectories", WHOLE, begin)
+        self._ask(f"Whole trajectories of {which}", "trajectories", TRAJECTORY_FORMATS, begin)
 
     def do_screenshot(self) -> None:
         if self._in_browser():
@@ -49,18 +49,17 @@ class Exporter:
         self.draw(self._path("screen", ".svg"))
 
     def draw(self, path: Path) -> None:
-        """The screen as it is now."""
         try:
             path.write_text(self._console.export_screenshot())
         except OSError as error:
             self._console.report(f"{path}: {error.strerror}.", Tone.BAD)
         else:
-            self._console.report(f"The picture is {path}")
+            self._console.report(f"The picture is in {path}")
 
     def _in_browser(self) -> bool:
-        """Files would be written where the console runs, which whoever looks at a page may not mean."""
+        """A page would write files on the host of the console, not of the browser."""
         if self._console.settings.in_browser:
-            self._console.say("A page writes no files. Open the console in a terminal, or ask with --json.", Tone.WARN)
+            self._console.say("A browser page writes no files. Use the console in a terminal.", Tone.WARN)
         return self._console.settings.in_browser
 
     def _path(self, name: str, suffix: str) -> Path:
@@ -73,13 +72,13 @@ class Exporter:
 
         def check(values: Values) -> str:
             wrong = export_formats.wrong_with(values[0], known)
-            return wrong or ("This file is there already." if Path(values[0].strip()).expanduser().exists() else "")
+            return wrong or ("This file exists already." if Path(values[0].strip()).expanduser().exists() else "")
 
         def answered(values: Values | None) -> None:
             if values is not None:
                 then(Path(values[0].strip()).expanduser().absolute())
 
-        field = Field("file", str(self._path(name, known[0])), f"its end says how it is written: {' '.join(known)}")
+        field = Field("file", str(self._path(name, known[0])), f"its suffix decides the format: {' '.join(known)}")
         self._console.push_screen(Form(Question(title, (), (field,), "write it", check)), answered)
 
     def _write(self, path: Path, rows: Iterable[Any]) -> None:
@@ -92,7 +91,7 @@ class Exporter:
             return
         self._console.report(f"{path} has {counted(len(list(rows)), 'rows')}")
 
-    async def _write_whole(self, path: Path, filter: str) -> None:
+    async def _write_trajectories(self, path: Path, filter: str) -> None:
         console, records, written = self._console, 0, 0
         try:
             with path.open("xb") as file:

@@ -1,7 +1,7 @@
-"""A unit's log, followed over rotations and from one life into the next.
+"""Follows the log of a unit over rotations and from one incarnation into the next.
 
-Invariant: a line is given once and whole, however the ranges were cut; what the log lost or where a new life begins is
-said in a line of its own.
+Invariant: every line is returned once and complete, however the ranges were cut; a remark marks a lost part or a new
+incarnation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agentrl.formatting.amounts import counted
 from agentrl.formatting.log_lines import Lines
 
 FIRST_BYTES = 256 << 10
-"""How much of the past is looked at first."""
+"""How much of the past is read first."""
 CHUNK_BYTES = 256 << 10
 
 
@@ -21,16 +21,16 @@ CHUNK_BYTES = 256 << 10
 class NewLines:
     lines: list[str] = field(default_factory=list)
     asides: list[str] = field(default_factory=list)
-    """Said of the log itself; they stand behind the lines."""
+    """Remarks about the log itself; they stand behind the lines."""
 
 
 class LogTail:
-    """One unit. `life` 0 follows the present one into its successors; any other is read to its end."""
+    """The log of one unit; `life` 0 follows the present incarnation and its successors, others are read to the end."""
 
     def __init__(self, unit: str, life: int = 0) -> None:
         self.unit = unit
         self.incarnation = 0
-        """The life that is read; 0 before the first answer."""
+        """The incarnation that is read; 0 before the first answer."""
         self._life = life
         self._offset = -FIRST_BYTES
         self._rotation = 0
@@ -38,7 +38,7 @@ class LogTail:
         self._idle = False
 
     async def news(self, client: Client) -> NewLines:
-        """What was written since the last question."""
+        """The lines written since the last call."""
         first = not self.incarnation
         chunk = await client.read_logs(
             self.unit, incarnation=self._life if first else self.incarnation, offset=self._offset, limit=CHUNK_BYTES
@@ -64,12 +64,12 @@ class LogTail:
         return found
 
     async def _succeed(self, client: Client, found: NewLines) -> None:
-        """Go on with the next life, once the last words of this one were read."""
+        """Continue with the next incarnation once the last lines of this one were read."""
         newest = await client.read_logs(self.unit, incarnation=0, offset=0, limit=1)
         if newest.incarnation == self.incarnation:
             self._idle = False
         elif not self._idle:
-            # Its last words may have come between the two questions.
+            # Its last lines may have come between the two queries.
             self._idle = True
         else:
             found.lines += self._joined.end()

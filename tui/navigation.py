@@ -1,32 +1,33 @@
-"""What fills the screen: the view of a tab, or a page over it; and the filter of what is seen.
+"""Which view fills the screen: that of a tab, or a page over it; and the filter field.
 
-Invariants: one view is seen at a time, and only it is told `shown`; escape leads back the way that pages were opened;
-what is typed into the filter is for the view that was seen when it was opened.
+Invariants: one view is shown at a time, and only that one gets `shown`; escape closes pages in the reverse order of
+their opening; the filter belongs to the view in which it was opened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, TypeVar
 
+from textual.containers import Container
+from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import Input
 
 from agentrl.formatting.row_text import kind_of
 from agentrl.protocol.rows import AlertRow, AnyRow
+from tui.host import Host
 from tui.model import event_table
 from tui.model.command_line import Destination
+from tui.model.pending_commands import line
 from tui.model.styled_text import Tone
 from tui.views.detail_pages import AlertPage, RowPage, UnitPage
-from tui.views.failed_calls import FailedCalls, ToolErrors
 from tui.views.logs import Logs
+from tui.views.query_views import WaitsPage
 from tui.views.records import RecordPage
 from tui.views.stored_tables import AccountPage, Checkpoints, Keys, Tasks
 from tui.views.tuning import Tuning
 from tui.views.view import View
-from tui.views.wait_chain import WaitsPage
-
-if TYPE_CHECKING:
-    from tui.app import Console
 
 FIRST = "overview"
 PAGES: Mapping[str, Callable[[], View]] = {
@@ -34,15 +35,27 @@ PAGES: Mapping[str, Callable[[], View]] = {
     "checkpoints": Checkpoints,
     "keys": Keys,
     "accounting": AccountPage,
+    "why": WaitsPage,
 }
-"""What has no digit of their own."""
+"""Pages that have no digit."""
 FILTER = "filter"
 
 
-class Navigation:
-    """Where a person is, and how to get elsewhere."""
+W = TypeVar("W", bound=Widget)
 
-    def __init__(self, console: Console, views: Mapping[str, View]) -> None:
+
+class NavigatedApp(Host, Protocol):
+    """What navigation needs of the application besides what every part may ask for."""
+
+    def query_one(self, selector: str, expect_type: type[W]) -> W: ...
+    def call_after_refresh(self, callback: Callable[..., Any], *args: Any) -> Any: ...
+    def exit(self, result: int) -> None: ...
+    @property
+    def screen(self) -> Screen[Any]: ...
+
+
+class Navigation:
+    def __init__(self, console: NavigatedApp, views: Mapping[str, View]) -> None:
         self.tab = FIRST
         self._console = console
         self._views = views
@@ -50,12 +63,15 @@ class Navigation:
 
     @property
     def view(self) -> View:
-        """What fills the screen now."""
+        """The view that fills the screen."""
         return self._pages[-1] if self._pages else self._views[self.tab]
+
+    def is_shown(self, view: View) -> bool:
+        return self.view is view
 
     # ---- going somewhere ----
 
-    def do_go(self, name: str) -> None:
+    def open_tab(self, name: str) -> None:
         while self._pages:
             self._pages.pop().remove()
         if name != self.tab:
@@ -74,55 +90,51 @@ class Navigation:
         else:
             self._console.say("This is the first page; q leaves the console.", fleeting=True)
 
-    def look(self, look: Destination) -> None:
-        """Where a typed line or a suggestion leads."""
-        match look.view:
+    def go_to(self, destination: Destination) -> None:
+        match destination.view:
             case "logs":
-                self.open_logs([look.subject], look.earlier)
+                self.open_logs([destination.subject], destination.earlier)
             case "runs" if self._console.settings.in_browser:
-                self._console.say("A page shows one run; the list of runs is for a terminal.", Tone.WARN)
-            case "why":
-                self.do_why()
+                self._console.say("A browser page shows one run. Open the list of runs in a terminal.", Tone.WARN)
             case name if name in PAGES:
                 self.open_page(PAGES[name]())
             case _:
-                self.do_go(look.view)
-                if isinstance(self.view, Tuning) and look.subject:
-                    self.view.select(look.subject)
+                self.open_tab(destination.view)
+                if isinstance(self.view, Tuning) and destination.subject:
+                    self.view.select(destination.subject)
 
     def _show(self) -> None:
         self._console.notices.leave()
         self.view.display = True
         self.view.shown()
-        self._console.paint_chrome()
+        self._console.paint_frame()
 
     # ---- pages ----
 
     def open_page(self, page: View) -> None:
-        """Over what is seen now; escape leads back."""
+        """Show a page over this view."""
         self._console.notices.leave()
         self.view.display = False
         self.view.hidden()
         self._pages.append(page)
-        self._console.query_one("#views").mount(page)
-        self._console.call_after_refresh(self._come_into_sight, page)
-        self._console.paint_chrome()
+        self._console.query_one("#views", Container).mount(page)
+        self._console.call_after_refresh(self._show_page, page)
+        self._console.paint_frame()
 
-    def _come_into_sight(self, page: View) -> None:
-        """Unless somebody has gone on meanwhile."""
+    def _show_page(self, page: View) -> None:
+        """Unless another key has led elsewhere meanwhile."""
         if self.view is page and page.is_attached:
             page.shown()
 
     def open_row(self, key: str) -> None:
-        """The page of a row of the mirror."""
         row = self._console.mirror.get(key)
         if row is None:
-            self._console.say("It is not known any more.")
+            self._console.say("This row does not exist any more.")
         else:
             self._open(row, key)
 
-    def open_happening(self, row: AnyRow) -> None:
-        """The page of something that happened, as it was told; what an operation has come to is in the mirror."""
+    def open_event(self, row: AnyRow) -> None:
+        """The page of an event as it was reported; an operation is read from the mirror, which has its newest state."""
         self._open(row, f"op/{row.id}" if kind_of(row) == "operation" and hasattr(row, "id") else "")
 
     def _open(self, row: AnyRow, key: str) -> None:
@@ -131,38 +143,26 @@ class Navigation:
         else:
             self.open_page(RowPage(f"{kind_of(row)} {event_table.subject(row)}", row, key))
 
-    def do_list_tasks(self) -> None:
-        self.open_page(Tasks())
-
-    def do_list_account(self) -> None:
-        self.open_page(AccountPage())
-
-    def do_list_checkpoints(self) -> None:
-        self.open_page(Checkpoints())
-
-    def do_list_keys(self) -> None:
-        self.open_page(Keys())
-
     def open_record(self, id: str) -> None:
         self.open_page(RecordPage(id))
 
     def open_unit(self, name: str) -> None:
         self.open_page(UnitPage(name))
 
-    def open_tool_errors(self) -> None:
-        self.open_page(ToolErrors())
-
-    def open_failed_calls(self) -> None:
-        self.open_page(FailedCalls())
-
     def open_logs(self, units: Sequence[str], life: int = 0) -> None:
         logs = self._views["logs"]
         assert isinstance(logs, Logs)
         logs.open(list(units), life)
-        self.do_go("logs")
+        self.open_tab("logs")
 
-    def do_why(self) -> None:
-        self.open_page(WaitsPage())
+    # ---- leaving ----
+
+    def do_quit(self) -> None:
+        self._console.exit(0)
+
+    def do_copy_line(self) -> None:
+        words = line(self.view.cli_line(), self._console.settings.target_options)
+        self._console.copy(words, f"copied: {words}")
 
     # ---- the filter ----
 
@@ -170,16 +170,15 @@ class Navigation:
         field = self._field
         field.value = self.view.filter_text
         field.display = True
-        # At once: what is typed next belongs to the filter, not to the verbs of the view.
+        # At once: the keys that follow belong to the filter, not to the actions of the view.
         self._console.screen.set_focus(field, scroll_visible=False)
 
     def filter_typed(self, text: str) -> None:
-        """So far."""
         if self._field.display and self.view.filters_at_once:
             wrong = self.view.take_filter(text)
             if wrong:
                 self._console.say(wrong, Tone.WARN)
-            self._console.paint_chrome()
+            self._console.paint_frame()
 
     def filter_entered(self, text: str) -> None:
         if not self.view.filters_at_once:
@@ -191,7 +190,7 @@ class Navigation:
         if not keep:
             self.view.take_filter("")
         self.view.shown()
-        self._console.paint_chrome()
+        self._console.paint_frame()
 
     @property
     def _field(self) -> Input:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from agentrl.formatting.row_text import kind_of
+from tui.host import Host
 from tui.model import event_table
-
-if TYPE_CHECKING:
-    from tui.app import Console
-    from tui.model.playback import Playback
+from tui.model.playback import Playback
 
 JUMP_S = 10.0
 
@@ -17,14 +13,14 @@ JUMP_S = 10.0
 class Playing:
     """The verbs of a recording; without one they are not offered."""
 
-    def __init__(self, console: Console, playback: Playback | None) -> None:
+    def __init__(self, console: Host, playback: Playback | None) -> None:
         self._console = console
         self._playback = playback
 
     def do_replay_play(self) -> None:
         if self._playback is not None:
             self._playback.playing = not self._playback.playing
-            self._console.paint_chrome()
+            self._console.paint_frame()
 
     def do_replay_next(self) -> None:
         self._step(1, "after")
@@ -59,16 +55,14 @@ class Playing:
             self._console.say(f"{kind_of(row)} {event_table.subject(row)}: {event_table.what(row)}", fleeting=True)
         elif found is None:
             self._console.say(f"Nothing began {where} this.")
-        self._console.view.update()
-        self._console.paint_chrome()
+        self._console.update_view()
 
     def _jump(self, seconds: float) -> None:
         if self._playback is not None:
             self._playback.seek(self._playback.position + seconds, self._console.clock())
-            self._console.view.update()
-            self._console.paint_chrome()
+            self._console.update_view()
 
     def _hurry(self, by: int) -> None:
         if self._playback is not None:
             self._playback.faster(by)
-            self._console.paint_chrome()
+            self._console.paint_frame()

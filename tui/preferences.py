@@ -1,6 +1,6 @@
-"""A person's own theme and keys, from `~/.config/agentrl/console.yaml`.
+"""The person's own theme and keys, from `~/.config/agentrl/console.yaml`.
 
-Invariant: a file that is wrong is named with what is wrong in it before the screen is taken, and never half used.
+Invariant: a fault in the file is named before the screen is drawn, and a faulty file is never half used.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+import msgspec
 
 from agentrl.errors import ConfigError
 from agentrl.formatting.sentences import ended
-from tui.model.actions import BY_ID, of_view, rebound
+from tui.action_registry import ACTIONS, BY_ID
+from tui.model.actions import of_view, rebound
 from tui.model.styled_text import COLOUR_NAMES
 
+Theme = Literal["dark", "light"]
 
-class Preferences(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
-    theme: Literal["dark", "light"] | None = None
+class Preferences(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    theme: Theme | None = None
     ascii: bool = False
     key_files: list[str] = []
-    """Of runs elsewhere, for the list of runs; `~` is the home."""
-    colours: dict[Literal["dark", "light"], dict[str, str]] = {}
-    """Colours of a theme that shall be others, such as `dark: {good: "#00ff88"}`."""
+    """Key files of runs on other hosts, for the list of runs; `~` is the home directory."""
+    colours: dict[Theme, dict[str, str]] = {}
+    """Colours that replace those of a theme, such as `dark: {good: "#00ff88"}`."""
     keys: dict[str, list[str]] = {}
     """Keys by the id of their action, such as `unit.restart: [f5]`."""
 
@@ -40,19 +40,19 @@ def path(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def load(file: Path) -> Preferences:
-    """What the file says; the usual where there is none. Raises ConfigError."""
+    """Read the file; return the defaults if it does not exist. Raises ConfigError."""
+    if not file.exists():
+        return Preferences()
+    import yaml  # Takes 20 ms, which most starts of the console do not need.
+
     try:
         body: Any = yaml.safe_load(file.read_text())
-        made = Preferences.model_validate(body or {})
-    except FileNotFoundError:
-        return Preferences()
+        made = msgspec.convert(body or {}, Preferences)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as broken:
         raise ConfigError(f"{file} cannot be read: {ended(str(broken))}") from broken
-    except ValidationError as wrong:
-        first = wrong.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+    except msgspec.ValidationError as wrong:
         raise ConfigError(
-            f"{file}: {where}: {first['msg']}.", hint="It knows theme, ascii, colours, key_files and keys."
+            f"{file}: {ended(str(wrong))}", hint="It may have theme, ascii, colours, key_files and keys."
         ) from wrong
     _check_colours(file, made)
     _check_keys(file, made)
@@ -66,14 +66,14 @@ def _check_colours(file: Path, made: Preferences) -> None:
                 known = ", ".join(sorted(COLOUR_NAMES))
                 raise ConfigError(f"{file}: the theme {theme} has no colour {name!r}.", hint=f"It has {known}.")
             if not re.fullmatch("#[0-9a-fA-F]{6}", colour):
-                raise ConfigError(f"{file}: {theme}.{name}: {colour!r} is no colour.", hint="Write it as '#34c79f'.")
+                raise ConfigError(f"{file}: {theme}.{name}: {colour!r} is not a colour.", hint="Write it as '#34c79f'.")
 
 
 def _check_keys(file: Path, made: Preferences) -> None:
     for id in made.keys:
         if id not in BY_ID:
             raise ConfigError(f"{file}: there is no action {id!r}.", hint="docs/console.md lists them.")
-    actions = rebound({id: tuple(keys) for id, keys in made.keys.items()})
+    actions = rebound({id: tuple(keys) for id, keys in made.keys.items()}, ACTIONS)
     for view in {where for action in actions for where in action.where}:
         taken: dict[str, str] = {}
         for action in of_view(view, actions):

@@ -1,14 +1,14 @@
-"""Which runs there are, and how the console comes to one: by its name on this host, or by a key file.
+"""The list of runs: those of this user on this host, and those that key files open.
 
-Invariants: a list never waits longer than `ANSWER_S` for anybody, and asks nobody who is not up; a run that is read
-from this host is met again by its uuid, so another one of the same name is refused by whoever answers.
+Invariants: the list waits at most `ANSWER_S` for each run and does not query a run that is down; runs are identified by
+uuid, not by name; a run that could not be queried shows the reason.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentrl.client import Client, ClientKey
@@ -17,24 +17,73 @@ from agentrl.client.run_processes import coordinator_of
 from agentrl.config import paths
 from agentrl.config.paths import RunFile
 from agentrl.errors import AgentrlError
+from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, RunRow
 from tui.connection import Connection
-from tui.model import runs
 from tui.model.mirror import Mirror
-from tui.model.runs import Place, RunLine
 
 ANSWER_S = 3.0
 AT_ONCE = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How a run is reached: by its name on this host, or by a key file."""
+
+    run: str = ""
+    key_file: str = ""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options that make a command line reach it."""
+        if self.key_file:
+            return ("--key", self.key_file)
+        return ("--run", self.run) if self.run else ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    place: Place
+    name: str
+    uuid: str = ""
+    state: str = ""
+    """As its coordinator reports; `down` without a coordinator, `silent` if it does not answer, `damaged`."""
+    began_at: float = 0.0
+    step: int | None = None
+    alerts: int = 0
+    where: str = ""
+    why: str = ""
+    """Why it was not queried."""
+    here: bool = False
+    """Whether the console shows it now."""
+
+    @property
+    def key(self) -> str:
+        return f"key/{self.place.key_file}" if self.place.key_file else f"run/{self.name}"
+
+    @property
+    def up(self) -> bool:
+        return self.state not in ("down", "damaged")
+
+
+def _run_line(place: Place, rows: Iterable[AnyRow], step: int | None, where: str) -> RunLine | None:
+    """The line of a run whose coordinator answered."""
+    found = list(rows)
+    run = next((row for row in found if isinstance(row, RunRow)), None)
+    if run is None:
+        return None
+    firing = sum(isinstance(row, AlertRow) and row.state is AlertState.FIRING for row in found)
+    return RunLine(place, run.name, run.uuid, run.state, run.started_at, step, firing, where, run.reason)
+
+
 def link(place: Place) -> Callable[[Mirror], Connection]:
-    """A connection to the run of that place. Raises an error with a sentence where there is none."""
+    """A factory of connections to this run. Raises an error with a sentence if there is none."""
     name, key_file = place.run or None, place.key_file or None
     find(name, key_file=key_file)
     return lambda mirror: Connection(mirror, lambda: Client.connect(name, key_file=key_file))
 
 
 async def seen(key_files: Iterable[str], shown: str) -> list[RunLine]:
-    """All runs of this user on this host, and those that key files open; `shown` is the uuid of the one in sight."""
+    """All runs of this user on this host, and those that key files open; `shown` is the uuid of the one shown now."""
     limit = asyncio.Semaphore(AT_ONCE)
     of_host = [_of_host(file, limit) for file in paths.list_runs()]
     of_keys = [_of_key(path, limit) for path in dict.fromkeys(key_files)]
@@ -62,7 +111,7 @@ async def _of_key(path: str, limit: asyncio.Semaphore) -> RunLine:
 
 
 async def _newest_step(client: Client) -> int | None:
-    """Its number; None where there is none, or nobody who knows."""
+    """The number of the newest committed step; None if there is none or the steward does not answer."""
     try:
         page = await client.list_steps(filter="status=committed", sort="-leased_at", limit=1, deadline_s=ANSWER_S / 2)
     except AgentrlError:
@@ -75,9 +124,9 @@ async def _asked(place: Place, name: str, where: str, limit: asyncio.Semaphore) 
         async with limit, asyncio.timeout(ANSWER_S):
             connecting = Client.connect(place.run or None, key_file=place.key_file or None, timeout_s=ANSWER_S)
             async with connecting as client:
-                # Row by row: the units of a large run are more than one answer may hold, and nobody needs them here.
+                # Only these kinds: all units of a large run are more than one answer may hold.
                 view = await client.snapshot(("run", "alert"), deadline_s=ANSWER_S)
-                line = runs.told(place, view.rows.values(), await _newest_step(client), where)
+                line = _run_line(place, view.rows.values(), await _newest_step(client), where)
                 return line or RunLine(place, name, state="silent", where=where)
     except AgentrlError as error:
         return RunLine(place, name, state="silent", where=where, why=error.message)

@@ -161,7 +161,7 @@ class _Fleet(_Subject):
         for row in self._rows.rows:
             mirror.put(f"unit/{row.unit}", row)
         mirror.whole(time.monotonic())
-        self._console.navigation.do_go("fleet")
+        self._console.navigation.open_tab("fleet")
 
     def update(self) -> None:
         mirror = self._console.mirror

@@ -230,7 +230,7 @@ def test_why_blames_nobody_for_being_at_work(shell: Shell, coordinator: Scripted
     ]
 
 
-def test_last_lines_of_an_incident_are_told_once_if_they_say_the_same(shell: Shell, coordinator: Scripted) -> None:
+def test_equal_last_lines_of_an_incident_are_shown_once(shell: Shell, coordinator: Scripted) -> None:
     tail = (*(f"call {n} failed" for n in range(13)), "the disk is full")
     incident = rows.IncidentRow("i1", "web-0", 1, time.time(), "web-0 died", tail=tail)
     coordinator.answers["events"] = lambda args: [incident]

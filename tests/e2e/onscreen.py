@@ -78,7 +78,7 @@ async def _seen(
         async def shows(*texts: str) -> None:
             def there() -> bool:
                 further()
-                app._round()
+                app._paint_new_data()
                 missing = [text for text in texts if text not in screen.text]
                 assert not missing, f"{missing} not in:\n{screen.text}"
                 return True

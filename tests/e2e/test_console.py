@@ -36,7 +36,7 @@ def terminal(run: Run) -> Iterator[Terminal]:
         made.close()
 
 
-def test_the_command_line_is_copied_by_the_terminal_and_the_mouse_is_optional(run: Run, terminal: Terminal) -> None:
+def test_terminal_copies_the_command_line_and_the_mouse_is_optional(run: Run, terminal: Terminal) -> None:
     terminal.take_copies()
     terminal.run(*console(run, "--no-mouse"))
     terminal.shows("● running", "web 2/2")
@@ -55,26 +55,26 @@ def test_the_command_line_is_copied_by_the_terminal_and_the_mouse_is_optional(ru
     sane(terminal, 0)
 
 
-def test_the_console_outlives_its_coordinator(run: Run, terminal: Terminal) -> None:
+def test_console_outlives_its_coordinator(run: Run, terminal: Terminal) -> None:
     terminal.run(*console(run))
     terminal.shows("● running", "web 2/2")
     terminal.keys("2", "End")
     terminal.shows("▸ web-1")
     run.kill_keepers()
-    terminal.shows("nobody heard since", "web-1")
+    terminal.shows("no connection since", "web-1")
     terminal.keys("r")
     terminal.shows("older than 5 s")
     terminal.keys(":")
     terminal.type("bring the run up")
     terminal.keys("Enter")
     seen = terminal.shows("● running", "old ")
-    assert "nobody heard" not in seen
+    assert "no connection since" not in seen
     terminal.shows("▸ web-1")
     terminal.keys("q")
     sane(terminal, 0)
 
 
-def test_a_restart_is_asked_about_and_can_be_played_again(run: Run, terminal: Terminal) -> None:
+def test_restart_asks_and_is_in_the_recording(run: Run, terminal: Terminal) -> None:
     before = run.wait_state("web-1", "ready").incarnation
     terminal.run(*console(run))
     terminal.shows("● running", "web 2/2")
@@ -106,14 +106,14 @@ def test_a_restart_is_asked_about_and_can_be_played_again(run: Run, terminal: Te
 
 
 @pytest.mark.parametrize("how", ["TERM", "HUP"])
-def test_a_signal_leaves_the_terminal_as_it_was(run: Run, terminal: Terminal, how: str) -> None:
+def test_signal_leaves_the_terminal_restored(run: Run, terminal: Terminal, how: str) -> None:
     terminal.run(*console(run, "--ascii", "--read-only"))
     terminal.shows("Needs you", "read-only", "+ running")
     os.kill(terminal.pid("tui"), getattr(signal, f"SIG{how}"))
     sane(terminal, 128 + signal.SIGTERM)
 
 
-def test_inside_screen_it_is_drawn_takes_keys_and_leaves_the_terminal_sane(run: Run, terminal: Terminal) -> None:
+def test_console_works_inside_screen(run: Run, terminal: Terminal) -> None:
     terminal.run("screen", "-c", "/dev/null", *console(run))
     terminal.shows("Needs you", "● running", "web 2/2")
     terminal.keys("2", "End")
@@ -123,10 +123,10 @@ def test_inside_screen_it_is_drawn_takes_keys_and_leaves_the_terminal_sane(run: 
     sane(terminal, 0)
 
 
-def test_a_fault_of_the_console_is_told_in_a_sentence_and_a_file(run: Run, terminal: Terminal) -> None:
+def test_crash_writes_a_file_and_one_sentence(run: Run, terminal: Terminal) -> None:
     fault = "import tui.model.overview_blocks as o, tui.__main__ as m; o.blocks = None; m.main()"
     terminal.run(PYTHON, "-c", f"import sys; sys.exit(exec({fault!r}))", "--run", run.name)
-    terminal.shows("broke off by a fault of its own")
+    terminal.shows("ended by a fault of its own")
     # Where a line ends depends on how long the path is.
     eventually(lambda: "has the whole story. The run goes on." in " ".join(terminal.seen().split()))
     assert "TypeError" in (run.home / "console-crash.txt").read_text()
@@ -134,7 +134,7 @@ def test_a_fault_of_the_console_is_told_in_a_sentence_and_a_file(run: Run, termi
     sane(terminal, None)
 
 
-def test_without_a_terminal_it_names_what_to_use_instead(run: Run) -> None:
+def test_without_a_terminal_the_error_names_the_alternative(run: Run) -> None:
     done = run.raw("tui")
     assert done.returncode == ExitCode.USAGE
     assert "status --follow --json" in done.stderr

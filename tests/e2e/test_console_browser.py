@@ -60,7 +60,7 @@ def served(run: Run, request: pytest.FixtureRequest) -> Iterator[Served]:
         made.end()
 
 
-async def test_the_run_is_seen_in_a_browser_and_not_touched(served: Served, tmp_path: Path) -> None:
+async def test_browser_shows_the_run_read_only(served: Served, tmp_path: Path) -> None:
     async with browser(tmp_path / "profile") as page:
         await page.open(f"{served.base}/")
         await aeventually(page.says, within_s=60)
@@ -84,7 +84,7 @@ async def test_the_run_is_seen_in_a_browser_and_not_touched(served: Served, tmp_
         await page.shows("restart is not possible: this console is read-only.")
         page.forget()
         await page.press("E")
-        await page.shows("A page writes no files.")
+        await page.shows("A browser page writes no files.")
         outside = [url for url in page.asked if not url.startswith((served.base, "data:"))]
         assert not outside, "a page loads nothing from elsewhere"
         assert not [told for told in page.blocked if "Content Security Policy" in told]
@@ -107,7 +107,7 @@ async def test_the_run_is_seen_in_a_browser_and_not_touched(served: Served, tmp_
 
 
 @pytest.mark.parametrize("served", [("--writable",)], indirect=True)
-async def test_verbs_are_there_if_they_were_asked_for(run: Run, served: Served, tmp_path: Path) -> None:
+async def test_writable_page_offers_commands(run: Run, served: Served, tmp_path: Path) -> None:
     async with browser(tmp_path / "profile") as page:
         await page.open(served.url)
         await page.shows("web 2/2")
@@ -118,7 +118,7 @@ async def test_verbs_are_there_if_they_were_asked_for(run: Run, served: Served, 
         run.wait_incarnation("web-0", 1)
 
 
-async def test_at_most_so_many_consoles_and_none_without_its_server(served: Served) -> None:
+async def test_number_of_consoles_is_limited_and_they_end_with_the_server(served: Served) -> None:
     async with aiohttp.ClientSession(
         headers={"Origin": served.base}, cookie_jar=aiohttp.CookieJar(unsafe=True)
     ) as session:
@@ -148,7 +148,7 @@ def _lives(pid: int) -> bool:
     return state != "Z"
 
 
-def test_others_get_one_sentence_and_nothing_else(served: Served) -> None:
+def test_requests_without_token_get_one_sentence(served: Served) -> None:
     def refused(path: str, why: str, **headers: str) -> None:
         answer = httpx.get(f"{served.base}{path}", headers=headers, timeout=PATIENCE_S)
         assert (answer.status_code, answer.text.strip()) == (403, why)
@@ -172,21 +172,21 @@ def test_others_get_one_sentence_and_nothing_else(served: Served) -> None:
     ("options", "why"),
     [
         (("--serve", "--listen", "0.0.0.0:0"), "on this host only"),
-        (("--serve", "--listen", "nonsense"), "is no address"),
+        (("--serve", "--listen", "nonsense"), "is not an address"),
         (("--serve", "--writable", "--read-only"), "contradict"),
         (("--writable",), "--writable goes with --serve"),
         (("--listen", "127.0.0.1:1"), "--listen goes with --serve"),
         (("--serve", "--replay", "no-such-run"), "no-such-run"),
     ],
 )
-def test_what_makes_no_sense_is_said_before_anybody_is_served(run: Run, options: tuple[str, ...], why: str) -> None:
+def test_wrong_options_are_reported_before_serving(run: Run, options: tuple[str, ...], why: str) -> None:
     done = run.raw("tui", *options)
     assert done.returncode in (ExitCode.USAGE, ExitCode.UNKNOWN)
     assert why in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_programs_get_the_address_as_json(run: Run) -> None:
+def test_address_is_printed_as_json(run: Run) -> None:
     served = run.start("tui", "--serve", "--json")
     assert served.stdout is not None
     assert served.stdout.readline().startswith('{"url": "http://127.0.0.1:')

@@ -1,6 +1,6 @@
-"""Every screen of the console, the keys that lead there, and what holds of each at any size.
+"""Every screen of the console, the keys that lead there, and what holds for each at any size.
 
-Invariant: a view of the registry is walked to by its digit without being named here; pages and dialogs are named.
+Invariant: views are taken from the registry and reached by their digits; pages and dialogs are listed here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from textual.widgets import Input
 from tests.tui.conftest import Screen
 from tests.tui.fixed_console import TIMES, Still
 from tests.waiting import aeventually
+from tui.action_registry import BY_ID, TABLES
 from tui.dialogs.form import Form
-from tui.model import actions
+from tui.model.actions import VIEWS as VIEW_NAMES
 from tui.model.notices import Notices
 from tui.views.query_views import ASKING, QueryPage, QueryTable
 from tui.views.runs import Runs
@@ -32,22 +33,22 @@ class Stop:
     name: str
     keys: tuple[str, ...]
     times: tuple[str, ...] = ("normal", "disconnected", "overflowing")
-    """When there is something to see of it; what is about a row is not there without rows."""
+    """The conditions in which it exists; a page about a row needs rows."""
     before_the_silence: bool = True
-    """Where nobody is heard, it was opened before that: the rows that lead there are answers."""
+    """Without a connection it was opened before the loss, because the rows that lead there are answers."""
 
 
 def _first_row(view: str) -> Stop:
-    digit = actions.BY_ID[f"go.{view}"].keys[0]
-    return Stop(view, (digit, "home") if view in actions.TABLES else (digit,), TIMES, before_the_silence=False)
+    digit = BY_ID[f"go.{view}"].keys[0]
+    return Stop(view, (digit, "home") if view in TABLES else (digit,), TIMES, before_the_silence=False)
 
 
 def _asked(name: str, *keys: str) -> Stop:
-    """It needs no row to be opened, and is opened without anybody to ask, too."""
+    """A screen that needs no row, so it can be opened without a connection."""
     return Stop(name, keys, TIMES, before_the_silence=False)
 
 
-VIEWS = tuple(_first_row(view) for view in actions.VIEWS)
+VIEWS = tuple(_first_row(view) for view in VIEW_NAMES)
 PAGES = (
     Stop("unit page", ("2", "home", "enter")),
     Stop("incident page", ("2", "home", "i")),
@@ -79,11 +80,11 @@ PAGES = (
 
 
 OPEN_LISTS = ("T", "C", "K", "e", "w")
-"""Keys that are pressed on the way and need no row."""
+"""Keys on the way that need no row."""
 
 
 async def walk_to(screen: Screen, stop: Stop, *, silence: bool = False) -> None:
-    """Press its keys, each when the one before has led somewhere. At last, or before, nobody is heard any more."""
+    """Press its keys, each after the effect of the one before; lose the connection at the end, or before."""
     await back(screen)
     link = screen.app.connection
     assert isinstance(link, Still)
@@ -99,10 +100,10 @@ async def walk_to(screen: Screen, stop: Stop, *, silence: bool = False) -> None:
 
 
 def _all_told(screen: Screen, link: Still) -> bool:
-    """Who was asked has answered, so that nothing is told after the silence began."""
-    screen.app._round()
+    """Wait for all answers, so that none arrives after the loss of the connection."""
+    screen.app._paint_new_data()
     view = screen.app.view
-    # What is drawn of a first answer may be a reason for another question.
+    # Drawing a first answer may cause another query.
     drawn = not isinstance(view, QueryPage) or view.scroll.size.height > 0
     first = drawn and (not isinstance(view, QueryPage | QueryTable) or view._answered_at is not None)
     asks = any(each.node is view and each.group != "ask" and not each.is_finished for each in screen.app.workers)
@@ -110,11 +111,11 @@ def _all_told(screen: Screen, link: Still) -> bool:
 
 
 async def _said_of_silence(screen: Screen) -> None:
-    """A list asks again by itself, sooner or later, and then says that nobody answers."""
+    """Wait until lists have queried again and show why there is no answer."""
     view = screen.app.view
     if isinstance(view, QueryTable) and not isinstance(view, Runs):
         view._ask_now.set()
-        await aeventually(lambda: view._said not in ("", ASKING), what=f"{view.what} that nobody tells")
+        await aeventually(lambda: view._reason not in ("", ASKING), what=f"{view.what} that nobody tells")
 
 
 async def _press_all(screen: Screen, stop: Stop) -> None:
@@ -130,7 +131,7 @@ async def _press_all(screen: Screen, stop: Stop) -> None:
 
 
 async def _open(screen: Screen) -> None:
-    """The page, or the question, of what is pointed at."""
+    """Wait for the page or dialog that the key opens."""
     view, link = screen.app.view, screen.app.connection
     if isinstance(view, Tuning) and isinstance(link, Still) and link.hears:
         await aeventually(lambda: view._history, what="the history of the knob, which stands in its question")
@@ -144,14 +145,14 @@ def _has_rows(screen: Screen) -> bool:
 
 
 async def back(screen: Screen) -> None:
-    """To no dialog and no notice; a digit leads away from any page."""
+    """Go back to a view without dialog and notice."""
     while len(screen.app.screen_stack) > 1:
         await press(screen, "escape")
     screen.app.notices = Notices()
 
 
 async def press(screen: Screen, key: str) -> None:
-    """A key, until it was taken. The pilot's own waits until the whole process is idle, threads included."""
+    """Press a key and wait until it was processed. The pilot's own method waits until all threads are idle."""
     taken = asyncio.Event()
     screen.app.post_message(events.Key(key, None))
     screen.app.call_later(taken.set)
@@ -163,10 +164,10 @@ async def press(screen: Screen, key: str) -> None:
 
 
 async def answered(screen: Screen) -> None:
-    """Until nothing that is seen waits for an answer."""
+    """Wait until nothing on the screen waits for an answer."""
 
     def whole() -> bool:
-        screen.app._round()
+        screen.app._paint_new_data()
         seen = screen.text
         return "▸ asking" not in seen and "\n asking" not in seen
 
@@ -174,7 +175,7 @@ async def answered(screen: Screen) -> None:
 
 
 def sound(screen: Screen, width: int, height: int) -> str:
-    """What is seen has exactly the size of the terminal, nothing but text is in it, and the cursor is; the text."""
+    """Check that the screen has the size of the terminal, only text, and the cursor. Returns the text."""
     lines = screen.lines
     seen = "\n".join(lines)
     assert len(lines) == height
@@ -183,9 +184,9 @@ def sound(screen: Screen, width: int, height: int) -> str:
         for sign in line:
             assert unicodedata.category(sign) not in ("Cc", "Cf", "Cs", "Zl", "Zp"), f"{sign!r} in {line!r}"
     if isinstance(screen.app.screen, Form):
-        assert "esc leave" in seen, f"the keys of a question are not seen:\n{seen}"
+        assert "esc leave" in seen, f"the keys of a dialog are not shown:\n{seen}"
         fields = [field.region for field in screen.app.screen.query(Input)]
-        assert all(field.bottom <= height for field in fields), f"a field is not seen:\n{screen.text}"
+        assert all(field.bottom <= height for field in fields), f"a field is not shown:\n{screen.text}"
     for table in screen.app.view.query(Table):
         if table.model.cursor is not None and table.model.target is not None and len(screen.app.screen_stack) == 1:
             marks = [y for y, (_, ground) in enumerate(table._drawn) if ground == "cursor"]
@@ -194,10 +195,10 @@ def sound(screen: Screen, width: int, height: int) -> str:
 
 
 async def comes_to_be_sound(screen: Screen, width: int, height: int) -> str:
-    """A view that has just come into sight is drawn by the next round; its text."""
+    """Paint a view that was just opened. Returns its text."""
 
     def is_sound() -> str:
-        screen.app._round()
+        screen.app._paint_new_data()
         return sound(screen, width, height)
 
     return await aeventually(is_sound)

@@ -16,18 +16,19 @@ from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.messages import ExitStatus, HostFacts, LogChunk, Wait
 from tests.cli.scripted import Scripted
 from tests.waiting import aeventually
-from tui.app import Console, Settings
+from tui.app import Console
 from tui.connection import Connection
+from tui.host import Settings
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31m[/INST] [red]\u202eevil 界界 \r\n" + "x" * 5000
 SIZES = ((80, 24), (120, 40), (300, 80))
 QUEUES = 8
-"""More than there are between a key and its end: the app, a screen, a field, what the field says of it to screen and
+"""More message queues than a key passes: the app, a screen, a field, its messages to screen and
 app, and a dialog that leaves."""
 
 
 class Screen:
-    """What a person sees and types."""
+    """The screen and keyboard of one console."""
 
     def __init__(self, app: Console, pilot: Pilot[int]) -> None:
         self.app = app
@@ -42,7 +43,7 @@ class Screen:
         return "\n".join(self.lines)
 
     async def press(self, *keys: str) -> None:
-        """One after the other, each when the one before has had its effect."""
+        """Press keys one after the other, each after the effect of the one before."""
         for key in keys:
             await self._heard()
             await self._pilot.press(key)
@@ -68,7 +69,7 @@ class Screen:
             await self._pilot._wait_for_screen()
 
     async def command(self, text: str) -> None:
-        """What is typed behind `:`."""
+        """Type a line into the palette."""
         await self.press("colon")
         await self.type(text)
         await self.press("enter")
@@ -78,9 +79,9 @@ class Screen:
         await aeventually(lambda: len(self.lines) == height and self.app.size == (width, height))
 
     async def round(self) -> None:
-        """Whatever can be done by now is done, and painted."""
+        """Process pending messages and paint."""
         await self._pilot.pause()
-        self.app._round()
+        self.app._paint_new_data()
         await self._pilot.pause()
 
     async def shows(self, *texts: str) -> None:
@@ -105,7 +106,7 @@ async def opened(
         screen = Screen(app, pilot)
         if connected:
             await aeventually(lambda: app.mirror.link.connected, what="a connection")
-            app._round()
+            app._paint_new_data()
             await pilot.pause()
         yield screen
 
@@ -124,7 +125,7 @@ def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scr
 def populate(
     coordinator: Scripted, *, units: int = 3, sentence: str = "serving", long: str = "", now: float | None = None
 ) -> None:
-    """A run in which a little of everything is going on."""
+    """Fill the script with a run that has some of everything."""
     now = time.time() if now is None else now
     put = coordinator.rows.__setitem__
     put("group/web", rows.GroupRow("web", "sidecar", desired=units, ready=units))

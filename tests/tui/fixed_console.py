@@ -1,7 +1,7 @@
-"""A console that stands still: the real one, with the rows of a script in its mirror and a clock that does not go.
+"""A console with a fixed clock: the real one, with the rows of a script in its mirror.
 
-Invariants: every row has passed the wire and the mirror; what is asked goes over the real sockets of a scripted
-coordinator; nothing on the screen depends on when, where or how fast a test runs.
+Invariants: every row has passed the wire and the mirror; queries go over the real sockets of a scripted coordinator;
+nothing on the screen depends on when, where or how fast a test runs.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ from agentrl.telemetry import learning
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, populate
 from tests.tui.steward_answers import answers
-from tui.app import Console, Settings
+from tui.app import Console
 from tui.connection import Connection
+from tui.host import Settings
 from tui.model.mirror import Mirror
 
 NOW = 1_900_000_000.0
-"""What every clock shows: the one on the wall, and the one by which ages are counted."""
+"""The wall clock and the monotonic clock of every test."""
 SILENT_S = 75.0
 LONG = " and it goes on 界界 like this for longer than any screen is wide," * 9
-"""Words without end, some of them two cells wide."""
+"""Long text with some characters of two cells."""
 TIMES = ("normal", "empty", "disconnected", "overflowing")
 
 
 @dataclass
 class Clock:
-    """By which the age of what is shown is counted."""
+    """Monotonic seconds, for the age of the data."""
 
     at: float = NOW
 
 
 class Still(Connection):
-    """The rows that a script has, once; then nobody changes anything, and whether anybody is heard is the test's."""
+    """Reads the rows of a script once; then nothing changes, and the test decides whether there is a connection."""
 
     def __init__(self, mirror: Mirror, script: Scripted, clock: Clock, *, heard: bool) -> None:
         super().__init__(mirror, lambda: Client.connect(state_dir=script.state_dir, timeout_s=30.0))
@@ -78,36 +79,36 @@ class Still(Connection):
         return self._client is not None
 
     def can_hear(self) -> bool:
-        """Somebody is there to be asked."""
+        """Queries are answered."""
         return self._answering is not None
 
     def asked(self) -> bool:
-        """A question waits for its answer."""
+        """A query waits for its answer."""
         return self._answering is not None and bool(self._answering._session._pending)
 
     def hear(self) -> None:
-        """Somebody answers; where nobody is heard in the end, that was before the silence."""
+        """Queries are answered until the connection is lost."""
         self._clock.at = NOW if self._heard else NOW - SILENT_S
         self.mirror.whole(self._clock.at)
         self._client = self._answering
         self._settled.set()
 
     def lose(self) -> None:
-        """Nobody answers, and for some time already."""
+        """The connection was lost some time ago."""
         self._clock.at, self._client = NOW, None
         self.mirror.lost(NOW - SILENT_S, "The coordinator is silent.", "agentrl up starts it again.")
         self._settled.set()
 
 
 def let_pass(app: Console, seconds: float) -> None:
-    """Time goes on, for the ages of what is shown."""
+    """Advance the clock, for the ages on the screen."""
     assert isinstance(app.connection, Still)
     app.connection._clock.at += seconds
 
 
 @contextmanager
 def one_zone() -> Iterator[None]:
-    """Times of day are shown as in Greenwich, whatever this machine thinks."""
+    """Use UTC for times of day."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", "UTC")
         time.tzset()
@@ -116,7 +117,7 @@ def one_zone() -> Iterator[None]:
 
 
 def a_home(directory: Path) -> Path:
-    """Where a run of yesterday is remembered, and none is up."""
+    """A home directory with one run of yesterday that is down."""
     state = directory / "yesterday"
     state.mkdir(parents=True)
     told = {"name": "yesterday", "uuid": str(uuid.UUID(int=7)), "run_dir": "/runs/yesterday", "created_at": NOW - 86400}
@@ -128,7 +129,7 @@ def a_home(directory: Path) -> Path:
 async def standing(
     script: Scripted, size: tuple[int, int], *, heard: bool = True, settings: Settings | None = None
 ) -> AsyncIterator[Screen]:
-    """The console on the first screen of that run."""
+    """A console on the first screen of that run."""
 
     clock = Clock()
 
@@ -142,7 +143,7 @@ async def standing(
 
 
 def narrate(script: Scripted, times: str) -> None:
-    """Put a run in such times into the script."""
+    """Fill the script with a run in these conditions."""
     script.rows["run"] = rows.RunRow("demo", "u" * 8, "running", started_at=NOW - 5400)
     if times == "empty":
         _nothing_yet(script)
@@ -179,7 +180,7 @@ def log(lines: list[str]) -> Callable[[Any], LogChunk]:
 
 
 def _train(script: Scripted, long: str) -> None:
-    """What a run has that learns."""
+    """The rows of a run that trains."""
     metrics = {
         learning.EVALUATION.name: 0.41,
         learning.REWARD.name: 0.62,

@@ -1,7 +1,7 @@
-"""Pictures of screens as plain text, one file per screen, and what has changed in them.
+"""Snapshots of screens as plain text, one file per screen, and their differences.
 
-Invariants: a picture is what a terminal shows, line by line, and below it which tone every part of a line has; a file
-holds the pictures of one screen in all times and sizes, in that order; a picture that nobody draws any more is a fault.
+Invariants: a snapshot is the text of a terminal, line by line, and below it the tones of every line; a file holds the
+snapshots of one screen in all conditions and sizes, in that order; a snapshot without a screen is a fault.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def picture(screen: Screen) -> str:
     """The screen, and below it the tones: `4 S5 d20` is line 4, five cells strong, twenty dim."""
     strips = screen.app.screen._compositor.render_strips()
     text = [f"{_TEXT}{strip.text.rstrip()}" for strip in strips]
-    return "\n".join([*text, *_toned(strips, screen.app.paint)])
+    return "\n".join([*text, *_toned(strips, screen.app.line_styles)])
 
 
 def _toned(strips: Iterable[Strip], paint: Styles) -> list[str]:
-    """Lines of the same tones are told once."""
+    """Consecutive lines with the same tones are listed once."""
     names = {style: _letter(tone, ground) for (tone, ground), style in reversed(paint._styles.items())}
     told: list[str] = []
     lines = [_runs(strip, names) for strip in strips]
@@ -62,7 +62,7 @@ def _runs(strip: Strip, names: dict[object, str]) -> str:
 
 
 class Album:
-    """The pictures of one screen."""
+    """The snapshots of one screen."""
 
     def __init__(self, name: str) -> None:
         self.path = HERE / f"{name.replace(' ', '-')}.txt"
@@ -73,7 +73,7 @@ class Album:
                 self.pictures[title] = body.rstrip("\n")
 
     def put(self, drawn: dict[str, str], times: str) -> None:
-        """Take the place of all pictures of such times."""
+        """Replace all snapshots of these conditions."""
         kept = {title: body for title, body in self.pictures.items() if title.split()[0] != times}
         self.pictures = dict(sorted((kept | drawn).items()))
         self.path.write_text("".join(f"{_HEAD}{title}\n{body}\n\n" for title, body in self.pictures.items()))
@@ -82,7 +82,7 @@ class Album:
         return {title for title in self.pictures if title.split()[0] == times}
 
     def changes(self, title: str, now: str) -> str:
-        """What differs, as a diff; empty if nothing does."""
+        """The difference as a diff; empty if there is none."""
         before = self.pictures.get(title)
         if before == now:
             return ""

@@ -1,4 +1,4 @@
-"""What a steward answers that is written down beforehand: records with their turns and tokens, steps, errors, tasks."""
+"""Scripted answers of a steward: records with their turns and tokens, steps, errors, tasks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def story(text: str = "") -> data_commands.RecordStory:
 
 
 def segments(text: str = "") -> tuple[data_commands.TokenStretch, ...]:
-    """A prompt, an answer by two versions with an unlikely token, and two ways on from there."""
+    """A prompt, an answer of two versions with an unlikely token, and two branches after it."""
     said = ("it ", "costs ", f"7{text}", "\n")
     call = f"{RECORD}/c"
     return (
@@ -74,7 +74,7 @@ def segments(text: str = "") -> tuple[data_commands.TokenStretch, ...]:
 
 
 def answers(coordinator: Scripted, text: str = "") -> list[data_commands.ListRows]:
-    """The steward's answers, and what it was asked."""
+    """Set the answers of the steward. Returns the queries."""
     asked: list[data_commands.ListRows] = []
 
     def records(args: Any) -> data_commands.Page:

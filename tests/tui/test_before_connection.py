@@ -1,4 +1,4 @@
-"""What is opened before the console has reached anybody: a question that is under way is no silence."""
+"""Views that are opened before the first connection: a running query is not a failed one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOBODY = "The run demo hides."
 
 
 class Held:
-    """A first attempt that takes as long as the test wants."""
+    """A connection whose first attempt waits for the test."""
 
     def __init__(self, client: Client) -> None:
         self.go_on = asyncio.Event()
@@ -48,7 +48,9 @@ async def opened_early(coordinator: Scripted) -> AsyncIterator[tuple[Screen, Hel
 
 
 @pytest.mark.parametrize(("keys", "told"), [(("7",), RECORD), (("7", "T"), "1 task"), (("7", "A"), "All sums agree.")])
-async def test_it_is_asked_for_until_somebody_is_heard(coordinator: Scripted, keys: tuple[str, ...], told: str) -> None:
+async def test_views_show_asking_until_the_first_connection(
+    coordinator: Scripted, keys: tuple[str, ...], told: str
+) -> None:
     populate(coordinator)
     answers(coordinator)
     async with opened_early(coordinator) as (screen, held):
@@ -61,7 +63,7 @@ async def test_it_is_asked_for_until_somebody_is_heard(coordinator: Scripted, ke
         await screen.shows(told)
 
 
-async def test_who_is_not_to_be_had_has_not_answered(coordinator: Scripted) -> None:
+async def test_views_show_not_answered_without_a_coordinator(coordinator: Scripted) -> None:
     async with opened_early(coordinator) as (screen, held):
         held.in_vain = True
         await screen.press("7")

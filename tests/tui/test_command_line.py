@@ -1,4 +1,4 @@
-"""Command lines in the console: what is typed, and what alerts suggest."""
+"""Command lines in the console: typed lines and lines that alerts suggest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mirror() -> Mirror:
         ("restrat web-0", "restart"),
     ],
 )
-def test_a_name_that_is_nearly_right_is_answered_by_the_one_that_is(mirror: Mirror, line: str, meant: str) -> None:
+def test_misspelled_name_is_answered_with_the_nearest_name(mirror: Mirror, line: str, meant: str) -> None:
     with pytest.raises(AgentrlError, match=r"There is no|has no verb") as wrong:
         parse(line, mirror)
     assert f"Did you mean {meant}?" in wrong.value.hint
@@ -69,7 +69,7 @@ def test_a_name_that_is_nearly_right_is_answered_by_the_one_that_is(mirror: Mirr
         ("down --now", commands.Down(now=True)),
     ],
 )
-def test_a_line_is_the_command_that_it_would_be_in_a_shell(mirror: Mirror, line: str, args: Args) -> None:
+def test_typed_line_becomes_the_same_command_as_in_a_shell(mirror: Mirror, line: str, args: Args) -> None:
     meaning = parse(line, mirror)
     assert isinstance(meaning, PendingCommand)
     assert meaning.args == args
@@ -92,7 +92,7 @@ def test_a_line_is_the_command_that_it_would_be_in_a_shell(mirror: Mirror, line:
         ("alerts", Destination("alerts")),
     ],
 )
-def test_a_line_that_only_looks_leads_to_its_place(mirror: Mirror, line: str, look: Destination) -> None:
+def test_typed_line_that_only_reads_leads_to_its_view(mirror: Mirror, line: str, look: Destination) -> None:
     assert parse(line, mirror) == look
 
 
@@ -113,13 +113,13 @@ def test_a_line_that_only_looks_leads_to_its_place(mirror: Mirror, line: str, lo
         ("restart 'web-0", "No closing quotation"),
     ],
 )
-def test_what_means_nothing_is_told_in_a_sentence(mirror: Mirror, line: str, said: str) -> None:
+def test_line_that_cannot_be_parsed_is_answered_with_a_sentence(mirror: Mirror, line: str, said: str) -> None:
     with pytest.raises(AgentrlError) as error:
         parse(line, mirror)
     assert said in error.value.message
 
 
-def test_an_alert_is_cured_by_what_it_suggests_or_not_at_all(mirror: Mirror) -> None:
+def test_only_the_suggested_command_of_an_alert_is_run(mirror: Mirror) -> None:
     def suggesting(line: str) -> AlertRow:
         return AlertRow("a", "r", "web-0", Severity.INFO, AlertState.FIRING, "It is so.", 1.0, suggest=line)
 

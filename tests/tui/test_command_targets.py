@@ -22,29 +22,28 @@ from agentrl.protocol.rows import UnitState
 from tests.tui.all_screens import press
 from tests.tui.conftest import Screen
 from tests.waiting import aeventually
+from tui.action_registry import ACTIONS, BY_ID
 from tui.app import Console
 from tui.connection import Connection
-from tui.model import actions
 from tui.model.mirror import Mirror
 from tui.model.pending_commands import PendingCommand
 from tui.views.query_views import QueryTable
-from tui.views.view import View
 from tui.widgets.lines import Table
 
 NUMBERS = range(9)
 FED = {"fleet": "unit", "alerts": "alert", "tuning": "knob"}
-"""Lists with verbs, and what their rows are."""
+"""Lists with commands, and the kinds of their rows."""
 ASKED = {"tasks": ("7", "T"), "checkpoints": ("8", "C"), "keys": ("9", "K")}
-"""Those that answers fill, and the keys that lead there."""
+"""Lists that are filled by answers, and the keys that lead there."""
 LISTS = (*FED, *ASKED)
 AT_NOTHING = ("task.add", "key.new")
-"""Verbs that mean no row."""
+"""Commands that need no row."""
 VERBS = {
-    view: [a.keys[0] for a in actions.ACTIONS if view in a.where and a.command and a.keys and a.id not in AT_NOTHING]
+    view: [a.keys[0] for a in ACTIONS if view in a.where and a.command and a.keys and a.id not in AT_NOTHING]
     for view in (*LISTS, "knob")
 }
 HEIGHTS = (11, 12, 14, 16)
-"""In some there are more rows than lines."""
+"""Heights of the terminal; some show fewer lines than there are rows."""
 AIMS = st.tuples(st.just("aim"), st.sampled_from(["up", "down", "home", "end", "o", "greater_than_sign"]))
 CHANGES = st.tuples(st.sampled_from(["put", "drop", "replaced"]), st.sampled_from(NUMBERS))
 SNAPSHOTS = st.tuples(st.just("snapshot"), st.sets(st.sampled_from(NUMBERS), min_size=1))
@@ -55,7 +54,7 @@ STEPS = st.lists(st.one_of(AIMS, CHANGES, CHANGES, SNAPSHOTS, LOOKS, WHEELS, ACT
 
 
 class Fed(Connection):
-    """Nobody is asked; the mirror is fed by the test."""
+    """A connection whose mirror is filled by the test."""
 
     def __init__(self, mirror: Mirror) -> None:
         super().__init__(mirror, Client.connect)
@@ -65,14 +64,12 @@ class Fed(Connection):
 
 
 class Noting(Console):
-    """What would be sent is noted down."""
+    """A console that records commands instead of sending them."""
 
     def __init__(self) -> None:
         super().__init__(Fed)
         self.taken: list[PendingCommand] = []
-
-    def perform(self, intent: PendingCommand, seen_in: View | None = None) -> None:
-        self.taken.append(intent)
+        self.commands.perform = lambda pending, chosen_in=None: self.taken.append(pending)  # type: ignore[method-assign]
 
 
 class World:
@@ -82,11 +79,11 @@ class World:
         self._app, self._mirror, self._view = app, app.mirror, view
         self._change = 0
         self._told: dict[str, Any] = {}
-        """What the next answer has, in lists that are asked for."""
+        """The next answer of a queried list."""
         self.snapshot(NUMBERS)
 
     def row(self, number: int, *, life: int | None = None) -> Any:
-        """In another place of every order than before."""
+        """A row that moves to another place in every order."""
         self._change += 1
         weight = (number * 7 + self._change * 5) % 11
         if self._view == "keys":
@@ -113,7 +110,7 @@ class World:
         return f"{FED[self._view]}/{names[self._view]}"
 
     def answer(self) -> None:
-        """What was asked for comes while somebody looks."""
+        """Deliver the answer while the list is shown."""
         if isinstance(self._app.view, QueryTable):
             self._app.view.take_answer(dict(self._told), self._app.view.filter_text)
 
@@ -133,7 +130,7 @@ class World:
         self._tell(number, None)
 
     def replaced(self, number: int) -> None:
-        """By another life, where there are lives."""
+        """Replace it by another incarnation, where there are any."""
         known = self._mirror.unit(f"web-{number}")
         self._tell(number, self.row(number, life=known.incarnation + 1 if known else 1))
 
@@ -153,32 +150,32 @@ class World:
 
 
 class Person:
-    """Looks at the screen, and remembers what was under the cursor."""
+    """Looks at the screen and remembers the row under the cursor."""
 
     def __init__(self, app: Noting, screen: Screen, world: World, view: str) -> None:
         self.app, self._screen, self._world, self._view = app, screen, world, view
         self.seen: Any = None
 
     async def go(self) -> None:
-        for key in ASKED[self._view] if self._view in ASKED else (actions.BY_ID[f"go.{self._view}"].keys[0],):
+        for key in ASKED[self._view] if self._view in ASKED else (BY_ID[f"go.{self._view}"].keys[0],):
             await press(self._screen, key)
         await aeventually(lambda: self.app.view.name_in_registry == self._view and self.app.view.query(Table))
         self._world.answer()
         await aeventually(self.looks)
 
     def looks(self) -> bool:
-        """The row that is drawn under the cursor, by the text that is drawn; what it was like then."""
+        """Remember the row that is drawn under the cursor, found by the drawn text."""
         self.app.mirror.heard(time.monotonic())
-        self.app._round()
+        self.app._paint_new_data()
         table = self.app.view.query_one(Table)
         drawn = ["".join(part.text for part in line) for line, ground in table._drawn if ground == "cursor"]
         rows_there = {key: row for key in table.model.ordered() if (row := table.model.get(key)) is not None}
         self.seen = next((row for key, row in rows_there.items() if drawn and key in drawn[0].split()), None)
-        # Until it has its place on the screen, nothing of it is drawn anew.
+        # Nothing is drawn until the widget has a size.
         return bool(table.size.height and table._drawn)
 
     async def act(self, verb: int) -> None:
-        """One of the verbs, without another look; the form that some have is sent as it stands."""
+        """Press the key of a command without another look; a form is submitted unchanged."""
         self.app.taken.clear()
         keys = VERBS[self._view]
         self.app.take_key(keys[verb % len(keys)])
@@ -191,7 +188,7 @@ class Person:
 
     def hit(self, intent: PendingCommand) -> None:
         row, said = self.seen, set(_strings(intent.args))
-        assert row is not None, f"{intent.what}, and nothing was under the cursor"
+        assert row is not None, f"{intent.what}, but no row was under the cursor"
         match row:
             case rows.UnitRow():
                 assert said & {row.unit, row.group}, f"{intent.what}, and {row.unit} was under the cursor"
@@ -219,7 +216,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 async def _lived(view: str, steps: list[tuple[str, Any]], height: int = 16) -> int:
-    """How many acts were sent."""
+    """Returns how many commands were sent."""
     app, acts = Noting(), 0
     async with app.run_test(size=(100, height)) as pilot:
         world, screen = World(app, view), Screen(app, pilot)
@@ -253,11 +250,13 @@ async def _lived(view: str, steps: list[tuple[str, Any]], height: int = 16) -> i
 
 @settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(view=st.sampled_from(sorted(LISTS)), steps=STEPS, height=st.sampled_from(HEIGHTS))
-def test_an_act_hits_what_was_seen_or_nothing(view: str, steps: list[tuple[str, Any]], height: int) -> None:
+def test_command_names_the_row_that_was_on_the_screen_or_none(
+    view: str, steps: list[tuple[str, Any]], height: int
+) -> None:
     asyncio.run(_lived(view, steps, height))
 
 
-async def test_the_answer_to_a_filter_leaves_the_cursor_where_somebody_put_it_meanwhile() -> None:
+async def test_answer_to_a_filter_keeps_a_cursor_that_moved_meanwhile() -> None:
     app = Noting()
     async with app.run_test(size=(100, 16)) as pilot:
         world, screen = World(app, "tasks"), Screen(app, pilot)
@@ -267,23 +266,23 @@ async def test_the_answer_to_a_filter_leaves_the_cursor_where_somebody_put_it_me
         for gone in (False, True):
             app.view.take_filter(f"n>{gone:d}")
             person.looks()
-            assert model.target is None, "what another filter found is not aimed at"
+            assert model.target is None, "a row of another filter is not selected"
             app.take_key("end")
             person.looks()
             assert person.seen is not None
             seen = int(person.seen["id"].partition("-")[2])
             world.snapshot({*NUMBERS} - ({seen} if gone else set()))
-            app._round()
+            app._paint_new_data()
             await person.act(0)
             assert bool(app.taken) is not gone
         app.view.take_filter("")
         world.answer()
         person.looks()
-        assert person.seen is not None, "who has not moved it finds it on the first row"
+        assert person.seen is not None, "an unmoved cursor is on the first row"
 
 
-def test_acts_do_hit_something() -> None:
-    """What is found above is not found because nothing is ever sent."""
+def test_commands_do_name_a_row() -> None:
+    """The property above does not hold merely because no command is ever sent."""
     steps: list[tuple[str, Any]] = [("aim", "down"), ("drop", 0), ("act", 0), ("act", 1), ("act", 2)]
     for view in LISTS:
         assert asyncio.run(_lived(view, steps)) >= 1, view

@@ -1,4 +1,4 @@
-"""Changing something from the console: what is asked, what is sent, and at what it is aimed."""
+"""Commands from the console: their questions, what is sent, and their targets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.protocol.messages import Permission
 from tests.cli.scripted import DESTRUCTIVE, DISRUPTIVE, Scripted
 from tests.tui.conftest import Screen, opened, populate
 from tests.waiting import aeventually
-from tui.app import Settings
+from tui.host import Settings
 
 REVERSIBLE = Effect(starts=("web-3",))
 
@@ -28,7 +28,7 @@ async def aimed_at(screen: Screen, unit: str) -> None:
     assert table.model.aim(unit)  # type: ignore[attr-defined]
 
 
-async def test_what_can_be_taken_back_is_done_at_once_and_taken_back_by_u(coordinator: Scripted) -> None:
+async def test_reversible_command_runs_without_a_question_and_u_undoes_it(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["scale"] = REVERSIBLE
     async with opened(coordinator.state_dir) as screen:
@@ -42,7 +42,7 @@ async def test_what_can_be_taken_back_is_done_at_once_and_taken_back_by_u(coordi
         await screen.shows("✓ scale web to 3: done")
 
 
-async def test_what_somebody_else_has_scaled_since_is_not_taken_back(coordinator: Scripted) -> None:
+async def test_undo_is_refused_after_another_person_has_scaled(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["scale"] = REVERSIBLE
 
@@ -61,7 +61,7 @@ async def test_what_somebody_else_has_scaled_since_is_not_taken_back(coordinator
         )
 
 
-async def test_what_ends_units_is_asked_with_its_numbers(coordinator: Scripted) -> None:
+async def test_command_that_ends_units_asks_with_their_number(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["restart"] = DISRUPTIVE
     async with opened(coordinator.state_dir) as screen:
@@ -85,7 +85,7 @@ async def test_what_ends_units_is_asked_with_its_numbers(coordinator: Scripted) 
         ("s", "stop web-1.7?", "u start web-1 again (", commands.Restart("web-1")),
     ],
 )
-async def test_what_ended_units_has_its_reverse_which_is_called_by_what_it_does(
+async def test_command_that_ended_units_offers_its_reverse_by_name(
     coordinator: Scripted, key: str, asked: str, offered: str, reverse: Args
 ) -> None:
     populate(coordinator)
@@ -103,7 +103,7 @@ async def test_what_ended_units_has_its_reverse_which_is_called_by_what_it_does(
         await aeventually(lambda: reverse in [args for _, args, preview in coordinator.received if not preview])
 
 
-async def test_what_changed_nothing_has_nothing_to_take_back(coordinator: Scripted) -> None:
+async def test_command_without_effect_offers_no_undo(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["scale"] = Effect()
     async with opened(coordinator.state_dir) as screen:
@@ -111,10 +111,10 @@ async def test_what_changed_nothing_has_nothing_to_take_back(coordinator: Script
         await screen.press("minus")
         await screen.shows("✓ scale web to 2: done")
         await screen.press("u")
-        await screen.shows("There is nothing to take back.")
+        await screen.shows("There is nothing to undo.")
 
 
-async def test_what_is_lost_for_good_wants_the_name_of_the_run(coordinator: Scripted) -> None:
+async def test_destructive_command_wants_the_run_name(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["stop"] = DESTRUCTIVE
     async with opened(coordinator.state_dir) as screen:
@@ -130,7 +130,7 @@ async def test_what_is_lost_for_good_wants_the_name_of_the_run(coordinator: Scri
         await aeventually(lambda: coordinator.sent("stop") == [commands.Stop("web-1", 7)])
 
 
-async def test_a_knob_is_turned_after_a_look_at_what_it_would_do(coordinator: Scripted) -> None:
+async def test_new_knob_value_is_previewed_before_it_is_set(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["tune"] = Effect(changes=("14 ready records are void",))
     async with opened(coordinator.state_dir) as screen:
@@ -164,7 +164,7 @@ async def test_a_scientific_knob_wants_a_note(coordinator: Scripted) -> None:
         await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("trainer.rate", 0.2, 1, "try")])
 
 
-async def test_a_scientific_change_that_was_typed_asks_for_its_note(coordinator: Scripted) -> None:
+async def test_typed_scientific_change_asks_for_a_note(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["tune"] = Effect(changes=("0.1 -> 0.2",), scientific=True)
     async with opened(coordinator.state_dir) as screen:
@@ -175,7 +175,7 @@ async def test_a_scientific_change_that_was_typed_asks_for_its_note(coordinator:
         await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("trainer.rate", 0.2, 1, "because")])
 
 
-async def test_what_is_lost_by_a_scientific_change_wants_the_name_of_the_run_too(coordinator: Scripted) -> None:
+async def test_destructive_scientific_change_wants_note_and_run_name(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["tune"] = Effect(loses=("14 records are lost",), scientific=True)
     async with opened(coordinator.state_dir) as screen:
@@ -190,7 +190,7 @@ async def test_what_is_lost_by_a_scientific_change_wants_the_name_of_the_run_too
         await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("trainer.rate", 0.2, 1, "because")])
 
 
-async def test_who_agreed_before_it_became_worse_is_asked_again(coordinator: Scripted) -> None:
+async def test_consent_is_asked_again_if_the_effect_became_worse(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["tune"] = Effect(changes=("0.1 -> 0.2",), scientific=True)
     async with opened(coordinator.state_dir) as screen:
@@ -205,7 +205,7 @@ async def test_who_agreed_before_it_became_worse_is_asked_again(coordinator: Scr
         assert not coordinator.sent("tune")
 
 
-async def test_the_life_that_was_seen_is_meant_even_if_another_one_came_meanwhile(coordinator: Scripted) -> None:
+async def test_command_names_the_incarnation_that_was_on_the_screen(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["restart"] = DISRUPTIVE
     async with opened(coordinator.state_dir) as screen:
@@ -220,19 +220,19 @@ async def test_the_life_that_was_seen_is_meant_even_if_another_one_came_meanwhil
         await aeventually(lambda: coordinator.sent("restart") == [commands.Restart("web-1", 7)])
 
 
-async def test_nothing_is_sent_while_the_view_is_old(coordinator: Scripted) -> None:
+async def test_no_command_is_sent_while_the_view_is_stale(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await aimed_at(screen, "web-1")
         await screen.press("z")
-        screen.app._frozen_at = -1e9
+        screen.app.frame._frozen_at = -1e9
         await screen.press("plus")
-        await screen.shows("older than 5 s")
+        await screen.shows("more than 5 s old")
         assert not [name for name, _, _ in coordinator.received if name == "scale"]
 
 
 @pytest.mark.parametrize("why", ["read-only", "viewer"])
-async def test_who_may_not_change_anything_is_not_offered_it(coordinator: Scripted, why: str) -> None:
+async def test_viewer_and_read_only_console_are_offered_no_command(coordinator: Scripted, why: str) -> None:
     populate(coordinator)
     coordinator.permission = Permission.VIEWER if why == "viewer" else Permission.ADMIN
     async with opened(coordinator.state_dir, settings=Settings(read_only=why == "read-only")) as screen:
@@ -263,7 +263,7 @@ async def test_alerts_are_acknowledged_silenced_and_cured(coordinator: Scripted)
         await aeventually(lambda: coordinator.sent("restart") == [commands.Restart("judge-0", 6)])
 
 
-async def test_what_the_coordinator_refuses_is_told_with_its_cure(coordinator: Scripted) -> None:
+async def test_refusal_of_the_coordinator_is_shown_with_its_hint(coordinator: Scripted) -> None:
     from agentrl.errors import ConflictError
 
     populate(coordinator)
@@ -278,7 +278,7 @@ async def test_what_the_coordinator_refuses_is_told_with_its_cure(coordinator: S
         await screen.shows("✖ drain web-1.7: web-1.7 was replaced by web-1.8. Look again.")
 
 
-async def test_a_key_with_alt_leaves_a_filter_and_does_not_act_on_the_row_beneath(coordinator: Scripted) -> None:
+async def test_alt_key_ends_a_filter_and_sends_no_command(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["scale"] = REVERSIBLE
     async with opened(coordinator.state_dir) as screen:
@@ -291,10 +291,10 @@ async def test_a_key_with_alt_leaves_a_filter_and_does_not_act_on_the_row_beneat
             assert not screen.app.view.filter_text
         await screen.press("alt+d", "alt+2", "down", "d")
         await aeventually(lambda: coordinator.sent("drain") == [commands.DrainUnits("web-2", incarnation=7)])
-        assert len(coordinator.sent("scale")) == 1, "nothing is taken back"
+        assert len(coordinator.sent("scale")) == 1, "nothing is undone"
 
 
-async def test_a_key_with_alt_leaves_a_page_and_does_not_act_on_the_row_beneath(coordinator: Scripted) -> None:
+async def test_alt_key_closes_a_page_and_sends_no_command(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("4")
@@ -307,7 +307,7 @@ async def test_a_key_with_alt_leaves_a_page_and_does_not_act_on_the_row_beneath(
         await aeventually(lambda: coordinator.sent("acknowledge") == [commands.Acknowledge("bad:judge-1")])
 
 
-async def test_a_key_with_alt_leaves_a_question_or_moves_in_what_is_typed(coordinator: Scripted) -> None:
+async def test_alt_key_closes_a_dialog_or_moves_in_its_text(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("colon")
@@ -322,8 +322,8 @@ async def test_a_key_with_alt_leaves_a_question_or_moves_in_what_is_typed(coordi
         await screen.shows("Needs you")
 
 
-async def test_a_question_is_answered_once_however_fast_one_types(coordinator: Scripted) -> None:
-    """The key behind the answer used to find the question still there, and to end the console."""
+async def test_dialog_is_answered_once_however_many_keys_come(coordinator: Scripted) -> None:
+    """A key behind the answer must not reach the dialog, which ended the console before."""
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         for opens in ("question_mark", "colon"):
@@ -335,7 +335,7 @@ async def test_a_question_is_answered_once_however_fast_one_types(coordinator: S
         await screen.shows("web-1")
 
 
-async def test_what_went_away_before_it_fired_is_told_to_who_saw_it_coming(coordinator: Scripted) -> None:
+async def test_alert_that_ended_before_it_fired_stays_in_the_list(coordinator: Scripted) -> None:
     populate(coordinator)
     fires = next(row for row in coordinator.rows.values() if isinstance(row, rows.AlertRow))
     gone = {"id": "slow:web", "sentence": "web is slow.", "state": rows.AlertState.RESOLVED, "passed": True}
@@ -345,4 +345,4 @@ async def test_what_went_away_before_it_fired_is_told_to_who_saw_it_coming(coord
     async with opened(coordinator.state_dir) as screen:
         await screen.press("4")
         await screen.shows("went away", "web is slow.")
-        assert "web was old." not in screen.text, "what fired and ended is shown with t"
+        assert "web was old." not in screen.text, "a resolved alert is shown with t only"

@@ -1,4 +1,4 @@
-"""A coordinator that falls silent while somebody looks: what was told stays with its age, and no key ends it."""
+"""A coordinator that falls silent: answers stay on the screen with their age, and no key ends the console."""
 
 from __future__ import annotations
 
@@ -25,34 +25,32 @@ async def screen(coordinator: Scripted) -> AsyncIterator[Screen]:
 
 async def _shows(screen: Screen, *texts: str) -> None:
     def there() -> bool:
-        screen.app._round()
+        screen.app._paint_new_data()
         return all(text in screen.text for text in texts)
 
     await aeventually(there, what=f"{texts} on the screen")
 
 
 @pytest.mark.parametrize("list", ["records", "training", "tasks", "checkpoints", "keys", "tool errors", "failed calls"])
-async def test_rows_that_were_told_stay_with_their_age(screen: Screen, list: str) -> None:
+async def test_answered_rows_stay_with_their_age(screen: Screen, list: str) -> None:
     stop = next(each for each in (*all_screens.VIEWS, *all_screens.PAGES) if each.name == list)
     await all_screens.walk_to(screen, Stop(list, stop.keys), silence=True)
-    await _shows(screen, ", told 75 s ago", "The coordinator is silent. agentrl up starts it again.")
+    await _shows(screen, ", answered 75 s ago", "The coordinator is silent. agentrl up starts it again.")
     assert "not answered" not in screen.text
     assert len(screen.app.view.table.model)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("key", "still_there"), [("c", "line 0"), ("b", "line 0"), ("r", "line 0"), ("a", "")])
-async def test_a_question_about_a_trajectory_that_nobody_answers_is_said(
-    screen: Screen, key: str, still_there: str
-) -> None:
+async def test_unanswered_query_of_a_record_is_reported(screen: Screen, key: str, still_there: str) -> None:
     """Tokens, branches, the record again, its attempts."""
     await all_screens.walk_to(screen, Stop("record", ("7", "end", "enter")), silence=True)
     await all_screens.press(screen, key)
     await _shows(screen, SILENT, still_there)
     await all_screens.press(screen, "escape")
-    await _shows(screen, "nobody heard since")
+    await _shows(screen, "no connection since")
 
 
-async def test_attempts_that_nobody_tells_are_not_asked_for_for_ever(screen: Screen) -> None:
+async def test_unanswered_attempts_are_not_queried_forever(screen: Screen) -> None:
     await all_screens.walk_to(screen, Stop("attempts", ("7", "end", "a")), silence=True)
     page = screen.app.view
     page._stories.clear()  # type: ignore[attr-defined]
@@ -61,9 +59,9 @@ async def test_attempts_that_nobody_tells_are_not_asked_for_for_ever(screen: Scr
     assert " asking" not in screen.text
 
 
-async def test_who_waits_for_whom_is_not_known_before_anybody_answered(screen: Screen) -> None:
+async def test_wait_chain_is_unknown_before_the_first_answer(screen: Screen) -> None:
     await all_screens.press(screen, "w")
     await _shows(screen, "Not known: nobody answered who waits for whom.")
     assert "nobody waits" not in screen.text
     await all_screens.walk_to(screen, Stop("waits", ("1", "w")), silence=True)
-    await _shows(screen, "trainer-0 waits for a batch", "who waits for whom, told 75 s ago")
+    await _shows(screen, "trainer-0 waits for a batch", "who waits for whom, answered 75 s ago")

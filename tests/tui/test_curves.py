@@ -1,4 +1,4 @@
-"""Curves of steps: where a step and what happened meanwhile stand, and the way from there to the story."""
+"""Curves of steps: the places of steps and events, and the keys from there to their pages."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def test_a_curve_has_a_column_for_every_step_and_its_height_whatever_the_numbers
     assert cursor is not None
     lines = chart.curve("loss", height, cursor)
     assert len(lines) == height + 2
-    assert {width_of(line) for line in lines[1:]} == {width}, "a curve takes the width that there is"
+    assert {width_of(line) for line in lines[1:]} == {width}, "a curve takes the whole width"
     assert chart.columns == min(width, len(found))
     last = chart.last_of(cursor)
     assert last is not None
     assert place <= last.step
     shown = sum(len(each) for each in chart.ticks.values())
     since = 0.0 if whole else 100.0
-    assert shown == sum(at >= since for at in ats), "what happened since the steps before has a tick, and nothing else"
+    assert shown == sum(at >= since for at in ats), "only events since the steps before have a tick"
 
 
-def test_a_tick_stands_at_the_first_step_after_it_and_a_gap_is_no_zero() -> None:
+def test_tick_stands_at_the_first_step_after_its_event_and_a_gap_is_not_zero() -> None:
     found = [point(0, 1.0), point(1, None), point(2, 3.0)]
     chart = Chart(found, [incident(100.5), incident(99.0), incident(500.0)], 7, from_the_first=False)
     assert {column: len(each) for column, each in chart.ticks.items()} == {1: 1, 2: 1}
@@ -74,7 +74,7 @@ def operation(command: str, summary: str, state: OperationState, at: float = 2.0
     return OperationRow(summary, command, summary, "ann", state, at - 1.0, at)
 
 
-def test_what_came_before_the_first_step_stands_there_and_no_tick_hides_another() -> None:
+def test_events_before_the_first_step_stand_at_it_and_no_tick_hides_another() -> None:
     done = OperationState.SUCCEEDED
     before = curves.ticks(
         [
@@ -92,14 +92,14 @@ def test_what_came_before_the_first_step_stands_there_and_no_tick_hides_another(
     assert [drawn(width) for width in (2, 4, 6, 10)] == ["≡─", "≡───", "✖◆○───", "✖◆○───────"]
     assert drawn(10, 1) == "✖◆○──▲────"
     chart = Chart(found, ticks, 10)
-    assert chart.neighbour(1, -1) == 0, "one goes there"
-    told = "".join(part.text for part in chart.told(0))
+    assert chart.neighbour(1, -1) == 0, "the tick at column 0 is reachable"
+    told = "".join(part.text for part in chart.caption(0))
     assert "1 more before these, e lists all" in told
     assert "tune: bound: 2 -> 1" in told
     assert "starts web-1" not in told
 
 
-def test_what_was_rolled_back_is_in_no_curve() -> None:
+def test_rolled_back_steps_are_in_no_curve() -> None:
     told: list[dict[str, Any]] = [
         {"id": "a", "step": 1, "status": "rolled_back", "committed_at": BEGAN, "metrics": {"loss": 9.0}},
         {"id": "b", "step": 1, "status": "committed", "committed_at": BEGAN, "metrics": {"loss": 1.0}},
@@ -108,7 +108,7 @@ def test_what_was_rolled_back_is_in_no_curve() -> None:
     assert [each.id for each in curves.points(told)] == ["b"]
 
 
-def test_what_failed_or_changes_nothing_has_no_tick_and_science_draws_a_line() -> None:
+def test_failed_operations_have_no_tick_and_scientific_changes_draw_a_line() -> None:
     done, failed = OperationState.SUCCEEDED, OperationState.FAILED
     found = curves.ticks(
         [
@@ -145,7 +145,7 @@ def trained(coordinator: Scripted, count: int = 40) -> None:
     coordinator.answers["events"] = lambda _: [tune, died]
 
 
-async def test_one_goes_from_tick_to_tick_to_its_story_and_from_a_step_to_its_records(coordinator: Scripted) -> None:
+async def test_keys_go_from_tick_to_tick_to_its_event_and_from_a_step_to_its_records(coordinator: Scripted) -> None:
     trained(coordinator)
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.press("8")
@@ -163,7 +163,7 @@ async def test_one_goes_from_tick_to_tick_to_its_story_and_from_a_step_to_its_re
         await screen.shows("its last words")
 
 
-async def test_what_happened_is_asked_for_again_at_the_pace_of_the_list_until_it_is_told(coordinator: Scripted) -> None:
+async def test_unanswered_events_are_queried_again_at_the_pace_of_the_list(coordinator: Scripted) -> None:
     trained(coordinator)
     told = coordinator.answers["events"]
 
@@ -175,22 +175,22 @@ async def test_what_happened_is_asked_for_again_at_the_pace_of_the_list_until_it
         await aeventually(lambda: screen.app.why is not None, what="a first answer")
         await all_screens.walk_to(screen, Stop("training", ("8",)))
         await aeventually(lambda: coordinator.sent("events"))
-        await aeventually(lambda: not screen.app.view.is_asking("happenings"))
+        await aeventually(lambda: not screen.app.view.is_querying("happenings"))
         for _ in range(9):
-            screen.app._round()
-        assert not screen.app.view.is_asking("happenings"), "a round asks again, four times a second"
+            screen.app._paint_new_data()
+        assert not screen.app.view.is_querying("happenings"), "every paint round queries again"
         coordinator.answers["events"] = told
         fixed_console.let_pass(screen.app, ASK_EVERY_S)
 
         def ticked() -> bool:
-            screen.app._round()
+            screen.app._paint_new_data()
             return all(sign in screen.text for sign in "◆✖")
 
         await aeventually(ticked)
-        assert len(coordinator.sent("events")) == 2, "what was told is not asked for again"
+        assert len(coordinator.sent("events")) == 2, "answered events are not queried again"
 
 
-async def test_another_metric_comes_first_and_curves_may_have_the_whole_screen(coordinator: Scripted) -> None:
+async def test_metric_can_be_put_first_and_curves_can_fill_the_screen(coordinator: Scripted) -> None:
     trained(coordinator)
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.press("8")
@@ -206,7 +206,7 @@ async def test_another_metric_comes_first_and_curves_may_have_the_whole_screen(c
         whole(screen, 80, 24)
 
 
-async def test_a_step_that_the_table_does_not_have_yet_is_aimed_at_from_the_curve(coordinator: Scripted) -> None:
+async def test_step_that_is_not_in_the_table_is_selected_from_the_curve(coordinator: Scripted) -> None:
     trained(coordinator, count=600)
     async with opened(coordinator.state_dir, (120, 30)) as screen:
         await screen.press("8")

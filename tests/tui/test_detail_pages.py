@@ -1,4 +1,4 @@
-"""What pages tell is folded as on the command line: by the same code, so the words are the same."""
+"""Detail pages fold their texts with the same code as the command line, so the words are the same."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def text(lines: list[Line]) -> list[str]:
     return [told for line in lines if (told := "".join(part.text for part in line).strip())]
 
 
-def test_last_lines_of_an_incident_are_told_once_if_they_say_the_same() -> None:
+def test_equal_last_lines_of_an_incident_are_shown_once() -> None:
     row = IncidentRow("i", "web-0", 1, 1.0, "web-0 died", tail=(*(f"call {n} failed" for n in range(13)), "no room"))
     assert text(detail_lines.of_incident(row, 2.0, 80))[-3:] == ["its last lines", "×13 call 12 failed", "no room"]
 
 
-def test_many_waits_are_folded_and_who_is_at_work_is_no_culprit() -> None:
+def test_many_waits_are_folded_and_a_working_unit_is_not_the_cause() -> None:
     links = tuple(WaitLink("a-0", "b-0", f"record {n}", 20.0 - n) for n in range(20))
     chain = WaitChain((*links, WaitLink("c-0", "b-0", "", 0.2)), "b-0", "is at work", "a-0 ← b-0, 20 s", amiss=False)
     lines = detail_lines.of_waits(WhyReport((chain,)), 80)
@@ -35,7 +35,7 @@ def test_many_waits_are_folded_and_who_is_at_work_is_no_culprit() -> None:
     assert text(detail_lines.of_waits(WhyReport((amiss,)), 80))[-1] == "culprit: b-0: hangs"
 
 
-def test_who_waits_is_told_whole_on_a_narrow_screen() -> None:
+def test_wait_chain_is_complete_on_a_narrow_screen() -> None:
     why = "is no unit of the run, so nothing more is known of it, and this is longer than a narrow line is wide"
     links = (WaitLink("a-0", "something-with-a-long-name-0", f"a thing {'very ' * 12}far away", 20.0, overdue=True),)
     lines = detail_lines.of_waits(WhyReport((WaitChain(links, "b-0", why, "a-0 ← b-0"),)), 60)
@@ -46,7 +46,7 @@ def test_who_waits_is_told_whole_on_a_narrow_screen() -> None:
     assert all(width_of(line) <= 60 for line in lines)
 
 
-def test_a_change_of_a_knob_tells_who_when_why_and_from_what_to_what() -> None:
+def test_knob_change_shows_who_when_why_and_both_values() -> None:
     row = KnobRow(
         "pool.work_s", 2.0, 1.0, 4, "float", "s", owner="web", in_force=1.5, changed_at=100.0, changed_by="ann@far",
         note="too slow", before=1.5,

@@ -1,4 +1,4 @@
-"""What a person takes away: rows as files of three kinds, whole trajectories, a picture; whatever is in them."""
+"""Exports: rows in three formats, whole trajectories, a picture; with any content."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, Screen, opened, populate
 from tests.tui.steward_answers import RECORD, answers
 from tests.waiting import aeventually
+from tui.action_registry import TABLES
 from tui.model import export_formats
-from tui.model.actions import TABLES
 
 TEXT = st.text(alphabet=st.one_of(st.characters(exclude_categories=("Cs",)), st.sampled_from("=+-@\x1b\t\r\n,\"'")))
 OPENS = {
@@ -42,7 +42,7 @@ OPENS = {
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "~own"]), TEXT | st.integers() | st.none()), max_size=5))
-def test_rows_survive_the_way_into_files(rows: list[dict[str, Any]]) -> None:
+def test_exported_rows_equal_the_rows_of_the_table(rows: list[dict[str, Any]]) -> None:
     kept = [{name: value for name, value in row.items() if name != "~own"} for row in rows]
     assert json.loads(export_formats.as_json(rows)) == kept
     assert [json.loads(line) for line in export_formats.as_lines(rows).splitlines()] == kept
@@ -55,15 +55,15 @@ def test_rows_survive_the_way_into_files(rows: list[dict[str, Any]]) -> None:
 
 
 async def typed(screen: Screen, text: str) -> None:
-    """In the place of what the field has."""
+    """Type over the text of the field."""
     await screen.press("ctrl+u", "ctrl+k", *text, "enter")
 
 
-def test_every_table_is_tried() -> None:
+def test_export_is_tested_for_every_table() -> None:
     assert set(OPENS) == set(TABLES)
 
 
-async def test_rows_of_any_table_become_a_file_and_any_screen_a_picture(
+async def test_every_table_can_be_exported_and_every_screen_drawn(
     coordinator: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,7 +95,7 @@ async def test_rows_of_any_table_become_a_file_and_any_screen_a_picture(
         assert not any(unicodedata.category(sign) in ("Cc", "Cs") for sign in words.replace("\n", ""))
 
 
-async def test_the_picture_of_a_screen_is_a_file(
+async def test_screenshot_is_written_to_a_file(
     coordinator: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -104,12 +104,12 @@ async def test_the_picture_of_a_screen_is_a_file(
         await screen.press("2")
         await screen.shows("web-2")
         await screen.press("f12")
-        await screen.shows("The picture is")
+        await screen.shows("The picture is in")
     (picture,) = [name for name in os.listdir(tmp_path) if name.endswith(".svg")]
     assert "web-2" in "".join(ElementTree.parse(tmp_path / picture).getroot().itertext())
 
 
-async def test_a_name_that_cannot_be_written_says_why(
+async def test_file_that_cannot_be_written_is_reported(
     coordinator: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -121,13 +121,13 @@ async def test_a_name_that_cannot_be_written_says_why(
         await typed(screen, "rows.xml")
         await screen.shows("The name has to end with .json, .jsonl or .csv.")
         await typed(screen, "old.json")
-        await screen.shows("This file is there already.")
+        await screen.shows("This file exists already.")
         await typed(screen, "no/rows.jsonl")
         await screen.shows("No such file or directory")
     assert (tmp_path / "old.json").read_text() == "mine"
 
 
-async def test_whole_trajectories_of_the_present_filter_become_a_file(
+async def test_trajectories_of_the_filter_are_exported(
     coordinator: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The fleet in columns and lines: what is wrong stands where the narrowest terminal shows it."""
+"""Columns and lines of the fleet: trouble is shown on the narrowest terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def hosts(*strays: ProcessInfo, disk_full: str = "") -> str:
     return "".join(part.text for part in cut(unit_table.hosts(mirror), 80)).strip()
 
 
-def test_that_a_unit_died_is_seen_on_the_narrowest_terminal() -> None:
+def test_deaths_of_a_unit_are_shown_on_the_narrowest_terminal() -> None:
     for width in range(57, 200):
         shown = [column.name for column, _ in layout(unit_table.columns(Mirror()), width)]
         assert {"unit", "state", "died", "what"} <= set(shown), width
@@ -27,7 +27,7 @@ def test_that_a_unit_died_is_seen_on_the_narrowest_terminal() -> None:
     assert eighty == ["UNIT", "STATE", "FOR", "DIED", "CPU", "MEM", "WHAT"]
 
 
-def test_a_host_is_named_for_each_unit_only_where_there_are_several() -> None:
+def test_host_column_appears_only_with_several_hosts() -> None:
     mirror, unit = Mirror(), rows.UnitRow("web-0", "web", "sidecar", rows.UnitState.READY, host="far")
     (host,) = [column for column in unit_table.columns(mirror) if column.name == "host"]
     mirror.put("host/far", rows.HostRow("far", "up"))
@@ -37,7 +37,7 @@ def test_a_host_is_named_for_each_unit_only_where_there_are_several() -> None:
     assert host.show(unit, 0.0).text == "far"
 
 
-def test_what_an_operation_waits_for_is_a_sentence() -> None:
+def test_waits_of_an_operation_read_as_a_sentence() -> None:
     told = ("trainer-0 is starting (starting on vm)", "web-0 is pending (waits for mongo)")
     assert cell_text.waited_for(told) == "waits: trainer-0 is starting on vm, web-0 is pending (waits for mongo)"
 
@@ -53,7 +53,7 @@ def stray(pid: int) -> ProcessInfo:
     return ProcessInfo(pid=pid, command="sleep 3333", why="mark; its incarnation has ended")
 
 
-def test_who_still_holds_a_host_is_named_before_its_load() -> None:
+def test_stray_processes_of_a_host_stand_before_its_load() -> None:
     assert hosts() == "far up cpu 7% disk 1T free"
     assert hosts(stray(71)).startswith("far up stray: pid 71 sleep 3333 (mark; its incarnation has ended) cpu 7%")
     assert hosts(stray(71), stray(72), stray(73)).startswith("far up stray: pid 71 sleep 3333 and 2 more (mark; ")
@@ -63,14 +63,14 @@ def test_who_still_holds_a_host_is_named_before_its_load() -> None:
 @pytest.mark.parametrize(
     ("desired", "told", "tone"), [("up", "!web 0/2 stopped 2", Tone.BAD), ("down", "■web stopped", Tone.DIM)]
 )
-def test_what_stopped_is_in_order_in_a_run_that_was_taken_down(desired: str, told: str, tone: Tone) -> None:
+def test_stopped_units_are_fine_in_a_run_that_is_down(desired: str, told: str, tone: Tone) -> None:
     mirror = Mirror()
     mirror.put("run", rows.RunRow("shop", "u", "stopped", desired=desired))
     mirror.put("group/web", rows.GroupRow("web", "sidecar", desired=2, other={"stopped": 2}))
     assert unit_table.strengths(mirror) == (Span(told, tone),)
     mirror.put("group/web", rows.GroupRow("web", "sidecar", desired=2, other={"stopped": 1, "fatal": 1}))
     (span,) = unit_table.strengths(mirror)
-    assert span.tone is Tone.BAD, "what is fatal is so in any run"
+    assert span.tone is Tone.BAD, "a fatal unit is bad in any run"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_stopped_is_in_order_in_a_run_that_was_taken_down(desired: str, tol
         ("loading(v3→v4)", 3, "→v4"),
     ],
 )
-def test_which_weights_an_engine_has_or_loads_fits_its_column(serving: str, weights: int | None, shown: str) -> None:
+def test_weights_of_an_engine_fit_their_column(serving: str, weights: int | None, shown: str) -> None:
     mirror = Mirror()
     row = rows.UnitRow("engine-0", "engine", "engine", rows.UnitState.READY, serving=serving, weights=weights)
     column = next(column for column in unit_table.columns(mirror) if column.name == "weights")
@@ -92,7 +92,7 @@ def test_which_weights_an_engine_has_or_loads_fits_its_column(serving: str, weig
     assert len(told) <= column.width
 
 
-def test_a_group_that_a_run_does_not_want_is_not_missing() -> None:
+def test_group_with_desired_zero_is_not_missing() -> None:
     def told(ready: int, down: bool = False, **other: int) -> tuple[str, Tone]:
         return cell_text.strength(rows.GroupRow("engine", "engine", desired=0, ready=ready, other=other), down=down)
 

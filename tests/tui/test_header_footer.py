@@ -1,4 +1,4 @@
-"""The lines around a view: what is said there is read to its end."""
+"""The lines around a view: nothing important is cut."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from agentrl.protocol.effects import Effect
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import opened, populate
 from tests.tui.test_screens import whole
+from tui.action_registry import ACTIONS
 from tui.model.actions import VIEWS, of_view
 from tui.model.header_footer import MOST_LINES, footer, notice, tabs
 from tui.model.mirror import Mirror
@@ -24,9 +25,7 @@ def text_of(lines: list[Line]) -> list[str]:
 
 
 @given(st.lists(st.text("ab界-", min_size=1, max_size=30), max_size=60), st.integers(40, 200), st.booleans())
-def test_no_notice_is_wider_or_longer_than_it_may_be_or_loses_what_stands_behind(
-    words: list[str], width: int, undo: bool
-) -> None:
+def test_notice_keeps_its_width_its_lines_and_its_undo_hint(words: list[str], width: int, undo: bool) -> None:
     lines = notice((Span(" ".join(words)), *(UNDO if undo else ())), width)
     assert 1 <= len(lines) <= MOST_LINES
     assert all(width_of(line) <= width for line in lines)
@@ -37,9 +36,9 @@ def test_no_notice_is_wider_or_longer_than_it_may_be_or_loses_what_stands_behind
         assert said.replace(" ", "") == "".join(words)
 
 
-@pytest.mark.parametrize("heading", ["", "6 units", "100 of 2345, told 75 s ago", "r" * 200])
+@pytest.mark.parametrize("heading", ["", "6 units", "100 of 2345, answered 75 s ago", "r" * 200])
 @pytest.mark.parametrize("view", VIEWS)
-def test_no_name_of_a_view_is_cut_and_every_digit_is_there(view: str, heading: str) -> None:
+def test_no_tab_name_is_cut_and_every_digit_is_shown(view: str, heading: str) -> None:
     shown = "".join(part.text for part in tabs(Mirror(), view, heading, "", 80))
     assert len(shown) == 80
     bar = shown.partition("▸")[0].split()
@@ -51,13 +50,13 @@ def test_no_name_of_a_view_is_cut_and_every_digit_is_there(view: str, heading: s
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_the_way_out_and_the_help_stand_in_every_footer(view: str) -> None:
-    shown = "".join(part.text for part in footer(of_view(view), 80))
+def test_every_footer_has_quit_and_help(view: str) -> None:
+    shown = "".join(part.text for part in footer(of_view(view, ACTIONS), 80))
     assert "q quit" in shown
     assert "? help" in shown
 
 
-async def test_a_refusal_that_is_longer_than_the_screen_is_wide_is_read_to_its_end(coordinator: Scripted) -> None:
+async def test_long_refusal_is_shown_to_its_end(coordinator: Scripted) -> None:
     populate(coordinator)
     long = "The run is not reachable from other hosts, so a key would open nothing: set `coordinator.listen`, then up."
 

@@ -1,4 +1,4 @@
-"""What models, tools, units and people write is put on every screen, at every size, and breaks none of them."""
+"""Text of models, tools, units and people is put on every screen at every size and breaks none of them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.tui.all_screens import PAGES, VIEWS
 from tests.tui.conftest import populate
 from tests.tui.steward_answers import answers, story
 from tests.waiting import aeventually
-from tui.app import Settings
+from tui.host import Settings
 
 SIZES = ((80, 24), (120, 40), (200, 60))
 MARK = "here"
-"""Stands in front of everything hostile, so that a screen that hides it altogether is found out."""
+"""Stands before every hostile text, so that a screen that hides it is detected."""
 TEXTS = {
     "markup": f"{MARK} [red]x[/red] [/INST] [@click=app.exit]end[/] [bold on blue] \\[ [[ ]] {{}} %s",
     "escapes": f"{MARK} \x1b[2J\x1b[31mred\x1b[0m\x1b]0;owned\x07\x1b]52;c;b3duZWQ=\x1b\\ \x9b5m\x90q\x9c"
@@ -33,12 +33,12 @@ TEXTS = {
     "endless": f"{MARK} " + "x" * 20_000,
 }
 LINES = 60_000
-"""Of a result, so that it is as long as one message can be; what is longer comes in ranges."""
+"""Length of a result that fills one message; longer ones come in ranges."""
 _ESCAPE_REMAINS = re.compile(r"\[2J|\[31m|\]0;|\]52;|owned|b3duZWQ")
 
 
 def fill(script: Scripted, text: str) -> None:
-    """Every place on any screen that somebody else writes has this text."""
+    """Put this text into every untrusted field of every screen."""
     fixed_console.narrate(script, "normal")
     populate(script, units=30, long=f" {text}", now=fixed_console.NOW)
     answers(script, text)
@@ -80,7 +80,7 @@ def fill(script: Scripted, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-async def test_what_others_write_breaks_no_screen(
+async def test_hostile_text_breaks_no_screen(
     coordinator: Scripted, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(fixed_console.a_home(tmp_path / "runs")))
@@ -96,13 +96,13 @@ async def test_what_others_write_breaks_no_screen(
                 assert kind != "escapes" or not _ESCAPE_REMAINS.search(text), text
                 seen |= {stop.name} if MARK in text else set()
                 if kind == "markup" and stop.name in ("unit page", "record page"):
-                    assert "[red]x[/red]" in text, f"it was taken for markup:\n{text}"
+                    assert "[red]x[/red]" in text, f"it was parsed as markup:\n{text}"
     hidden = {stop.name for stop in (*VIEWS, *PAGES)} - seen
     own = {"training", "step page", "help", "palette", "tasks again", "tasks of a file", "new key"}
-    assert hidden <= own, f"nothing of it is seen on {hidden}"
+    assert hidden <= own, f"the text is not shown on {hidden}"
 
 
-async def test_a_result_of_millions_of_signs_is_unfolded_and_left_again(coordinator: Scripted) -> None:
+async def test_result_of_millions_of_characters_can_be_unfolded(coordinator: Scripted) -> None:
     fixed_console.narrate(coordinator, "normal")
     body = "\n".join(f"{n} [red]\x1b[31m界\u202e and so on, and so on, and so on" for n in range(LINES))
     given: Any = story()

@@ -1,4 +1,4 @@
-"""Marks in a log: what one came by is found again, while lines come and while a filter is on."""
+"""Log view: marks stay while lines arrive and while a filter is on; long lines can be read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINES = [f"line {number} of the log" for number in range(200)]
 
 
 def marked(screen: Screen) -> list[str]:
-    """The marked lines that are seen, without their signs."""
+    """The visible marked lines without their signs."""
     return [line.strip().removeprefix("◆ ") for line in screen.lines if line.strip().startswith("◆ ")]
 
 
@@ -23,7 +23,7 @@ async def see(screen: Screen, *expected: str) -> None:
     assert marked(screen) == list(expected)
 
 
-async def test_lines_are_marked_found_again_and_let_go(coordinator: Scripted) -> None:
+async def test_lines_can_be_marked_found_and_unmarked(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.answers["read_logs"] = fixed_console.log(LINES)
     async with opened(coordinator.state_dir) as screen:
@@ -33,7 +33,7 @@ async def test_lines_are_marked_found_again_and_let_go(coordinator: Scripted) ->
         await screen.shows("m marks a line.")
         await screen.press("m")
         await see(screen, LINES[-1])
-        # The first line is what is said of the log itself, so a line stands one further down than its number.
+        # The first line is a remark about the log, so lines stand one further down than their numbers.
         await screen.press("home", "down", "m")
         await see(screen, LINES[0])
         await screen.press("pagedown", "pagedown", "m")
@@ -51,13 +51,13 @@ async def test_lines_are_marked_found_again_and_let_go(coordinator: Scripted) ->
 
         await screen.press("slash", "9", "9", "enter")
         await screen.shows(LINES[99], LINES[199])
-        assert marked(screen) == [LINES[0], second, LINES[-1]], "a filter hides no line that is marked"
+        assert marked(screen) == [LINES[0], second, LINES[-1]], "a filter hides no marked line"
         await screen.press("n", "m")
         await screen.press("slash", "9", "9", "x", "enter")
         await see(screen, LINES[0], LINES[-1])
 
 
-async def test_a_mark_stays_on_its_line_while_others_come(coordinator: Scripted) -> None:
+async def test_mark_stays_on_its_line_while_lines_come(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.answers["read_logs"] = fixed_console.log(LINES[:100])
     async with opened(coordinator.state_dir) as screen:
@@ -73,7 +73,7 @@ async def test_a_mark_stays_on_its_line_while_others_come(coordinator: Scripted)
         await screen.shows("standing", LINES[100])
 
 
-async def test_a_key_soon_after_escape_is_both_though_terminals_take_it_for_one(coordinator: Scripted) -> None:
+async def test_key_soon_after_escape_counts_as_both(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.answers["read_logs"] = fixed_console.log(LINES)
     async with opened(coordinator.state_dir) as screen:
@@ -89,7 +89,7 @@ async def test_a_key_soon_after_escape_is_both_though_terminals_take_it_for_one(
         await screen.shows(LINES[198])
 
 
-async def test_a_long_line_is_read_to_its_end(coordinator: Scripted) -> None:
+async def test_long_log_line_can_be_read_to_its_end(coordinator: Scripted) -> None:
     populate(coordinator)
     words = [f"word{number}" for number in range(40)]
     lines = [*LINES[:50], " ".join(words), *LINES[50:60], "x" * 9000]
@@ -101,7 +101,7 @@ async def test_a_long_line_is_read_to_its_end(coordinator: Scripted) -> None:
         await screen.press("W")
         await screen.shows("… and 4904 more characters")
         assert LINES[59] not in screen.text, "the last line alone is longer than the screen"
-        # Up through the pieces of one line, until the lines before it come into sight.
+        # Up through the rows of one line, until the lines before it are visible.
         for _ in range(60):
             if "word0" in screen.text:
                 break
@@ -119,7 +119,7 @@ async def test_a_long_line_is_read_to_its_end(coordinator: Scripted) -> None:
         await screen.shows(LINES[59], "xxx…")
 
 
-async def test_marks_and_what_was_sought_are_seen_in_lines_that_go_on(coordinator: Scripted) -> None:
+async def test_marks_and_matches_are_shown_in_wrapped_lines(coordinator: Scripted) -> None:
     populate(coordinator)
     long = f"{'some words ' * 12}needle and {'more words ' * 12}"
     coordinator.answers["read_logs"] = fixed_console.log([*LINES[:30], long, *LINES[30:60]])
@@ -147,7 +147,7 @@ async def test_an_empty_log_has_nothing_to_mark(coordinator: Scripted) -> None:
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_marks_of_lines_that_were_dropped_are_gone_and_the_others_stay(merged: bool) -> None:
+def test_marks_of_dropped_lines_go_and_others_stay(merged: bool) -> None:
     book = LogBuffer(merged=merged)
     book.add("web-0", [f"line {number}" for number in range(MOST_LINES)])
     assert book.mark(0)

@@ -1,4 +1,4 @@
-"""A terminal of a few lines: what is looked for comes before what stands beside it."""
+"""Low and narrow terminals: the most important rows and columns stay."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from tests.tui.conftest import opened, populate
 from tests.tui.test_curves import trained
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
-from tui.model import alarms, data_tables, inventory, knob_table
-from tui.model.actions import BY_ID
+from tui.action_registry import BY_ID
+from tui.model import data_tables
 from tui.model.mirror import Mirror
 from tui.model.table import GAP, Column, layout
+from tui.views import alerts, stored_tables, tuning
 from tui.views.view import TableView
 
 
 @pytest.mark.parametrize("view", ["fleet", "events", "alerts", "tuning", "records", "training"])
-async def test_on_a_low_screen_rows_come_before_what_stands_beside_them(coordinator: Scripted, view: str) -> None:
+async def test_low_screen_shows_rows_before_other_parts(coordinator: Scripted, view: str) -> None:
     trained(coordinator)
     at = datetime(2001, 9, 9, tzinfo=UTC)
     record = {"id": "r", "task": "t", "status": "scored", "started_at": at, "purpose": "train"}
@@ -43,16 +44,16 @@ async def test_on_a_low_screen_rows_come_before_what_stands_beside_them(coordina
 @pytest.mark.parametrize(
     ("columns", "first"),
     [
-        (knob_table.columns(Mirror()), ("name", "value")),
-        (alarms.columns(), ("severity", "sentence")),
+        (tuning.columns(Mirror()), ("name", "value")),
+        (alerts.columns(), ("severity", "sentence")),
         (data_tables.record_columns(), ("id", "status")),
-        (inventory.task_columns(), ("id", "status")),
+        (stored_tables.task_columns(), ("id", "status")),
     ],
 )
-def test_on_a_narrow_screen_the_columns_that_say_most_are_left(
+def test_narrow_screen_keeps_the_most_important_columns(
     columns: tuple[Column[Any], ...], first: tuple[str, str]
 ) -> None:
-    """And what has no room for itself becomes narrower before the other one goes."""
+    """The name column shrinks before the value column is left out."""
     for width in range(38, 81):
         shown = layout([column for column in columns if not column.optional], width)
         names = [column.name for column, _ in shown]
@@ -60,7 +61,7 @@ def test_on_a_narrow_screen_the_columns_that_say_most_are_left(
         assert sum(width for _, width in shown) + GAP * (len(shown) - 1) <= width
 
 
-async def test_a_knob_has_its_value_beside_it_on_a_narrow_screen(coordinator: Scripted) -> None:
+async def test_narrow_screen_shows_the_value_of_a_knob(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir, (40, 10)) as screen:
         await screen.press("5")

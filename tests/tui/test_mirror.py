@@ -1,4 +1,4 @@
-"""The mirror of a run: snapshots in one piece, the age of the view, losses and returns."""
+"""The mirror of a run: complete snapshots, the age of the rows, lost and restored connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def whole(mirror: Mirror, *names: str, clock: float = 0.0) -> None:
     mirror.whole(clock)
 
 
-def test_half_a_snapshot_is_never_seen() -> None:
+def test_partial_snapshot_is_never_shown() -> None:
     mirror = Mirror()
     whole(mirror, "web-0", "web-1")
     mirror.begin()
@@ -33,7 +33,7 @@ def test_half_a_snapshot_is_never_seen() -> None:
     assert [row.unit for row in mirror.units] == ["web-2"]
 
 
-def test_what_a_snapshot_does_not_have_any_more_counts_as_changed() -> None:
+def test_row_missing_in_a_snapshot_counts_as_changed() -> None:
     mirror = Mirror()
     whole(mirror, "web-0", "web-1")
     changes = mirror.watch("unit")
@@ -44,7 +44,7 @@ def test_what_a_snapshot_does_not_have_any_more_counts_as_changed() -> None:
     assert changes.take() == set()
 
 
-def test_the_age_of_the_view_decides_whether_it_may_be_acted_on() -> None:
+def test_stale_view_allows_no_command() -> None:
     mirror = Mirror()
     assert not mirror.fresh(0.0)
     assert mirror.age_s(0.0) is None
@@ -54,12 +54,12 @@ def test_the_age_of_the_view_decides_whether_it_may_be_acted_on() -> None:
     mirror.heard(110.0)
     assert mirror.fresh(111.0)
     mirror.lost(111.0, "silent")
-    assert not mirror.fresh(111.0), "who is not heard is not acted on, however short a time"
+    assert not mirror.fresh(111.0), "a lost connection allows no command at once"
     mirror.whole(112.0)
     assert mirror.fresh(112.0)
 
 
-def test_a_loss_is_counted_from_its_beginning() -> None:
+def test_lost_connection_is_counted_from_its_beginning() -> None:
     mirror = Mirror()
     whole(mirror, "web-0")
     mirror.lost(50.0, "first")
@@ -91,7 +91,7 @@ def test_curves_end_with_their_units() -> None:
     whole(mirror, "web-0", "web-1")
     mirror.sample(0.0)
     mirror.sample(0.1)
-    assert list(mirror.trends["web-1"].cpu) == [0.0], "not more often than makes sense"
+    assert list(mirror.trends["web-1"].cpu) == [0.0], "samples are limited"
     mirror.put("unit/web-1", None)
     mirror.sample(10.0)
     assert set(mirror.trends) == {"web-0"}

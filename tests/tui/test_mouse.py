@@ -1,4 +1,4 @@
-"""A mouse may be used and is never needed: a click aims, the wheel scrolls, and nothing is done by either."""
+"""The optional mouse: a click selects, the wheel scrolls, and neither runs a command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.waiting import aeventually
 from tui.widgets.lines import WHEEL_ROWS, Table
 
 
-async def test_a_click_aims_and_the_wheel_scrolls(coordinator: Scripted) -> None:
+async def test_click_selects_a_row_and_wheel_scrolls(coordinator: Scripted) -> None:
     populate(coordinator, units=60)
     async with opened(coordinator.state_dir, (100, 30)) as screen:
         await screen.press("2")
@@ -22,5 +22,5 @@ async def test_a_click_aims_and_the_wheel_scrolls(coordinator: Scripted) -> None
         top = table.model.offset
         await screen._pilot._post_mouse_events([events.MouseScrollDown], widget=table, offset=(8, 4))
         await aeventually(lambda: table.model.offset == top + WHEEL_ROWS)
-        assert table.model.cursor == aimed, "the wheel moves what is seen, not what is aimed at"
+        assert table.model.cursor == aimed, "the wheel moves the viewport, not the cursor"
         assert not coordinator.sent("restart")

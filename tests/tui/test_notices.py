@@ -1,4 +1,4 @@
-"""The line above the keys: every key is answered, and what is said belongs to where it was said."""
+"""The notice line: every key is answered, and a message belongs to its view."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tui.widgets.lines import Table
 NO_BOUND = "This run has no staleness bound."
 
 
-async def test_a_key_that_means_nothing_is_answered_and_no_row_is_painted_for_it(
+async def test_unknown_key_is_answered_without_painting_a_row(
     coordinator: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     populate(coordinator)
@@ -37,7 +37,7 @@ async def test_a_key_that_means_nothing_is_answered_and_no_row_is_painted_for_it
         await aeventually(lambda: "means nothing" not in screen.text)
 
 
-async def test_moves_mean_nothing_where_there_is_nothing_to_move_in(coordinator: Scripted) -> None:
+async def test_move_keys_are_unknown_in_a_view_without_cursor(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir, (100, 60)) as screen:
         await screen.press("down")
@@ -49,7 +49,7 @@ async def test_moves_mean_nothing_where_there_is_nothing_to_move_in(coordinator:
         await screen.shows("One row up.")
 
 
-async def test_what_is_typed_into_a_field_or_a_dialog_is_no_key(coordinator: Scripted) -> None:
+async def test_text_typed_into_a_field_runs_no_action(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("2", "slash", "Z", "f7")
@@ -62,7 +62,7 @@ async def test_what_is_typed_into_a_field_or_a_dialog_is_no_key(coordinator: Scr
         assert "means nothing" not in screen.text
 
 
-async def test_what_is_said_of_a_view_is_gone_with_it(coordinator: Scripted) -> None:
+async def test_message_of_a_view_ends_with_the_view(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         for elsewhere in (["2"], ["enter"]):
@@ -75,7 +75,7 @@ async def test_what_is_said_of_a_view_is_gone_with_it(coordinator: Scripted) -> 
             await aeventually(lambda: NO_BOUND not in screen.text)
 
 
-async def test_what_became_of_an_act_is_told_wherever_one_goes(coordinator: Scripted) -> None:
+async def test_result_of_a_command_is_shown_in_every_view(coordinator: Scripted) -> None:
     def refuse(_: Args) -> object:
         raise ConflictError("web-0.7 was replaced.")
 
@@ -89,7 +89,7 @@ async def test_what_became_of_an_act_is_told_wherever_one_goes(coordinator: Scri
         await screen.shows("alert", "✖ drain web-2.7: web-0.7 was replaced.")
 
 
-async def test_the_bound_is_offered_where_there_is_one(coordinator: Scripted) -> None:
+async def test_bound_is_offered_only_in_a_run_that_has_one(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir, (100, 60)) as screen:
         await screen.press("5")

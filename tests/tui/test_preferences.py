@@ -1,4 +1,4 @@
-"""A person's own file: what it says is done, and what is wrong in it is named."""
+"""The preferences file: its settings apply, and its faults are named."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def colour_of(theme: str, own: dict[str, dict[str, str]]) -> str:
     return style.color.name
 
 
-def test_colours_of_a_theme_are_a_persons_own_and_the_others_stay(tmp_path: Path) -> None:
+def test_own_colours_replace_those_of_the_theme(tmp_path: Path) -> None:
     file = tmp_path / "console.yaml"
     file.write_text("theme: light\ncolours:\n  dark: {good: '#123456', ground: '#000000'}\n")
     made = preferences.load(file)
@@ -31,7 +31,7 @@ def test_colours_of_a_theme_are_a_persons_own_and_the_others_stay(tmp_path: Path
     assert themes(own)[0].success == "#123456"
 
 
-def test_the_file_in_the_documents_is_taken_as_it_stands(tmp_path: Path) -> None:
+def test_file_shown_in_the_docs_is_valid(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "console.md").read_text()
     [text] = [part.split("```")[0] for part in page.split("```yaml\n")[1:] if "unit.restart" in part]
     file = tmp_path / "console.yaml"
@@ -45,13 +45,13 @@ def test_the_file_in_the_documents_is_taken_as_it_stands(tmp_path: Path) -> None
     ("text", "told"),
     [
         ("colours: {dark: {god: '#123456'}}", "no colour 'god'"),
-        ("colours: {dark: {good: green}}", "'green' is no colour"),
-        ("colours: {dusk: {}}", "colours.dusk"),
+        ("colours: {dark: {good: green}}", "'green' is not a colour"),
+        ("colours: {dusk: {}}", "'dusk' - at `key` in `$.colours`"),
         ("keys: {unit.restart: [r], unit.drain: [r]}", "means both"),
         ("keys: {nothing: [r]}", "no action 'nothing'"),
     ],
 )
-def test_what_is_wrong_in_it_is_named(tmp_path: Path, text: str, told: str) -> None:
+def test_fault_of_the_file_is_named(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "console.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as refused:

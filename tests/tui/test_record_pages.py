@@ -1,4 +1,4 @@
-"""One trajectory in the console: its turns, tokens and branches, and attempts side by side."""
+"""One record in the console: its turns, tokens and branches, and attempts side by side."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.tui.conftest import HOSTILE, opened, populate
 from tests.tui.steward_answers import RECORD, answers, row, story
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
-from tui.app import Settings
+from tui.host import Settings
 from tui.model import record_detail
 from tui.model.record_detail import RecordView
 
 
-async def test_a_trajectory_is_seen_turn_by_turn(coordinator: Scripted) -> None:
+async def test_record_page_shows_every_turn(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     async with opened(coordinator.state_dir, (120, 40)) as screen:
@@ -37,7 +37,7 @@ async def test_a_trajectory_is_seen_turn_by_turn(coordinator: Scripted) -> None:
         await screen.shows("RECORD")
 
 
-async def test_a_long_line_is_shown_to_its_end_and_what_is_left_out_is_said(coordinator: Scripted) -> None:
+async def test_long_text_is_shown_to_its_end_and_omissions_are_counted(coordinator: Scripted) -> None:
     def told(result: str) -> str:
         said = {**story().turns[0], "tool_calls": [{**story().turns[0]["tool_calls"][0], "result": result}]}
         lines = record_detail.of_record(
@@ -91,7 +91,7 @@ async def test_a_failed_call_leads_to_the_turn_that_made_it(coordinator: Scripte
         await aeventually(lambda: f"turn {turn - 1}" in screen.lines[2])
         await screen.press("escape", "escape", "end", "enter")
         await screen.shows(f"said {turn}")
-        # What could not be read as a call leads to its turn, too.
+        # Text that could not be parsed as a call leads to its turn, too.
         await aeventually(lambda: f"turn {turn}" in screen.lines[2])
         await screen.press("escape", "c")
         await screen.shows("1 failed call")
@@ -131,8 +131,8 @@ async def test_every_turn_of_a_long_record_is_reached_by_keys(coordinator: Scrip
             before = screen.lines[2:]
             seen |= {line.strip() for line in before if line.strip().startswith("said ")}
             await screen.press("pagedown")
-            await aeventually(lambda: not screen.app.view.is_asking("page"))
-            screen.app._round()
+            await aeventually(lambda: not screen.app.view.is_querying("page"))
+            screen.app._paint_new_data()
         assert seen == {f"said {n}" for n in range(250)}
         assert len(screen.app.view._answer.turns) <= 100  # type: ignore[attr-defined]
 
@@ -157,7 +157,7 @@ async def test_tokens_are_told_apart_by_signs_and_not_by_colours_alone(coordinat
         await screen.shows(f"it costs {rarest}", "tokens by log-prob")
         await screen.press("c")
         await screen.shows(f"{trained}it costs 7{end}", "tokens by training")
-        assert len(coordinator.sent("record_tokens")) == 1, "what is there is not asked for again"
+        assert len(coordinator.sent("record_tokens")) == 1, "loaded tokens are not queried again"
         assert not plain or screen.text.isascii()
         await screen.press("c")
         await screen.shows("line 0")
@@ -204,7 +204,7 @@ async def test_the_tree_of_branches_leads_to_a_turn_that_is_not_here_yet(coordin
         await aeventually(lambda: "turn 150" in screen.lines[2])
 
 
-async def test_who_has_gone_on_is_not_led_back_by_a_late_answer(coordinator: Scripted) -> None:
+async def test_late_answer_does_not_move_a_page_that_was_scrolled(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     coordinator.hold("record_tokens")
@@ -263,7 +263,7 @@ async def test_attempts_stand_side_by_side_and_their_first_difference_is_marked(
             await screen.shows(f"attempts {4 - fits}-3 of 4")
 
 
-async def test_a_models_thinking_is_one_line_until_it_is_asked_for(coordinator: Scripted) -> None:
+async def test_thinking_is_one_line_until_it_is_unfolded(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     said = {"index": 0, "text": "<think>\nhm, flour\nis dear\n</think>\nIt costs 7.", "parsed": (), "tool_calls": ()}

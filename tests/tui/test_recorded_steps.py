@@ -296,7 +296,7 @@ async def test_table_curves_and_ticks_belong_to_the_position(trained: Path, size
     async with app.run_test(size=size) as pilot:
         screen = Screen(app, pilot)
         await screen.press("P", "8")
-        await screen.shows("▸ 0 steps", "no trainer's row of the recording told of one")
+        await screen.shows("▸ 0 steps", "no trainer's row of the recording had one")
         app.playing.do_replay_last()
         await screen.shows("12 steps", "reward_mean 0.11", "◆", "✖", "trainer-0.2/000011")
         whole(screen, *size)

@@ -1,4 +1,4 @@
-"""Lists of what was made, asked for while they are looked at, and where they lead."""
+"""Lists of the data plane: queries, filters, missing answers, and the pages that they open."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tui.model.notices import Notices
 from tui.views.records import Records
 
 
-async def test_a_filter_goes_to_the_steward_when_it_is_whole(coordinator: Scripted) -> None:
+async def test_filter_is_sent_to_the_steward_when_it_is_entered(coordinator: Scripted) -> None:
     populate(coordinator)
     asked = answers(coordinator)
     async with opened(coordinator.state_dir) as screen:
@@ -36,7 +36,7 @@ async def test_a_filter_goes_to_the_steward_when_it_is_whole(coordinator: Script
         await screen.shows("There is no field named nonsense. Did you mean score?")
 
 
-async def test_why_a_filter_is_refused_stays_and_so_does_the_cursor(coordinator: Scripted) -> None:
+async def test_reason_of_a_refused_filter_and_the_cursor_stay(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     why = "There is no field named nonsense. Did you mean score?"
@@ -101,7 +101,7 @@ async def test_enter_leads_from_steps_tasks_and_attempts_to_records(coordinator:
         await screen.shows("its attempts (2 of 2)")
 
 
-async def test_what_is_under_way_comes_oldest_first_and_all_of_it_again(coordinator: Scripted) -> None:
+async def test_running_records_are_listed_oldest_first(coordinator: Scripted) -> None:
     populate(coordinator)
     asked = answers(coordinator)
     async with opened(coordinator.state_dir) as screen:
@@ -116,7 +116,7 @@ async def test_what_is_under_way_comes_oldest_first_and_all_of_it_again(coordina
         await aeventually(lambda: (asked[-1].filter, asked[-1].sort) == ("", "-started_at"))
 
 
-async def test_the_account_says_what_agrees_and_what_does_not(coordinator: Scripted) -> None:
+async def test_account_lists_sums_that_agree_and_that_do_not(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     async with opened(coordinator.state_dir, (80, 24)) as screen:
@@ -131,7 +131,7 @@ async def test_the_account_says_what_agrees_and_what_does_not(coordinator: Scrip
         whole(screen, 80, 24)
 
 
-async def test_what_models_and_tools_said_breaks_no_screen(coordinator: Scripted) -> None:
+async def test_hostile_texts_of_records_break_no_screen(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator, HOSTILE * 200)
     async with opened(coordinator.state_dir, (80, 24)) as screen:
@@ -142,7 +142,7 @@ async def test_what_models_and_tools_said_breaks_no_screen(coordinator: Scripted
             whole(screen, 80, 24)
 
 
-async def test_while_nobody_answers_that_stands_in_place_of_rows(coordinator: Scripted) -> None:
+async def test_unanswered_list_shows_the_reason_in_place_of_rows(coordinator: Scripted) -> None:
     populate(coordinator)
 
     def nobody(_: Any) -> data_commands.Page:
@@ -159,7 +159,7 @@ async def test_while_nobody_answers_that_stands_in_place_of_rows(coordinator: Sc
         await screen.shows("no records")
 
 
-async def test_a_list_asks_nobody_beneath_a_page_and_is_as_it_was_behind_it(coordinator: Scripted) -> None:
+async def test_list_under_a_page_is_not_queried_and_comes_back_unchanged(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     async with opened(coordinator.state_dir) as screen:
@@ -174,33 +174,33 @@ async def test_a_list_asks_nobody_beneath_a_page_and_is_as_it_was_behind_it(coor
         assert screen.app.view.query_one("Table").model.cursor == RECORD  # type: ignore[attr-defined]
 
 
-async def test_whoever_is_not_heard_is_not_asked_until_it_is_back(coordinator: Scripted) -> None:
+async def test_silent_coordinator_is_not_queried_until_it_is_back(coordinator: Scripted) -> None:
     populate(coordinator)
     asked = answers(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("7")
         await screen.shows(RECORD)
         coordinator.silent = True
-        await screen.shows("nobody heard since")
+        await screen.shows("no connection since")
         view = screen.app.view
         assert isinstance(view, Records)
-        # A question that was under way may still be answered.
+        # A running query may still be answered.
         await aeventually(lambda: view.why_old().startswith("No coordinator answers: "), what="a question not asked")
         before = len(asked)
         for _ in range(3):
-            view._said = ""
+            view._reason = ""
             view._ask_now.set()
             await aeventually(view.why_old, what="another question not asked")
         assert len(asked) == before
         await screen.shows("keeps the units that run.")
-        assert screen.text.count("keeps the units that run.") == 1, "it is said once"
+        assert screen.text.count("keeps the units that run.") == 1, "the reason is shown once"
         coordinator.silent = False
         await aeventually(lambda: len(asked) > before, what="a question")
         await screen.shows("▸ 2 records ", "data 0 s old")
         await aeventually(lambda: not view.why_old(), what="an answer")
 
 
-async def test_why_rows_are_old_is_said_as_long_as_they_are(coordinator: Scripted) -> None:
+async def test_reason_of_stale_rows_stays_as_long_as_they_are_stale(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     told = coordinator.answers["list_records"]
@@ -214,9 +214,9 @@ async def test_why_rows_are_old_is_said_as_long_as_they_are(coordinator: Scripte
         coordinator.answers["list_records"] = refused
         await screen.shows(RECORD, "not answered", "No steward is ready.")
         screen.app.notices = Notices()
-        await screen.shows(RECORD, ", told ", "No steward is ready.")
+        await screen.shows(RECORD, ", answered ", "No steward is ready.")
         coordinator.answers["list_records"] = told
-        await aeventually(lambda: "No steward" not in screen.text and ", told" not in screen.text)
+        await aeventually(lambda: "No steward" not in screen.text and ", answered" not in screen.text)
         coordinator.answers["list_steps"] = refused
         await screen.press("8")
         await screen.shows("No steward is ready.")
@@ -233,9 +233,7 @@ async def test_why_rows_are_old_is_said_as_long_as_they_are(coordinator: Scripte
         ("7↵", "show_record"),
     ],
 )
-async def test_a_page_is_asked_for_again_by_a_key_that_is_offered(
-    coordinator: Scripted, keys: str, question: str
-) -> None:
+async def test_page_can_be_queried_again_by_key(coordinator: Scripted, keys: str, question: str) -> None:
     populate(coordinator)
     answers(coordinator)
     async with opened(coordinator.state_dir) as screen:
@@ -245,7 +243,7 @@ async def test_a_page_is_asked_for_again_by_a_key_that_is_offered(
             await screen.press("enter" if key == "↵" else key)
         await aeventually(lambda: len(coordinator.sent(question)) == 1)
         await screen.shows("r again")
-        await aeventually(lambda: not screen.app.view.is_asking("page"))
+        await aeventually(lambda: not screen.app.view.is_querying("page"))
         await screen.press("r")
         await aeventually(lambda: len(coordinator.sent(question)) == 2)
 
@@ -265,7 +263,7 @@ async def test_failed_calls_are_one_key_away_from_records(coordinator: Scripted)
     ("seconds", "shown"),
     [(0.004, "0.00s"), (0.25, "0.25s"), (9.999, "10.0s"), (42.04, "42.0s"), (99.96, "99s"), (250.0, "4m")],
 )
-def test_how_long_a_call_took_has_its_unit(seconds: float, shown: str) -> None:
+def test_duration_of_a_call_has_its_unit(seconds: float, shown: str) -> None:
     (took,) = (column for column in data_tables.call_columns() if column.name == "took")
     assert took.show({"latency_s": seconds}, 0.0).text == shown
     assert len(shown) <= took.width

@@ -1,4 +1,4 @@
-"""From run to run: what the list tells, and that nothing of one run is taken to another."""
+"""Switching between runs: the list, and that nothing of one run is carried to another."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, opened, populate
 from tests.tui.test_playback import Recorder
 from tests.waiting import aeventually
-from tui.app import Settings
-from tui.model.runs import Place
+from tui.host import Settings
+from tui.run_list import Place
 
 X_IS_BAD = rows.AlertRow("x", "x", "x", rows.Severity.WARNING, rows.AlertState.FIRING, "x is bad", 1e9)
 
@@ -35,7 +35,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def other(coordinator: Scripted, home: Path) -> Iterator[Scripted]:
-    """A second run, in which something else is going on."""
+    """A second run with other rows."""
     with Scripted(home, "other") as made:
         made.answers["why"] = coordinator.answers["why"]
         made.answers["list_steps"] = lambda _: Page(({"id": "x", "step": 41},))
@@ -46,7 +46,7 @@ def other(coordinator: Scripted, home: Path) -> Iterator[Scripted]:
 
 
 def down(home: Path, name: str) -> Path:
-    """The state directory of a run that nobody keeps."""
+    """The state directory of a run that is down."""
     state = home / name
     state.mkdir(parents=True)
     body = {"name": name, "uuid": str(uuid.uuid4()), "run_dir": "/elsewhere", "created_at": time.time() - 7200}
@@ -60,7 +60,7 @@ async def chosen(screen: Screen, key: str) -> None:
     await aeventually(lambda: table.model.aim(key))  # type: ignore[attr-defined]
 
 
-async def test_the_list_tells_of_every_run_how_it_is(coordinator: Scripted, other: Scripted, home: Path) -> None:
+async def test_list_shows_the_state_of_every_run(coordinator: Scripted, other: Scripted, home: Path) -> None:
     down(home, "old")
     (down(home, "torn") / "run.json").write_text("{")
     async with opened(coordinator.state_dir, (120, 30)) as screen:
@@ -68,7 +68,7 @@ async def test_the_list_tells_of_every_run_how_it_is(coordinator: Scripted, othe
         await screen.shows("demo ← here", "○ down", "/elsewhere", "torn")
 
         def told_of_other() -> bool:
-            """What it does is asked of its coordinator, which answers when it does."""
+            """Scale a group; its coordinator answers the preview late."""
             words = next(line for line in screen.lines if " other " in line).replace("▸", " ").split()
             return words[:3] == ["other", "●", "running"] and words[4:7] == ["41", "!", "1"]
 
@@ -81,7 +81,7 @@ async def test_the_list_tells_of_every_run_how_it_is(coordinator: Scripted, othe
         assert "/elsewhere" in screen.text
 
 
-async def test_another_run_has_a_connection_and_screens_of_its_own(coordinator: Scripted, other: Scripted) -> None:
+async def test_another_run_gets_its_own_connection_and_screens(coordinator: Scripted, other: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("2", "slash")
@@ -98,7 +98,7 @@ async def test_another_run_has_a_connection_and_screens_of_its_own(coordinator: 
         assert left is not screen.app.mirror
         assert left.unit("web-2")
         assert not screen.app.mirror.unit("web-2")
-        assert screen.app.settings.aim == ("--run", "other")
+        assert screen.app.settings.target_options == ("--run", "other")
         table = screen.app.view.query_one("Table")
         assert table.model.aim("web-1")  # type: ignore[attr-defined]
         await screen.press("r")
@@ -110,9 +110,7 @@ async def test_another_run_has_a_connection_and_screens_of_its_own(coordinator: 
         await screen.shows("judge-0")
 
 
-async def test_an_act_that_was_on_its_way_reaches_no_run_that_is_come_to(
-    coordinator: Scripted, other: Scripted
-) -> None:
+async def test_pending_command_never_reaches_the_next_run(coordinator: Scripted, other: Scripted) -> None:
     populate(coordinator)
     coordinator.answers["restart"] = lambda _: Accepted("op", Effect(), Tier.NONE)
     async with opened(coordinator.state_dir) as screen:
@@ -136,7 +134,7 @@ async def test_an_act_that_was_on_its_way_reaches_no_run_that_is_come_to(
         assert not coordinator.sent("restart")
 
 
-async def test_what_a_dead_run_left_is_played_and_one_comes_back_from_it(coordinator: Scripted, home: Path) -> None:
+async def test_recording_of_a_dead_run_is_played_and_left_again(coordinator: Scripted, home: Path) -> None:
     recorder = Recorder(down(home, "old") / "recordings")
     recorder.unit(0, status="long ago")
     recorder.wait(65)
@@ -158,7 +156,7 @@ async def test_what_a_dead_run_left_is_played_and_one_comes_back_from_it(coordin
         assert screen.app.read_only
         await chosen(screen, "run/demo")
         old = next(line for line in screen.lines if " old " in line)
-        assert " 2h0" in old, "its age is not counted by the recording's clock"
+        assert " 2h0" in old, "its age is counted by the wall clock"
         await screen.press("enter", "2")
         await screen.shows("judge-0")
         assert not screen.app.read_only
@@ -166,7 +164,7 @@ async def test_what_a_dead_run_left_is_played_and_one_comes_back_from_it(coordin
 
 @pytest.fixture
 def far(coordinator: Scripted, tmp_path: Path) -> Iterator[Path]:
-    """The key file of a run that is no run of this host."""
+    """The key file of a run on another host."""
     made = Scripted(tmp_path / "another host", "other")
     server, mine = new_keypair(), new_keypair()
     hub, feed = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
@@ -181,7 +179,7 @@ def far(coordinator: Scripted, tmp_path: Path) -> Iterator[Path]:
         yield tmp_path / "far.key"
 
 
-async def test_a_run_elsewhere_is_found_by_its_key_file(
+async def test_run_on_another_host_is_reached_by_its_key_file(
     coordinator: Scripted, home: Path, far: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = str(tmp_path / "gone.key")
@@ -196,17 +194,17 @@ async def test_a_run_elsewhere_is_found_by_its_key_file(
         await screen.type("ar.key")
         await screen.press("enter")
         await screen.shows("x is bad")
-        assert screen.app.settings.aim == ("--key", str(far))
+        assert screen.app.settings.target_options == ("--key", str(far))
         assert not screen.app.settings.local
         await chosen(screen, f"key/{far}")
         await screen.shows("other ← here")
 
 
-async def test_a_page_in_a_browser_stays_with_its_run(coordinator: Scripted, other: Scripted) -> None:
+async def test_browser_page_stays_with_its_run(coordinator: Scripted, other: Scripted) -> None:
     async with opened(coordinator.state_dir, settings=Settings(in_browser=True)) as screen:
         await screen.press("9")
-        await screen.shows("runs is not possible: a page shows one run")
+        await screen.shows("runs is not possible: a browser page shows one run")
         assert screen.app.navigation.tab == "overview"
         screen.app.follow(lambda mirror: screen.app.connection, Place("other"), "other")
-        await screen.shows("A page shows the run that it was opened for.")
+        await screen.shows("A browser page shows one run.")
         assert screen.app.mirror.name != "other"

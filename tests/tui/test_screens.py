@@ -1,5 +1,5 @@
-"""Every view at three sizes, in good and in bad times: nothing wraps, nothing hostile gets through, and what matters
-is there.
+"""Every view at three sizes, in good and in bad conditions: nothing wraps, no hostile text gets through, and what
+matters is there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentrl.protocol.rows import AlertRow, AlertState, IncidentRow, RunRow
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, SIZES, Screen, opened, populate
 from tests.waiting import aeventually
-from tui.app import Settings
+from tui.host import Settings
 from tui.widgets.lines import Table
 from tui.widgets.themes import LIGHT
 
@@ -43,7 +43,7 @@ ESSENTIAL = {
 
 
 def whole(screen: Screen, width: int, height: int) -> None:
-    """The picture has exactly the size of the terminal, and nothing in it but text."""
+    """Check that the screen has the size of the terminal and only text."""
     lines = screen.lines
     assert len(lines) == height
     for line in lines:
@@ -74,29 +74,29 @@ async def test_every_view_at_every_size(coordinator: Scripted, times: str) -> No
         assert "demo" in screen.lines[0]
 
 
-async def test_a_lost_coordinator_dims_the_screen_and_says_since_when(coordinator: Scripted) -> None:
+async def test_lost_coordinator_dims_the_screen_and_shows_since_when(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir, (100, 30)) as screen:
         await screen.press("2", "down")
         await screen.shows("web-1")
-        before = screen.app.paint
+        before = screen.app.line_styles
         about = coordinator.state_dir / "coordinator.json"
         about.write_text(json.dumps(json.loads(about.read_text()) | {"pid": 0}))
         agent = coordinator.state_dir / "hosts" / "here" / "agent.json"
         agent.parent.mkdir(parents=True)
         agent.write_text(json.dumps({"pid": os.getpid()}))
         coordinator.end()
-        await screen.shows("✗ nobody heard since", "The coordinator is silent", "web-2")
+        await screen.shows("✗ no connection since", "The coordinator is silent", "web-2")
         await screen.shows("starts it again by itself, within seconds")
-        assert screen.app.paint is not before
+        assert screen.app.line_styles is not before
         for key in VIEWS:
             await screen.press(key)
             whole(screen, 100, 30)
         await screen.press("2", "r")
-        await screen.shows("older than 5 s")
+        await screen.shows("more than 5 s old")
 
 
-async def test_a_run_that_was_taken_down_is_in_no_trouble(coordinator: Scripted) -> None:
+async def test_run_that_was_taken_down_shows_no_trouble(coordinator: Scripted) -> None:
     populate(coordinator)
     down = msgspec.structs.replace(cast(RunRow, coordinator.rows["run"]), state="stopped", desired="down")
     coordinator.rows["run"] = down
@@ -106,14 +106,14 @@ async def test_a_run_that_was_taken_down_is_in_no_trouble(coordinator: Scripted)
         await screen.shows("The run was taken down", "agentrl tui --replay demo")
 
 
-async def test_who_was_never_there_is_said_too(coordinator: Scripted) -> None:
+async def test_coordinator_that_was_never_there_is_reported(coordinator: Scripted) -> None:
     (coordinator.state_dir / "coordinator.json").unlink()
     async with opened(coordinator.state_dir, (80, 24), connected=False) as screen:
         await screen.shows("The run demo is not up", "no data")
         whole(screen, 80, 24)
 
 
-async def test_the_filter_keeps_what_has_the_words_and_escape_ends_it(coordinator: Scripted) -> None:
+async def test_filter_keeps_rows_with_its_words_and_escape_ends_it(coordinator: Scripted) -> None:
     populate(coordinator, units=30)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("2", "slash")
@@ -126,7 +126,7 @@ async def test_the_filter_keeps_what_has_the_words_and_escape_ends_it(coordinato
         await screen.shows("web-2")
 
 
-async def test_pages_lead_back_to_where_they_were_opened(coordinator: Scripted) -> None:
+async def test_escape_leads_back_to_where_a_page_was_opened(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("2", "end", "enter")
@@ -139,7 +139,7 @@ async def test_pages_lead_back_to_where_they_were_opened(coordinator: Scripted) 
         await screen.shows("agentrl restart judge-0", "evidence")
 
 
-async def test_the_palette_does_what_is_chosen_and_what_is_typed(coordinator: Scripted) -> None:
+async def test_palette_runs_the_choice_or_the_typed_line(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("ctrl+p")
@@ -152,7 +152,7 @@ async def test_the_palette_does_what_is_chosen_and_what_is_typed(coordinator: Sc
         await screen.shows("There is no unit named nobody.")
 
 
-async def test_a_word_that_nothing_is_called_is_answered_and_never_done(coordinator: Scripted) -> None:
+async def test_unknown_word_in_the_palette_is_answered_and_does_nothing(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.press("colon")
@@ -180,7 +180,7 @@ async def test_a_word_that_nothing_is_called_is_answered_and_never_done(coordina
         whole(screen, 80, 24)
 
 
-async def test_what_a_unit_is_at_is_read_to_its_end_on_a_narrow_terminal(coordinator: Scripted) -> None:
+async def test_status_of_a_unit_is_complete_on_a_narrow_terminal(coordinator: Scripted) -> None:
     populate(coordinator, sentence="serving 12 of 64 episodes, the last of them has been waiting for a tool; the end")
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.press("2", "end")
@@ -188,7 +188,7 @@ async def test_what_a_unit_is_at_is_read_to_its_end_on_a_narrow_terminal(coordin
         whole(screen, 80, 24)
 
 
-async def test_frozen_pictures_stand_and_the_data_goes_on(coordinator: Scripted) -> None:
+async def test_frozen_screen_stands_still_while_data_arrives(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("2", "z")
@@ -204,10 +204,8 @@ async def test_frozen_pictures_stand_and_the_data_goes_on(coordinator: Scripted)
 @pytest.mark.parametrize(
     ("view", "key", "beside"), [("4", "alert/bad:judge-0", "exit 1"), ("5", "knob/pool.work_s", "")]
 )
-async def test_the_first_row_that_comes_into_sight_is_aimed_at(
-    coordinator: Scripted, view: str, key: str, beside: str
-) -> None:
-    """Whether none was there before, or only such that are not shown."""
+async def test_first_row_is_selected_when_it_appears(coordinator: Scripted, view: str, key: str, beside: str) -> None:
+    """With no rows before, or with hidden ones only."""
     populate(coordinator)
     rows = {name: coordinator.rows.pop(name) for name in list(coordinator.rows) if name.startswith(("alert/", "knob/"))}
     row = rows[key]
@@ -223,7 +221,7 @@ async def test_the_first_row_that_comes_into_sight_is_aimed_at(
         await aeventually(lambda: table.model.cursor == key.partition("/")[2])
 
 
-async def test_what_happened_before_is_asked_for_once_somebody_is_heard(coordinator: Scripted) -> None:
+async def test_past_events_are_queried_once_connected(coordinator: Scripted) -> None:
     coordinator.answers["events"] = lambda _: [IncidentRow("i", "web-7", 1, time.time() - 60, "web-7.1 died")]
     file = coordinator.state_dir / "coordinator.json"
     whereabouts = file.read_text()

@@ -1,4 +1,4 @@
-"""Who may come in to a console that is shown to browsers, and what its messages can do."""
+"""Serving to browsers: access, and what messages of a page can do."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tui import __main__ as program
 from tui.serving import access, console_process, web_server
 from tui.serving.access import AccessPolicy, Decision, address
 from tui.serving.console_process import ConsoleProcess
-from tui.serving.web_server import WIDTHS, hear, within
+from tui.serving.web_server import WIDTHS, handle_message, within
 
-GATE = AccessPolicy(8766)
+ACCESS = AccessPolicy(8766)
 HOST = "127.0.0.1:8766"
-COOKIE = {GATE.cookie_name: GATE.cookie}
+COOKIE = {ACCESS.cookie_name: ACCESS.cookie}
 
 
-async def test_a_taken_address_is_told_in_one_document() -> None:
+async def test_taken_address_is_reported_as_one_json_document() -> None:
     taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     async with taken:
         listen = f"127.0.0.1:{taken.sockets[0].getsockname()[1]}"
@@ -39,21 +39,21 @@ async def test_a_taken_address_is_told_in_one_document() -> None:
         shown, beside = await process.communicate()
     error = json.loads(shown)["error"]
     assert (process.returncode, error["name"], beside) == (2, "usage", b"")
-    assert error["message"] == f"Nobody can listen on {listen}: address already in use."
+    assert error["message"] == f"Cannot listen on {listen}: address already in use."
     assert "--listen 127.0.0.1:0" in error["hint"]
 
 
 def judged(**given: Any) -> access.Verdict:
     asked: dict[str, Any] = {"host": HOST, "origin": None, "token": None, "cookies": {}, "is_socket": False}
-    return GATE.judge(**(asked | given))
+    return ACCESS.judge(**(asked | given))
 
 
-def test_the_token_is_changed_for_a_cookie_and_the_cookie_lets_in() -> None:
-    assert judged(token=GATE.token).way is Decision.CHANGED
-    assert judged(cookies=COOKIE).way is Decision.IN
-    assert judged(cookies=COOKIE, is_socket=True, origin=f"http://{HOST}").way is Decision.IN
-    assert GATE.cookie != GATE.token
-    assert AccessPolicy(8766).token != GATE.token
+def test_cookie_replaces_the_token_and_allows_requests() -> None:
+    assert judged(token=ACCESS.token).decision is Decision.REDIRECTED
+    assert judged(cookies=COOKIE).decision is Decision.ALLOWED
+    assert judged(cookies=COOKIE, is_socket=True, origin=f"http://{HOST}").decision is Decision.ALLOWED
+    assert ACCESS.cookie != ACCESS.token
+    assert AccessPolicy(8766).token != ACCESS.token
 
 
 @pytest.mark.parametrize(
@@ -62,32 +62,32 @@ def test_the_token_is_changed_for_a_cookie_and_the_cookie_lets_in() -> None:
         ({}, access.NEEDS_ADDRESS),
         ({"token": ""}, access.WRONG_TOKEN),
         ({"token": "x" * 32, "cookies": COOKIE}, access.WRONG_TOKEN),
-        ({"token": GATE.cookie}, access.WRONG_TOKEN),
-        ({"cookies": {GATE.cookie_name: GATE.token}}, access.NEEDS_ADDRESS),
-        ({"cookies": {"agentrl-console-1": GATE.cookie}}, access.NEEDS_ADDRESS),
+        ({"token": ACCESS.cookie}, access.WRONG_TOKEN),
+        ({"cookies": {ACCESS.cookie_name: ACCESS.token}}, access.NEEDS_ADDRESS),
+        ({"cookies": {"agentrl-console-1": ACCESS.cookie}}, access.NEEDS_ADDRESS),
         ({"host": "evil.example:8766", "cookies": COOKIE}, access.WRONG_NAME),
-        ({"host": "127.0.0.1:1", "token": GATE.token}, access.WRONG_NAME),
-        ({"host": "", "token": GATE.token}, access.WRONG_NAME),
+        ({"host": "127.0.0.1:1", "token": ACCESS.token}, access.WRONG_NAME),
+        ({"host": "", "token": ACCESS.token}, access.WRONG_NAME),
         ({"origin": "http://evil.example", "cookies": COOKIE}, access.WRONG_ORIGIN),
         ({"origin": "null", "cookies": COOKIE}, access.WRONG_ORIGIN),
         ({"origin": f"https://{HOST}", "cookies": COOKIE}, access.WRONG_ORIGIN),
         ({"cookies": COOKIE, "is_socket": True}, access.WRONG_ORIGIN),
-        ({"token": GATE.token, "is_socket": True, "origin": f"http://{HOST}"}, access.NEEDS_ADDRESS),
+        ({"token": ACCESS.token, "is_socket": True, "origin": f"http://{HOST}"}, access.NEEDS_ADDRESS),
     ],
 )
-def test_everybody_else_is_refused_in_a_sentence(asked: dict[str, Any], why: str) -> None:
+def test_other_requests_are_refused_with_a_sentence(asked: dict[str, Any], why: str) -> None:
     assert judged(**asked) == access.Verdict(Decision.REFUSED, why)
     assert why.endswith(".")
 
 
 @given(shown=st.text())
-def test_no_other_text_is_the_token_or_the_cookie(shown: str) -> None:
-    assert judged(token=shown).way is Decision.REFUSED
-    assert judged(cookies={GATE.cookie_name: shown}).way is Decision.REFUSED
+def test_no_other_text_passes_as_token_or_cookie(shown: str) -> None:
+    assert judged(token=shown).decision is Decision.REFUSED
+    assert judged(cookies={ACCESS.cookie_name: shown}).decision is Decision.REFUSED
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:8766", "[::1]:9"])
-def test_this_host_may_be_listened_on(listen: str) -> None:
+def test_addresses_of_this_host_are_accepted(listen: str) -> None:
     host, port = address(listen)
     assert host in ("127.0.0.1", "::1")
     assert port == int(listen.rpartition(":")[2])
@@ -96,40 +96,40 @@ def test_this_host_may_be_listened_on(listen: str) -> None:
 @pytest.mark.parametrize(
     ("listen", "why"),
     [
-        ("0.0.0.0:8766", "on this host only, and 0.0.0.0 is beyond it"),
-        ("[::]:8766", "beyond it"),
-        ("example.org:80", "beyond it"),
-        ("192.168.1.7:80", "beyond it"),
-        ("127.0.0.2:80", "not an address that browsers know"),
-        ("8766", "is no address"),
-        ("127.0.0.1:", "is no address"),
-        ("127.0.0.1:70000", "is no address"),
+        ("0.0.0.0:8766", "on this host only, and 0.0.0.0 is not on it"),
+        ("[::]:8766", "is not on it"),
+        ("example.org:80", "is not on it"),
+        ("192.168.1.7:80", "is not on it"),
+        ("127.0.0.2:80", "Browsers do not treat 127.0.0.2 as this host"),
+        ("8766", "is not an address"),
+        ("127.0.0.1:", "is not an address"),
+        ("127.0.0.1:70000", "is not an address"),
     ],
 )
-def test_beyond_this_host_nobody_listens(listen: str, why: str) -> None:
+def test_addresses_of_other_hosts_are_refused(listen: str, why: str) -> None:
     with pytest.raises(UsageError, match=why.replace(".", r"\.")):
         address(listen)
 
 
 @given(st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.lists(st.integers())))
-def test_a_page_is_never_larger_or_smaller_than_any_screen(asked: Any) -> None:
+def test_size_of_a_page_is_limited(asked: Any) -> None:
     assert WIDTHS[0] <= within(asked, WIDTHS, 80) <= WIDTHS[1]
 
 
-class Told:
-    """A console and a page, as far as messages reach them."""
+class Ends:
+    """Both ends of the server: records what reaches the console and the page."""
 
     def __init__(self) -> None:
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
 
-    async def typed(self, text: str) -> None:
-        self.heard.append(text)
+    async def send_keys(self, text: str) -> None:
+        self.received.append(text)
 
-    async def told(self, **what: Any) -> None:
-        self.heard.append(what)
+    async def send_event(self, **event: Any) -> None:
+        self.received.append(event)
 
     async def send_json(self, what: Any) -> None:
-        self.heard.append(what)
+        self.received.append(what)
 
 
 @given(
@@ -137,29 +137,29 @@ class Told:
         st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
     )
 )
-async def test_messages_that_mean_nothing_do_nothing(message: Any) -> None:
-    told: Any = Told()
+async def test_meaningless_messages_are_ignored(message: Any) -> None:
+    ends: Any = Ends()
     for text in (json.dumps(message), "no json", "[", '["stdin", 7]', '["resize", null]', '["type"]', "{}", "[]"):
-        await hear(text, told, told)
-    assert told.heard == []
+        await handle_message(text, ends, ends)
+    assert ends.received == []
 
 
-async def test_a_message_that_is_nested_too_deeply_does_nothing() -> None:
-    told: Any = Told()
-    await hear("[" * 200_000, told, told)
-    assert told.heard == []
+async def test_deeply_nested_message_is_ignored() -> None:
+    ends: Any = Ends()
+    await handle_message("[" * 200_000, ends, ends)
+    assert ends.received == []
 
 
 async def test_messages_of_a_page_reach_its_console() -> None:
-    told: Any = Told()
+    ends: Any = Ends()
     for message in (["stdin", "2é"], ["resize", {"width": 1e9, "height": "x"}], ["focus"], ["ping", 7]):
-        await hear(json.dumps(message), told, told)
+        await handle_message(json.dumps(message), ends, ends)
     resized = {"type": "resize", "width": WIDTHS[1], "height": 24}
-    assert told.heard == ["2é", resized, {"type": "focus"}, ["pong", 7]]
+    assert ends.received == ["2é", resized, {"type": "focus"}, ["pong", 7]]
 
 
-class Deaf:
-    """The pipe and the process of a console that takes whatever is written."""
+class Pipe:
+    """The process of a console and its pipe; it keeps what is written."""
 
     def __init__(self) -> None:
         self.stdin = self
@@ -172,29 +172,29 @@ class Deaf:
         pass
 
 
-async def test_half_a_pair_of_signs_is_typed_as_another_sign() -> None:
-    process: Any = Deaf()
-    page: Any = Told()
-    await hear('["stdin", "a\\ud800"]', ConsoleProcess(process), page)
+async def test_half_of_a_surrogate_pair_is_replaced() -> None:
+    process: Any = Pipe()
+    page: Any = Ends()
+    await handle_message('["stdin", "a\\ud800"]', ConsoleProcess(process), page)
     assert process.written == b"D\x00\x00\x00\x02a?"
 
 
-async def test_a_console_that_is_stopped_is_not_waited_for_and_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_console_that_does_not_read_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console_process, "GRACE_S", 0.05)
     process = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
     process.send_signal(signal.SIGSTOP)
-    page: Any = Told()
+    page: Any = Ends()
     stopped = ConsoleProcess(process)
     with pytest.raises(TimeoutError):
-        # More than a pipe and the buffer before it hold.
-        await hear(json.dumps(["stdin", "a" * (1 << 20)]), stopped, page)
+        # More than the pipe and its buffer hold.
+        await handle_message(json.dumps(["stdin", "a" * (1 << 20)]), stopped, page)
     await stopped.end()
     assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("host", "said"), [(HOST, f"ws://{HOST}"), ("evil.example:8766", "")])
-async def test_a_wrong_name_is_not_said_again_in_any_header(host: str, said: str) -> None:
-    application = web_server.Server(GATE, ()).application()
+async def test_foreign_host_name_is_repeated_in_no_header(host: str, said: str) -> None:
+    application = web_server.Server(ACCESS, ()).application()
     async with TestClient(TestServer(application)) as browser:
         answer = await browser.get("/", headers={"Host": host})
         assert answer.status == 403
@@ -211,7 +211,7 @@ async def test_a_wrong_name_is_not_said_again_in_any_header(host: str, said: str
         (("--writable", "--read-only"), ["--run=demo", "--read-only"]),
     ],
 )
-def test_every_page_shows_the_run_that_was_found_first_and_changes_nothing_unless_it_is_said(
+def test_every_page_shows_the_run_found_at_start_and_is_read_only_by_default(
     coordinator: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: tuple[str, ...], passed: list[str]
 ) -> None:
     for name in ("AGENTRL_KEY", "AGENTRL_STATE_DIR"):

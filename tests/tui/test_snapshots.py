@@ -1,4 +1,4 @@
-"""Every screen at three sizes, in good times, before anything is there, without a coordinator, and with too much.
+"""Every screen at three sizes: with a normal run, with no rows, without a coordinator, and with too many rows.
 
 What changed on purpose is taken over by `pytest tests/tui/test_snapshots.py --renew`.
 """
@@ -22,7 +22,7 @@ MOST_DIFFS = 4
 
 
 class Walk:
-    """One walk past all screens in the same times."""
+    """One walk over all screens in the same conditions."""
 
     def __init__(self, times: str, *, renew: bool) -> None:
         self.times = times
@@ -41,7 +41,7 @@ class Walk:
             await _rest(screen)
         else:
             try:
-                # The first that differs may only be late; after that it is known how it stands.
+                # The first difference may only be late; after that it counts.
                 await aeventually(same, within_s=2.0 if self.changed else PATIENCE_S)
             except AssertionError:
                 self.changed.append(album.changes(title, snapshot_files.picture(screen)))
@@ -58,14 +58,14 @@ class Walk:
 
 
 def draw(screen: Screen) -> None:
-    """A round of the console; what shines through behind a dialog is drawn by Textual when all of it is."""
-    screen.app._round()
+    """Paint the console; Textual draws the dimmed view behind a dialog when all of it is drawn."""
+    screen.app._paint_new_data()
     if len(screen.app.screen_stack) > 1:
         screen.app.screen.refresh()
 
 
 async def _rest(screen: Screen) -> None:
-    """Until nothing moves on it."""
+    """Wait until the screen does not change."""
     seen: list[str] = []
 
     def stands() -> bool:
@@ -77,7 +77,7 @@ async def _rest(screen: Screen) -> None:
 
 
 @pytest.mark.parametrize("times", fixed_console.TIMES)
-async def test_every_screen_looks_as_it_did(
+async def test_every_screen_equals_its_snapshot(
     coordinator: Scripted, times: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(fixed_console.a_home(tmp_path / "runs")))
@@ -86,7 +86,7 @@ async def test_every_screen_looks_as_it_did(
     stops = [stop for stop in (*VIEWS, *PAGES) if times in stop.times]
     async with fixed_console.standing(coordinator, SIZES[0], heard=times != "disconnected") as screen:
         await aeventually(lambda: screen.app.mirror.run is not None)
-        # What was answered before the silence stays, so what is opened in it comes first.
+        # Answers from before the loss stay, so screens that open after it come first.
         for before, size in itertools.product((False, True), SIZES):
             await screen.resize(*size)
             for stop in (each for each in stops if each.before_the_silence == before):
@@ -98,6 +98,6 @@ async def test_every_screen_looks_as_it_did(
     assert not walk.changed, f"{len(walk.changed)} pictures have changed.\n\n{shown}{more}\n\n{snapshot_files.HOW}"
 
 
-def test_no_picture_is_left_of_a_screen_that_is_gone() -> None:
+def test_no_snapshot_is_left_of_a_removed_screen() -> None:
     drawn = {Album(stop.name).path.name for stop in (*VIEWS, *PAGES)}
     assert {path.name for path in snapshot_files.HERE.iterdir()} == drawn, snapshot_files.HOW

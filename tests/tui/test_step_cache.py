@@ -1,4 +1,4 @@
-"""The Steps that curves are drawn from: all of the newest, whoever looked elsewhere for how long."""
+"""The cache of steps that curves are drawn from: complete and current."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tui.model.training_status import TrainingFacts, learned, report
 
 BEGAN = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
 FEW = 6
-"""As many as one answer has in the property."""
+"""Size of one answer in the property test."""
 THINGS = st.sampled_from(["lease", "commit", "release", "lineage", "look", "look"])
 
 
 class Store:
-    """What a run writes down of its Steps, and the answers of its steward."""
+    """The steps of a run and the answers of its steward."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -54,7 +54,7 @@ class Store:
                 row |= {"status": status, "committed_at": row["leased_at"] + timedelta(seconds=9)}
 
     def lineage(self) -> None:
-        """From a checkpoint some steps ago, until its first Step: only that one tells of it."""
+        """Roll back to a checkpoint; only the next first step shows it."""
         self.release()
         self._lineage += 1
         for row in self.rows[-3:]:
@@ -81,7 +81,7 @@ def look(steps: StepCache, store: Store) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(THINGS, max_size=60))
-def test_the_newest_steps_are_known_without_a_hole_and_as_they_are(happened: list[str]) -> None:
+def test_cache_has_the_newest_steps_without_gaps(happened: list[str]) -> None:
     store, steps = Store(), StepCache(FEW)
     for what in [*happened, "look"]:
         if what == "look":
@@ -96,7 +96,7 @@ def test_the_newest_steps_are_known_without_a_hole_and_as_they_are(happened: lis
             getattr(store, what)()
 
 
-def test_what_is_known_is_not_asked_for_again() -> None:
+def test_known_steps_are_not_queried_again() -> None:
     store, steps = Store(), StepCache()
     store.train(30)
     look(steps, store)
@@ -105,10 +105,10 @@ def test_what_is_known_is_not_asked_for_again() -> None:
     assert store.asked == ["", "leased_at>=2030-01-31T12:09:40.029Z"]
     before = steps.points
     look(steps, store)
-    assert steps.points is before, "where nothing came, nothing is made anew"
+    assert steps.points is before, "an empty answer creates no new list"
 
 
-def test_the_pace_is_that_of_the_run_and_not_of_what_was_seen() -> None:
+def test_pace_is_computed_from_the_steps_of_the_run() -> None:
     store, steps = Store(), StepCache()
     store.train(60)
     look(steps, store)
@@ -123,7 +123,7 @@ def test_the_pace_is_that_of_the_run_and_not_of_what_was_seen() -> None:
     assert "time left 10m" in told
 
 
-async def test_curves_have_no_hole_after_one_looked_elsewhere_or_filtered(coordinator: Scripted) -> None:
+async def test_curves_have_no_gap_after_another_view_or_a_filter(coordinator: Scripted) -> None:
     populate(coordinator)
     store = Store()
     store.train(300)
@@ -145,10 +145,10 @@ async def test_curves_have_no_hole_after_one_looked_elsewhere_or_filtered(coordi
         await screen.shows("10 steps")
         store.train(50)
         await aeventually(lambda: [point.step for point in screen.app.steps.points] == list(range(1, 701)))
-        assert store.asked.count("") == 1, "only what is missing is asked for"
+        assert store.asked.count("") == 1, "only missing steps are queried"
 
 
-async def test_the_cursor_follows_the_newest_step_until_a_person_moves_it(coordinator: Scripted) -> None:
+async def test_cursor_follows_the_newest_step_until_it_is_moved(coordinator: Scripted) -> None:
     populate(coordinator)
     store = Store()
     coordinator.answers["list_steps"] = store.answer
@@ -168,8 +168,8 @@ async def test_the_cursor_follows_the_newest_step_until_a_person_moves_it(coordi
         await aeventually(lambda: "↑" not in screen.text)
 
 
-async def test_a_slow_answer_is_waited_for_and_not_asked_for_anew(coordinator: Scripted) -> None:
-    """A question that was begun anew at every round was cancelled by each, and never answered."""
+async def test_slow_query_is_not_started_again(coordinator: Scripted) -> None:
+    """A query that was restarted at every round was never answered."""
     populate(coordinator)
     store = Store()
     store.train(3)
@@ -177,7 +177,7 @@ async def test_a_slow_answer_is_waited_for_and_not_asked_for_anew(coordinator: S
     coordinator.hold("list_steps")
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         view = screen.app.view
-        await aeventually(lambda: view.is_asking("outlook"))
+        await aeventually(lambda: view.is_querying("outlook"))
         first = [each for each in screen.app.workers if each.group == "outlook"]
         for _ in range(3):
             view._ask()  # type: ignore[attr-defined]

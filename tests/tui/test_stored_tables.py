@@ -1,4 +1,4 @@
-"""Tasks, checkpoints, keys and run files: what the command line can do to them, the console can."""
+"""Tasks, checkpoints, keys and run files: the console can do what the command line can."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, opened, populate
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
-from tui.app import Settings
 from tui.cli_runner import agentrl
+from tui.host import Settings
 from tui.model.notices import Notices
 
 AT = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
@@ -52,7 +52,7 @@ async def aim(screen: Screen, key: str) -> None:
     await aeventually(lambda: screen.app.view.query_one("Table").model.aim(key))  # type: ignore[attr-defined]
 
 
-async def test_marked_tasks_are_sampled_again_and_a_file_is_queued(run: Scripted) -> None:
+async def test_marked_tasks_are_requeued_and_a_file_is_added(run: Scripted) -> None:
     async with opened(run.state_dir, (80, 24)) as screen:
         await screen.press("7", "T")
         await screen.shows("shop/train/0/000002", "stale")
@@ -76,7 +76,7 @@ async def test_marked_tasks_are_sampled_again_and_a_file_is_queued(run: Scripted
         await screen.shows("what is it", "its attempts (1 of 1)")
 
 
-async def test_a_checkpoint_is_pinned_and_left_to_retention(run: Scripted) -> None:
+async def test_checkpoint_is_pinned_and_unpinned(run: Scripted) -> None:
     run.effects["pin_checkpoint"] = Effect(changes=("step-6 is kept",))
     async with opened(run.state_dir, (80, 24)) as screen:
         await screen.press("8", "C")
@@ -102,22 +102,22 @@ async def test_a_checkpoint_is_pinned_and_left_to_retention(run: Scripted) -> No
         ("keys", ("9", "K"), ("n", "x")),
     ],
 )
-async def test_nothing_is_begun_on_a_list_that_was_not_answered_lately(
+async def test_stale_list_allows_no_command(
     run: Scripted, view: str, opens: tuple[str, ...], verbs: tuple[str, ...]
 ) -> None:
-    """The feed goes on, so that the console as a whole is fresh."""
+    """Keep the feed alive, so that only the list is stale."""
     async with opened(run.state_dir, (120, 24)) as screen:
         await screen.press(*opens)
         await aeventually(lambda: screen.app.view.fresh)
         run.hold(f"list_{view}")
         await aeventually(lambda: run.waiting(f"list_{view}"), what="another question")
         screen.app.view._answered_at = -1e9  # type: ignore[attr-defined]
-        await screen.shows(", told ")
+        await screen.shows(", answered ")
         for verb in verbs:
             screen.app.notices = Notices()
             await screen.press(verb)
-            await screen.shows("what is shown is older than 5 s")
-            assert len(screen.app.screen_stack) == 1, "no form is opened"
+            await screen.shows("the screen is more than 5 s old")
+            assert len(screen.app.screen_stack) == 1, "no form opens"
         assert screen.app.fresh
         assert not [worker for worker in screen.app.workers if worker.group == "acts"]
         run.let_go(f"list_{view}")
@@ -128,7 +128,7 @@ async def test_nothing_is_begun_on_a_list_that_was_not_answered_lately(
 
 
 @pytest.mark.parametrize(("name", "shown"), [("tasks", "shop/train/0"), ("checkpoints", "step-9"), ("keys", "viewer")])
-async def test_lists_without_a_digit_are_found_in_the_palette_of_any_view(run: Scripted, name: str, shown: str) -> None:
+async def test_palette_opens_lists_without_a_digit_from_any_view(run: Scripted, name: str, shown: str) -> None:
     async with opened(run.state_dir, (100, 24)) as screen:
         await screen.press("escape")
         await screen.shows("This is the first page")
@@ -142,7 +142,7 @@ async def test_lists_without_a_digit_are_found_in_the_palette_of_any_view(run: S
         assert screen.app.view.name_in_registry == name
 
 
-async def test_nothing_is_sent_when_a_list_grew_old_behind_the_question(run: Scripted) -> None:
+async def test_command_is_refused_if_its_list_became_stale_during_the_question(run: Scripted) -> None:
     async with opened(run.state_dir, (120, 24)) as screen:
         await screen.press("7", "T")
         await aim(screen, "shop/train/0/000001")
@@ -152,11 +152,11 @@ async def test_nothing_is_sent_when_a_list_grew_old_behind_the_question(run: Scr
         await aeventually(lambda: run.waiting("list_tasks"), what="another question")
         screen.app.view._answered_at = -1e9  # type: ignore[attr-defined]
         await screen.press("enter")
-        await screen.shows("what is shown is older than 5 s")
+        await screen.shows("the screen is more than 5 s old")
     assert not run.sent("requeue_tasks")
 
 
-async def test_a_key_is_revoked_and_a_new_one_never_shows_its_secret(
+async def test_key_is_revoked_and_a_new_secret_is_never_shown(
     run: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(run.state_dir.parent))
@@ -180,7 +180,7 @@ async def test_a_key_is_revoked_and_a_new_one_never_shows_its_secret(
         ]
 
 
-async def test_a_run_file_is_applied_after_a_look_at_its_plan(
+async def test_plan_of_a_run_file_is_shown_before_it_is_applied(
     run: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(run.state_dir.parent))
@@ -200,10 +200,10 @@ async def test_a_run_file_is_applied_after_a_look_at_its_plan(
         await screen.shows("up r.yaml: nothing was done.")
 
 
-async def test_a_page_has_no_file_read_but_those_beside_the_runs_own(
+async def test_browser_page_reads_run_files_only_beside_the_runs_own(
     run: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has the address of a page is no user of the host that serves it."""
+    """A person with the address of a page is not a user of the serving host."""
     monkeypatch.setenv("AGENTRL_HOME", str(run.state_dir.parent))
     own, elsewhere = tmp_path / "own", tmp_path / "elsewhere"
     for folder in (own, elsewhere):
@@ -217,23 +217,21 @@ async def test_a_page_has_no_file_read_but_those_beside_the_runs_own(
         await screen.shows("Make this run equal to a file")
         for name in (elsewhere / "r.yaml", own / "link.yaml", "/etc/shadow", own / ".." / "elsewhere" / "r.yaml"):
             screen.app.screen.query_one(Input).value = str(name)
-            await screen.shows("A page takes run files only from where its own is")
+            await screen.shows("A browser page reads run files only from")
         await screen.press("enter")
         assert len(screen.app.screen_stack) == 2, "nothing was read"
         screen.app.screen.query_one(Input).value = str(own / "r.yaml")
-        await aeventually(lambda: "A page takes run files" not in screen.text)
+        await aeventually(lambda: "A browser page reads run files" not in screen.text)
 
 
-async def test_a_page_names_no_file_for_the_steward_to_read(run: Scripted) -> None:
+async def test_browser_page_cannot_add_tasks_of_a_file(run: Scripted) -> None:
     async with opened(run.state_dir, (120, 30), Settings(in_browser=True)) as screen:
         await screen.command("tasks add /etc/shadow --environment shop")
-        await screen.shows("a page shall not have files of the steward's host read")
+        await screen.shows("a browser page must not read files of the steward's host")
 
 
-async def test_what_the_console_starts_has_a_session_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Keys of the terminal, such as Ctrl-C, are sent to a whole session's foreground."""
+async def test_process_of_the_command_line_has_its_own_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terminal keys such as Ctrl-C reach the foreground processes of a whole session."""
     program = tmp_path / "program"
     program.write_text(f"#!{sys.executable}\nimport os\nprint(os.getsid(0) == os.getpid())\n")
     program.chmod(0o700)

@@ -1,4 +1,4 @@
-"""Lines of the model: hostile text, cells, curves, ASCII."""
+"""Styled text: hostile text, cells, trends, ASCII."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_line_is_cut_to_exactly_its_width(texts: list[str], width: int) -> Non
 
 
 @given(texts=st.lists(HOSTILE, max_size=4), width=st.integers(1, 40), most=st.integers(1, 5))
-def test_a_line_goes_on_in_others_and_nothing_but_spaces_is_left_out(texts: list[str], width: int, most: int) -> None:
+def test_wrapped_line_loses_only_spaces(texts: list[str], width: int, most: int) -> None:
     tones = [Tone.BAD, Tone.DIM, Tone.PLAIN, Tone.GOOD]
     line = tuple(span(text, tone) for text, tone in zip(texts, tones, strict=False))
     made = folded(line, width, most)
@@ -42,47 +42,47 @@ def test_a_line_goes_on_in_others_and_nothing_but_spaces_is_left_out(texts: list
 
 
 @given(text=HOSTILE)
-def test_nothing_of_a_run_reaches_the_terminal_as_a_control_code(text: str) -> None:
+def test_control_codes_of_a_run_never_reach_the_terminal(text: str) -> None:
     shown = span(f"{text}\x1b]0;title\x07\x1b[2J\r\nend", Tone.BAD).text
     assert "\x1b" not in shown
     assert not any(unicodedata.category(sign) in ("Cc", "Cs") for sign in shown)
     assert not any(unicodedata.bidirectional(sign) in ("RLO", "LRO", "RLE", "LRE", "PDF", "RLI") for sign in shown)
 
 
-def test_ten_megabytes_are_cut_before_they_are_looked_at() -> None:
+def test_ten_megabytes_are_cut_before_they_are_processed() -> None:
     assert len(span("x" * 10_000_000).text) < 5000
 
 
 @given(text=HOSTILE)
-def test_ascii_takes_the_same_room(text: str) -> None:
+def test_ascii_form_has_the_same_width(text: str) -> None:
     shown = span(text).text
     assert as_ascii(shown).isascii()
     assert cell_len(as_ascii(shown)) == cell_len(shown)
 
 
-def test_signs_of_the_console_have_a_likeness_in_ascii() -> None:
+def test_signs_of_the_console_have_an_ascii_form() -> None:
     assert "?" not in as_ascii("●○◐✖✗✓↻■▸◆‼×↑↓←→▲▼…·│─≥≤⟨⟩‹›«»↵≠≡├└▁▂▃▄▅▆▇█")
 
 
 @given(values=st.lists(st.floats(-1e9, 1e9), max_size=50), width=st.integers(0, 30))
-def test_a_curve_is_as_long_as_its_values_or_as_the_room(values: list[float], width: int) -> None:
+def test_trend_is_as_long_as_its_values_or_the_width(values: list[float], width: int) -> None:
     assert len(trend(values, width)) == min(len(values), width)
 
 
-def test_a_curve_goes_from_the_least_to_the_most() -> None:
+def test_trend_goes_from_least_to_most() -> None:
     assert trend([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
     assert trend([5, 5, 5], 8) == "▁▁▁"
     assert trend([50], 8, low=0, high=100) == "▅"
 
 
 @given(text=HOSTILE, width=st.integers(1, 30))
-def test_wrapped_words_lose_nothing_and_fit(text: str, width: int) -> None:
+def test_wrapped_words_fit_and_are_complete(text: str, width: int) -> None:
     shown = span(text).text
     lines = wrapped(shown, width)
     assert "".join("".join(lines).split()) == "".join(shown.split())
     assert all(cell_len(line) <= max(width, 2) for line in lines)
 
 
-def test_a_line_that_is_cut_says_so() -> None:
+def test_cut_line_ends_with_an_ellipsis() -> None:
     assert "".join(part.text for part in cut((Span("a long "), Span("sentence")), 10)) == "a long se…"
     assert "".join(part.text for part in cut((Span("abc"), Span("def")), 3)) == "ab…"

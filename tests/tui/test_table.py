@@ -1,4 +1,4 @@
-"""The live table: whatever happens to the rows, an act hits the row that a person aimed at, or none."""
+"""The live table: whatever happens to the rows, a command hits the row that the person selected, or none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.rows: dict[str, tuple[str, int]] = {}
         self.least = 0
         self.aimed: str | None = None
-        """The row on which a person put the cursor."""
+        """The row on which the person put the cursor."""
 
     # ---- the run ----
 
@@ -146,7 +146,7 @@ AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=30, 
 TestAnyOrder = AnyOrder.TestCase
 
 
-def test_a_row_that_comes_back_is_aimed_at_again() -> None:
+def test_row_that_comes_back_is_selected_again() -> None:
     model = TableModel(COLUMNS, "name")
     model.replace({"a": ("a", 1), "b": ("b", 1)})
     model.aim("b")
@@ -156,7 +156,7 @@ def test_a_row_that_comes_back_is_aimed_at_again() -> None:
     assert model.target == ("b", ("b", 2))
 
 
-def test_a_row_stays_in_view_when_there_are_fewer_lines_and_is_not_hit_where_somebody_scrolled_away() -> None:
+def test_selected_row_stays_in_view_with_fewer_lines_and_is_no_target_when_scrolled_away() -> None:
     model = TableModel(COLUMNS, "name")
     model.replace({f"unit-{n}": (f"unit-{n}", n) for n in range(9)})
     model.settle(6)
@@ -170,7 +170,7 @@ def test_a_row_stays_in_view_when_there_are_fewer_lines_and_is_not_hit_where_som
     assert model.target == ("unit-5", ("unit-5", 5))
 
 
-def test_after_the_end_of_its_row_the_cursor_goes_to_a_neighbour_only_by_a_key() -> None:
+def test_cursor_of_a_removed_row_moves_only_by_a_key() -> None:
     model = TableModel(COLUMNS, "name")
     model.replace({name: (name, 0) for name in "abcd"})
     model.settle(10)
@@ -180,7 +180,7 @@ def test_after_the_end_of_its_row_the_cursor_goes_to_a_neighbour_only_by_a_key()
     model.move(1)
     assert model.cursor == "c"
     model.aim("b")
-    assert model.cursor == "c", "what is not there cannot be aimed at"
+    assert model.cursor == "c", "a missing row cannot be selected"
 
 
 @given(width=st.integers(1, 200))
@@ -201,7 +201,7 @@ Model = TableModel[tuple[str, int]]
 
 
 @pytest.mark.parametrize("elsewhere", [lambda m: m.move(0), lambda m: m.scroll(1), lambda m: m.aim("c")])
-def test_the_first_row_is_followed_until_a_person_moves_or_looks_elsewhere(elsewhere: Callable[[Model], None]) -> None:
+def test_first_row_is_followed_until_a_move_or_scroll(elsewhere: Callable[[Model], None]) -> None:
     model = TableModel(COLUMNS, "name")
     model.replace({"c": ("c", 0)})
     model.settle(1)
@@ -217,7 +217,7 @@ def test_the_first_row_is_followed_until_a_person_moves_or_looks_elsewhere(elsew
 
 
 @given(width=st.integers(1, 60), above=st.integers(0, 3000))
-def test_the_titles_say_how_many_rows_are_above_where_there_is_room(width: int, above: int) -> None:
+def test_titles_show_how_many_rows_are_above(width: int, above: int) -> None:
     model = TableModel(COLUMNS, "name")
     model.offset = above
     shown = layout(COLUMNS, width)
@@ -252,13 +252,13 @@ def test_a_number_has_as_many_digits_as_fit(number: float, width: int, told: str
 
 
 AGED: Column[list[int]] = Column("age", "AGE", 30, lambda row, now: Span(f"{row[0]} {now!r}"), lambda row: row[0])
-"""Of a row that may be written over in its place."""
+"""For a row that may be replaced in place."""
 STEPS = st.sampled_from([0.05, 0.3, 1.0])
 SPEEDS = st.sampled_from([0.0, 1.0, 16.0, -100.0])
 
 
 @given(st.lists(st.tuples(STEPS, SPEEDS, st.booleans())))
-def test_no_row_says_for_longer_than_a_moment_what_it_said(steps: list[tuple[float, float, bool]]) -> None:
+def test_cached_row_is_renewed_after_a_moment(steps: list[tuple[float, float, bool]]) -> None:
     said, now, clock = LineCache[list[int]](), 1000.0, 0.0
     row, ended = [0], list[tuple[float, int]]()
     for passed, speed, written in steps:
@@ -273,7 +273,7 @@ def test_no_row_says_for_longer_than_a_moment_what_it_said(steps: list[tuple[flo
         assert int(value) in {row[0], *(before for until, before in ended if clock - until < MOMENT_S)}
 
 
-def test_a_row_is_written_once_for_a_moment() -> None:
+def test_row_is_formatted_once_per_moment() -> None:
     written = list[str]()
 
     def show(row: str, _: float) -> Span:

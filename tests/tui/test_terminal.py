@@ -1,4 +1,4 @@
-"""What leaves for the terminal, byte by byte: the real program on a terminal of its own, past every view."""
+"""The bytes that the real program writes to a terminal, over all views."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Terminal:
         os.write(self._master, key.encode())
 
     def drained(self) -> None:
-        """Take what was written; a program whose terminal nobody reads stands still."""
+        """Read the output; a program whose terminal is not read blocks."""
         while select.select([self._master], [], [], 0)[0]:
             try:
                 self.seen += os.read(self._master, 65536)
@@ -64,7 +64,7 @@ def terminal(home: Path, *options: str, **environ: str) -> Iterator[Terminal]:
         yield made
 
         def ended() -> bool:
-            # What is typed while the help leaves the screen is for nobody.
+            # Keys typed while the help disappears are dropped.
             made.press("q")
             made.drained()
             return process.poll() is not None
@@ -78,7 +78,7 @@ def terminal(home: Path, *options: str, **environ: str) -> Iterator[Terminal]:
 
 
 def past_every_view(screen: Terminal) -> bytes:
-    """All that was written meanwhile."""
+    """All output since the last call."""
     screen.shows("recording", 0)
     for number, view in [*enumerate(VIEWS, 1)][::-1]:
         since = len(screen.seen)
@@ -101,28 +101,28 @@ def colours(written: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("how", ["NO_COLOR", "--no-color"])
-def test_without_colours_no_colour_leaves_for_the_terminal(tmp_path: Path, how: str) -> None:
+def test_no_colour_is_written_without_colours(tmp_path: Path, how: str) -> None:
     options = (how,) if how.startswith("-") else ()
     with terminal(tmp_path, *options, **({} if options else {how: "1"}), COLORTERM="truecolor") as screen:
         assert not colours(past_every_view(screen))
 
 
-def test_a_terminal_of_16_colours_gets_no_other(tmp_path: Path) -> None:
+def test_terminal_of_16_colours_gets_no_other(tmp_path: Path) -> None:
     with terminal(tmp_path) as screen:
         found = colours(past_every_view(screen))
     assert found
     assert not [each for each in found if re.search(rb"[34]8[;:]", each)]
 
 
-def test_in_ascii_nothing_else_leaves_for_the_terminal(tmp_path: Path) -> None:
+def test_ascii_mode_writes_only_ascii(tmp_path: Path) -> None:
     with terminal(tmp_path, "--ascii", COLORTERM="truecolor") as screen:
         written = past_every_view(screen)
     assert written.isascii(), [written[max(0, at - 40) : at + 40] for at, byte in enumerate(written) if byte > 127][:3]
     assert colours(written)
 
 
-def test_a_digit_soon_after_escape_is_not_another_sign(tmp_path: Path) -> None:
-    """A page is left for the view of the digit."""
+def test_digit_soon_after_escape_is_not_read_as_another_sign(tmp_path: Path) -> None:
+    """An escape and a digit leave a page for the view of the digit."""
     with terminal(tmp_path) as screen:
         screen.shows("recording", 0)
         screen.press("2")

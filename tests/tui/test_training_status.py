@@ -1,4 +1,4 @@
-"""The first screen's blocks on learning: every number of the Steps, and none that nobody told."""
+"""The learning blocks of the overview: every known number of the steps, and no unknown one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.tui.conftest import opened, populate
 from tests.tui.test_curves import trained
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
+from tui.action_registry import ACTIONS
 from tui.model import overview_blocks, training_status
-from tui.model.actions import ACTIONS
 from tui.model.curves import Point
 from tui.model.mirror import Mirror
 from tui.model.styled_text import Line, width_of
@@ -48,7 +48,7 @@ def reported(**metrics: float) -> rows.UnitRow:
     return rows.UnitRow("trainer-0", "trainer", "trainer", rows.UnitState.READY, metrics=metrics)
 
 
-def test_learning_tells_intervals_the_change_over_an_hour_and_the_time_left() -> None:
+def test_learning_block_shows_intervals_hourly_change_and_time_left() -> None:
     points = steps(120, reward_mean=lambda n: 0.5 + (n % 2) * 0.2 if n >= 60 else 0.1)
     seen = TrainingFacts(points)
     trainer = reported(step=120, steps_wanted=240, evaluation=0.4, evaluation_margin=0.05)
@@ -59,14 +59,14 @@ def test_learning_tells_intervals_the_change_over_an_hour_and_the_time_left() ->
     assert "step 120 of 240  one in 60s  time left 2h00" in told
 
 
-def test_the_change_of_an_evaluation_is_to_what_is_shown_beside_it() -> None:
-    """A Step tells the newest one, so several Steps in a row tell the same, which must not be averaged."""
+def test_change_of_an_evaluation_refers_to_the_value_beside_it() -> None:
+    """Every step repeats the newest evaluation, so equal values in a row must not be averaged."""
     seen = TrainingFacts(steps(30, evaluation=lambda n: 0.0 if n < 5 else 0.98 if n < 25 else 0.96))
     found = training_status.report([reported(evaluation=0.95)], seen)
     assert text(training_status.learned(found, seen, NOW)).startswith("evaluation 0.95 (+0.95 in 29m)")
 
 
-def test_a_run_that_trained_nothing_does_not_look_complete_and_well() -> None:
+def test_run_that_trained_nothing_does_not_look_complete() -> None:
     def told(**metrics: float) -> str:
         return text(
             training_status.learned(
@@ -79,7 +79,7 @@ def test_a_run_that_trained_nothing_does_not_look_complete_and_well() -> None:
     assert told(step=2, steps_wanted=2, steps_without_training=0).endswith("step 2 of 2  complete")
 
 
-def test_what_few_steps_say_is_no_trend_and_what_nobody_told_is_not_there() -> None:
+def test_few_steps_give_no_trend_and_unknown_numbers_are_left_out() -> None:
     seen = TrainingFacts(steps(3, reward_mean=0.5))
     told = text(training_status.learned(training_status.report([], seen), seen, NOW))
     assert "(" not in told
@@ -90,26 +90,26 @@ def test_what_few_steps_say_is_no_trend_and_what_nobody_told_is_not_there() -> N
 
 
 def ended(reason: str = "done: complete: all 30 steps are done; version 31", **metrics: float) -> rows.UnitRow:
-    """A trainer that came to its end; a coordinator that began after that has no metrics of it."""
+    """A trainer that has ended; a coordinator started after that has no metrics of it."""
     return rows.UnitRow(
         "trainer-0", "trainer", "trainer", rows.UnitState.STOPPED, reason=reason, done=True, metrics=metrics
     )
 
 
-def test_the_last_evaluation_and_step_are_known_without_what_the_trainer_reported() -> None:
+def test_last_evaluation_and_step_are_known_without_the_trainer_row() -> None:
     evaluated = {"evaluation": 0.9, "evaluation_margin": 0.02}
     seen = TrainingFacts(steps(30, evaluation=0.5, evaluation_margin=0.1), evaluated=evaluated)
     found = training_status.report([ended()], seen)
     told = text(training_status.learned(found, seen, NOW))
     assert "evaluation 0.9 ± 0.02" in told
     assert "step 29" in told
-    assert told.endswith("step 29  complete"), "what takes no steps any more has no pace"
+    assert told.endswith("step 29  complete"), "a complete run has no pace"
     assert training_status.report([reported(evaluation=0.95)], seen).get("evaluation") == 0.95, (
         "a living trainer knows better"
     )
 
 
-def test_a_run_that_is_complete_says_so_with_its_last_evaluation_and_what_one_does_next() -> None:
+def test_complete_run_shows_its_last_evaluation_and_the_next_actions() -> None:
     def complete(row: rows.UnitRow, seen: TrainingFacts) -> str:
         return text(
             training_status.completion(training_status.report([row], seen), overview_blocks.what_next(ACTIONS, up=True))
@@ -120,7 +120,9 @@ def test_a_run_that_is_complete_says_so_with_its_last_evaluation_and_what_one_do
         "all 30 steps are done; version 31; last evaluation 0.9 ± 0.02\n"
         "8 C checkpoints · 7 X export whole · agentrl down ends the run"
     )
-    assert complete(reported(step=29, steps_wanted=30), seen) == "", "nothing is complete before its trainer has ended"
+    assert complete(reported(step=29, steps_wanted=30), seen) == "", (
+        "a run is not complete before its trainer has ended"
+    )
     mirror = Mirror()
     mirror.put("unit/trainer-0", ended(evaluation=0.9))
     lines = overview_blocks.blocks(
@@ -130,12 +132,12 @@ def test_a_run_that_is_complete_says_so_with_its_last_evaluation_and_what_one_do
     assert all("…" not in part.text for line in lines[:3] for part in line), "at 80 columns"
 
 
-def test_what_may_not_be_done_next_is_not_named() -> None:
+def test_next_actions_that_are_not_allowed_are_not_named() -> None:
     watched = [action for action in ACTIONS if action.id != "records.export"]
     assert text([overview_blocks.what_next(watched, up=False)]) == "8 C checkpoints"
 
 
-def test_data_tells_age_against_the_bound_and_what_was_dropped_for_which_reason() -> None:
+def test_data_block_shows_age_bound_and_reasons_of_drops() -> None:
     seen = TrainingFacts(
         steps(20, age_mean=1.5, stale_records=1.0, broken_records=lambda n: n == 19, groups_without_signal=2)
     )
@@ -145,7 +147,7 @@ def test_data_tells_age_against_the_bound_and_what_was_dropped_for_which_reason(
     assert "dropped in 10 steps 10 too old, 1 broken, 20 groups without signal" in told
 
 
-def test_the_policy_tells_every_number_with_the_band_of_a_healthy_run() -> None:
+def test_policy_block_shows_every_number_with_its_healthy_band() -> None:
     trainer = reported(
         entropy=0.3, entropy_kept=0.4, mismatch_over_limit=0.2, weight_mean=1.0, ess=0.9, accepted_share=0.7,
         gradient_norm=3.0, gradient_over_median=1.0, tokens_per_record=120.0, length_jump=1.1,
@@ -162,14 +164,14 @@ def test_the_policy_tells_every_number_with_the_band_of_a_healthy_run() -> None:
     )
 
 
-def test_a_band_of_a_ratio_is_not_told_beside_a_number_without_that_ratio() -> None:
+def test_band_of_a_ratio_is_hidden_without_the_ratio() -> None:
     told = text(
         training_status.policy(training_status.report([reported(entropy=0.05, weight_mean=1.0)], TrainingFacts()))
     )
     assert told.split() == ["entropy", "0.05", "drift", "1", "0.5–2"]
 
 
-def test_the_numbers_of_a_step_without_anything_to_train_are_those_before_it() -> None:
+def test_step_without_training_data_keeps_the_numbers_before_it() -> None:
     points = steps(5, entropy=lambda n: 0.5 + n)
     empty = Point("e", 6, NOW, {"reward_mean": 1.0})
     assert training_status.report([], TrainingFacts([*points, empty])).get("entropy") == 4.5
@@ -184,7 +186,7 @@ def test_the_numbers_of_a_step_without_anything_to_train_are_those_before_it() -
     st.integers(1, 24),
     st.integers(60, 300),
 )
-def test_all_blocks_fit_whatever_happens(
+def test_all_blocks_fit_the_screen(
     alerts: int, operations: int, metrics: dict[str, float], height: int, width: int
 ) -> None:
     mirror = Mirror()
@@ -202,10 +204,10 @@ def test_all_blocks_fit_whatever_happens(
     )
     assert len(lines) <= max(height, min(3, max(1, alerts)))
     assert {width_of(line) for line in lines} <= {width}
-    assert lines[0][0].text.startswith("Needs you"), "what needs somebody is never cut"
+    assert lines[0][0].text.startswith("Needs you"), "alerts are never cut"
 
 
-async def test_the_first_screen_asks_for_what_the_feed_does_not_carry(coordinator: Scripted) -> None:
+async def test_overview_queries_what_the_feed_does_not_carry(coordinator: Scripted) -> None:
     trained(coordinator)
     populate(coordinator)
     coordinator.rows["unit/trainer-0"] = reported(step=39, steps_wanted=50, evaluation=0.4)
@@ -220,7 +222,7 @@ async def test_the_first_screen_asks_for_what_the_feed_does_not_carry(coordinato
         whole(screen, 80, 24)
 
 
-async def test_after_a_restart_of_the_coordinator_the_end_of_a_run_is_read_from_its_versions(
+async def test_end_of_a_run_is_read_from_its_versions_after_a_coordinator_restart(
     coordinator: Scripted,
 ) -> None:
     trained(coordinator)
@@ -237,7 +239,7 @@ async def test_after_a_restart_of_the_coordinator_the_end_of_a_run_is_read_from_
         whole(screen, 80, 24)
 
 
-async def test_a_steward_that_was_started_before_it_kept_evaluations_tells_everything_else(
+async def test_old_steward_without_evaluations_answers_everything_else(
     coordinator: Scripted,
 ) -> None:
     trained(coordinator)
@@ -256,7 +258,7 @@ async def test_a_steward_that_was_started_before_it_kept_evaluations_tells_every
         await screen.shows("step 39 of 50", "3 steps since checkpoint 36")
 
 
-async def test_what_was_told_before_one_looked_elsewhere_is_not_shown_as_what_is(coordinator: Scripted) -> None:
+async def test_answer_from_before_another_view_is_shown_with_its_age(coordinator: Scripted) -> None:
     trained(coordinator)
     for name in ("list_checkpoints", "list_versions", "list_records"):
         coordinator.answers[name] = lambda _: Page()
@@ -268,24 +270,24 @@ async def test_what_was_told_before_one_looked_elsewhere_is_not_shown_as_what_is
     async with fixed_console.standing(coordinator, (80, 24)) as screen:
         await all_screens.walk_to(screen, Stop("overview", ("1",)))
         await aeventually(lambda: "last step" in screen.text, what="a first answer")
-        assert "told" not in screen.text
+        assert "answered" not in screen.text
         await all_screens.walk_to(screen, Stop("tuning", ("5",)))
         coordinator.answers["list_steps"] = nobody
         fixed_console.let_pass(screen.app, 780.0)
         await all_screens.walk_to(screen, Stop("overview", ("1",)))
         await aeventually(lambda: "last step" in screen.text, what="the first screen")
-        assert "told 13 min ago: last step" in screen.text
+        assert "answered 13 min ago: last step" in screen.text
         coordinator.answers["list_steps"] = told
 
         def asked_again() -> bool:
             screen.app.view._ask()  # type: ignore[attr-defined]
-            screen.app._round()
-            return "last step" in screen.text and "told" not in screen.text
+            screen.app._paint_new_data()
+            return "last step" in screen.text and "answered" not in screen.text
 
         await aeventually(asked_again, what="the next answer")
 
 
-async def test_the_help_of_the_first_screen_says_what_its_words_mean(coordinator: Scripted) -> None:
+async def test_help_of_the_overview_explains_its_words(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir, (80, 48)) as screen:
         await screen.press("1", "question_mark")
@@ -295,7 +297,7 @@ async def test_the_help_of_the_first_screen_says_what_its_words_mean(coordinator
         await screen.shows("longest without any", "as a share of the limit")
 
 
-def test_what_is_old_is_counted_from_when_it_was_told() -> None:
+def test_age_of_an_old_answer_is_counted_from_its_arrival() -> None:
     points = steps(30, reward_mean=0.9, stale_records=1.0)
     seen, trainer = (
         TrainingFacts(points, NOW - 5, NOW, 20, NOW - 60),
@@ -304,9 +306,9 @@ def test_what_is_old_is_counted_from_when_it_was_told() -> None:
     later, old = NOW + 800, replace(seen, old_s=800.0)
     found = training_status.report([trainer], old)
     assert "one in 60s  time left 30m" in text(training_status.learned(found, old, later)), "the pace of then"
-    assert "reward 0.5 " in text(training_status.learned(found, old, later)), "the trainer's own is newer"
+    assert "reward 0.5 " in text(training_status.learned(found, old, later)), "the trainer row is newer"
     assert text([training_status.moved(old, later)]).startswith(
-        "told 13 min ago: last step 10s before  last publication 5s before"
+        "answered 13 min ago: last step 10s before  last publication 5s before"
     )
     assert training_status.at_risk(found, old, later).text == "9 steps since checkpoint 20 (14m ago, told 13 min ago)"
     assert text(training_status.data(found, old, None)) == "dropped in 10 steps 10 too old, told 13 min ago"
@@ -327,7 +329,7 @@ def test_valid_and_infrastructure_are_shares_of_the_same_attempts() -> None:
     )
 
 
-def test_where_the_bottleneck_does_not_fit_and_no_row_is_free_its_culprit_is_seen_all_the_same() -> None:
+def test_cut_bottleneck_still_names_its_cause() -> None:
     slow, waits = "shop.lookup p95 0.87 → 3.2 s since 12:04", "trainer waits 98% for batches; engines 1% busy"
     tools, model = f"episodes 93% in tools: {slow}", "episodes 81% in model calls"
     called = "shop.lookup 2.0/s p95 3.2 s"
@@ -346,7 +348,7 @@ def test_where_the_bottleneck_does_not_fit_and_no_row_is_free_its_culprit_is_see
     assert shown(model, "engines", 200) == [f"{waits}; {model}, for 60 s", called]
 
 
-def test_a_line_that_is_too_long_takes_the_rows_that_are_free_and_is_cut_where_there_are_none() -> None:
+def test_long_line_takes_free_rows_and_is_cut_without_them() -> None:
     mirror = Mirror()
     mirror.put("run", rows.RunRow("demo", "u" * 8, "running", started_at=NOW - 90))
     long = " ".join(f"word{n}" for n in range(30))
@@ -363,11 +365,11 @@ def test_a_line_that_is_too_long_takes_the_rows_that_are_free_and_is_cut_where_t
     three = seen(3)
     assert [line.endswith("…") for line in three] == [False, True, True]
     assert "[a]" in three[0]
-    assert "[b]" in three[2], "the upper one goes on first"
+    assert "[b]" in three[2], "the upper line is wrapped first"
     whole = seen(20)
     for n in range(2):
         of_one = whole[3 * n : 3 * n + 3]
         assert of_one[1].startswith(" " * 14)
-        assert of_one[2].endswith("…"), "three rows are the most"
+        assert of_one[2].endswith("…"), "a line takes at most three rows"
         shown = " ".join(line[12:].strip() for line in of_one)
         assert f"{n} {' '.join(long.split()[:22])}" in shown

@@ -1,4 +1,4 @@
-"""The knobs: who turned them, and what another bound would do, before anything is changed."""
+"""The knobs: their changes, and previews of another bound before anything is changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cli.scripted import Scripted
 from tests.tui.conftest import opened, populate
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
-from tui.app import Settings
+from tui.host import Settings
 from tui.model.staleness_histogram import histogram
 from tui.model.styled_text import as_ascii, width_of
 
@@ -41,7 +41,7 @@ def test_every_record_is_drawn_and_counted_once(
     assert sum(int(part.text) for part in numbers[1:] if part.text.strip().isdecimal()) == sum(ready.values())
 
 
-async def test_whom_the_bound_hits_is_told_by_how_long_records_took(coordinator: Scripted) -> None:
+async def test_too_old_records_are_counted_by_their_duration(coordinator: Scripted) -> None:
     with_a_bound(coordinator)
     hit = (DurationShare(0.1, 0.4, 50, 0), DurationShare(0.4, 2.0, 50, 10), DurationShare(2.0, 9.5, 50, 25))
     coordinator.answers["staleness"] = lambda _: msgspec.structs.replace(REPORT, dropped=hit)
@@ -71,7 +71,7 @@ def with_a_bound(coordinator: Scripted) -> None:
     coordinator.answers["knob_history"] = history
 
 
-async def test_a_mark_tells_what_another_bound_would_do_and_enter_asks_for_it(coordinator: Scripted) -> None:
+async def test_mark_previews_another_bound_and_enter_asks_for_it(coordinator: Scripted) -> None:
     with_a_bound(coordinator)
     lost = "3 of 15 ready records would be outside (1 already) and dropped; 1 under way would come too late"
     coordinator.effects["tune"] = Effect(changes=(lost, "bound: 2 -> 1, from the next version on"))
@@ -93,7 +93,7 @@ async def test_a_mark_tells_what_another_bound_would_do_and_enter_asks_for_it(co
         await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("bound", 1, 3)])
 
 
-async def test_before_records_are_lost_it_is_said_what_can_be_taken_back_and_what_cannot(
+async def test_consent_to_a_tighter_bound_states_what_can_be_undone(
     coordinator: Scripted,
 ) -> None:
     with_a_bound(coordinator)
@@ -109,8 +109,8 @@ async def test_before_records_are_lost_it_is_said_what_can_be_taken_back_and_wha
         whole(screen, 80, 24)
 
 
-async def test_what_the_screen_and_the_knob_count_is_asked_together_and_says_when(coordinator: Scripted) -> None:
-    """The mark stands while records come and go: what the knob said of it used to stay as it was at the key."""
+async def test_histogram_and_preview_are_queried_together_with_their_age(coordinator: Scripted) -> None:
+    """While the mark stays and records come and go, histogram and preview must show the same moment."""
     with_a_bound(coordinator)
     coordinator.effects["tune"] = Effect(changes=("2 of 15 ready records would be outside",))
     async with opened(coordinator.state_dir, (100, 30)) as screen:
@@ -123,8 +123,8 @@ async def test_what_the_screen_and_the_knob_count_is_asked_together_and_says_whe
         await screen.shows("at 1: 5 of 6 ready records")
 
 
-async def test_a_value_is_typed_as_fast_as_one_likes(coordinator: Scripted) -> None:
-    """An editing key used to be done after the letters behind it, so a backspace took the one that was to stay."""
+async def test_fast_typing_into_the_value_field_loses_no_key(coordinator: Scripted) -> None:
+    """Editing keys take effect in order, so a backspace deletes the letter before it."""
     with_a_bound(coordinator)
     coordinator.effects["tune"] = Effect(changes=("the bound goes from 2 to 13",))
     async with opened(coordinator.state_dir, (80, 24)) as screen:
@@ -138,7 +138,7 @@ async def test_a_value_is_typed_as_fast_as_one_likes(coordinator: Scripted) -> N
         await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("bound", 13, 3)])
 
 
-async def test_who_may_only_look_is_shown_the_knob_and_not_asked_for_a_value(coordinator: Scripted) -> None:
+async def test_viewer_sees_the_knob_page_in_place_of_the_form(coordinator: Scripted) -> None:
     with_a_bound(coordinator)
     async with opened(coordinator.state_dir, (80, 24), Settings(read_only=True)) as screen:
         await screen.press("5", "b", "enter")
@@ -152,11 +152,11 @@ async def test_other_knobs_have_no_mark(coordinator: Scripted) -> None:
         await screen.press("5", "b")
         await screen.shows("try another bound")
         await screen.press("down", "left")
-        await screen.shows("what-if is for that knob")
+        await screen.shows("Only the bound has a preview by keys")
         await aeventually(lambda: "under way" not in screen.text)
 
 
-async def test_a_bound_that_nobody_answers_for_says_so_and_not_where_it_is(coordinator: Scripted) -> None:
+async def test_unanswered_bound_shows_the_reason(coordinator: Scripted) -> None:
     with_a_bound(coordinator)
 
     def nobody(_: Any) -> StalenessReport:
@@ -166,12 +166,12 @@ async def test_a_bound_that_nobody_answers_for_says_so_and_not_where_it_is(coord
     async with opened(coordinator.state_dir) as screen:
         await screen.press("5", "b")
         await aeventually(lambda: coordinator.sent("staleness"))
-        await aeventually(lambda: not screen.app.view.is_asking("ages"))
+        await aeventually(lambda: not screen.app.view.is_querying("ages"))
         await screen.press("left")
         await screen.shows("What another bound would do is not known: The run has no steward.")
 
 
-async def test_the_changes_of_a_knob_stand_below_it_and_on_its_page(coordinator: Scripted) -> None:
+async def test_changes_of_a_knob_are_shown_below_and_on_its_page(coordinator: Scripted) -> None:
     with_a_bound(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("5", "b", "down")
@@ -182,8 +182,8 @@ async def test_the_changes_of_a_knob_stand_below_it_and_on_its_page(coordinator:
         await aeventually(lambda: coordinator.sent("undo_tune") == [commands.UndoTune("pool.work_s", 4)])
 
 
-async def test_what_nobody_takes_any_more_is_not_told_as_coming(coordinator: Scripted) -> None:
-    """Its owner came to its end, so there is no next version."""
+async def test_value_of_an_ended_owner_is_not_shown_as_pending(coordinator: Scripted) -> None:
+    """Its owner has ended, so there is no next version."""
     coordinator.rows["knob/rate"] = rows.KnobRow(
         "rate", 0.2, 0.1, 2, "float", boundary="next version", owner="trainer", in_force=0.1, changed_at=1.0
     )

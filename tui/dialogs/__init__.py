@@ -1,1 +1,1 @@
-"""Questions, each over the view that asked."""
+"""Dialogs over the view that opened them."""

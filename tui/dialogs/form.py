@@ -1,7 +1,7 @@
-"""A question with lines above and fields below: a consent, a name to be typed, a note, a value.
+"""A form with text above and fields below: a consent, a name to type, a note, a value.
 
-Invariants: nothing is done before somebody said so; escape always leaves without doing anything; what is typed is
-checked while it is typed, and what would come of it is asked for and shown.
+Invariants: nothing is done before the person confirms; escape always leaves without an effect; input is checked while
+it is typed, and its effect is queried and shown.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from agentrl.formatting.amounts import counted
 from agentrl.formatting.safe_text import sanitise
 from tui.dialogs.modal import Modal
 from tui.model.styled_text import Line, Span, Tone, cut, span, wrapped
+from tui.widgets.keyboard import TextField
 from tui.widgets.lines import Lines
-from tui.widgets.text_field import TextField
 
 PREVIEW_AFTER_S = 0.15
 WIDTH = 76
@@ -40,16 +40,16 @@ Values = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked."""
+    """Content of a form."""
 
     title: str
     lines: tuple[Line, ...] = ()
     fields: tuple[Field, ...] = ()
     go_on: str = "do it"
     check: Callable[[Values], str] = lambda values: ""
-    """What is wrong with what was typed; empty if nothing."""
+    """What is wrong with the values; an empty string if nothing is."""
     preview: Callable[[Values], Awaitable[str]] | None = None
-    """What would come of it."""
+    """The effect of the values, in a sentence."""
     tone: Tone = Tone.ACCENT
 
 
@@ -58,7 +58,7 @@ def _constant(line: Line) -> Callable[[int, int], list[Line]]:
 
 
 class Form(Modal[Values | None]):
-    """Answers with the fields' values, or None if it was left."""
+    """Returns the values of the fields, or None if it was left."""
 
     AUTO_FOCUS = "Input"
     DEFAULT_CSS = """
@@ -77,7 +77,7 @@ class Form(Modal[Values | None]):
         super().__init__()
         self._question = question
         self._verdict: tuple[str, Tone] = ("", Tone.DIM)
-        self._asked = 0
+        self._edits = 0
         self._body: list[Line] = [(span(question.title, question.tone),), (), *question.lines]
 
     def compose(self) -> ComposeResult:
@@ -100,7 +100,7 @@ class Form(Modal[Values | None]):
         self._fit()
 
     def _fit(self) -> None:
-        """What is told gives way to what is asked: fields and keys are seen on any terminal."""
+        """Cut the text above, so that fields and keys fit on any terminal."""
         below = 6 if self._question.preview else 3
         room = self.app.size.height - 2 - len(self._question.fields) - below
         self.query_one("#below", Lines).styles.height = below
@@ -117,10 +117,10 @@ class Form(Modal[Values | None]):
 
     def _below(self, width: int, height: int) -> list[Line]:
         text, tone = self._verdict
-        told = [(Span(part, tone),) for part in wrapped(text, width)[: height - 2]] if text else []
+        message = [(Span(part, tone),) for part in wrapped(text, width)[: height - 2]] if text else []
         keys: Line = (Span("enter", Tone.ACCENT), Span(f" {self._question.go_on}   ", Tone.DIM))
         keys += (Span("esc", Tone.ACCENT), Span(" leave", Tone.DIM))
-        return [*told, *[()] * (height - 1 - len(told)), keys]
+        return [*message, *[()] * (height - 1 - len(message)), keys]
 
     def _say(self, text: str, tone: Tone) -> None:
         self._verdict = (span(text).text, tone)
@@ -132,29 +132,29 @@ class Form(Modal[Values | None]):
         self._look()
 
     def _look(self) -> None:
-        self._asked += 1
+        self._edits += 1
         wrong = self._question.check(self.values())
         if wrong:
             self._say(wrong, Tone.WARN if any(self.values()) else Tone.DIM)
         elif self._question.preview is None:
             self._say("", Tone.DIM)
         else:
-            self.set_timer(PREVIEW_AFTER_S, lambda asked=self._asked: self._ask(asked))
+            self.set_timer(PREVIEW_AFTER_S, lambda edit=self._edits: self._ask(edit))
 
-    def _ask(self, asked: int) -> None:
-        if asked == self._asked:
-            # Not yet begun: one that the next letter overtakes never is.
-            work: Callable[[], Awaitable[None]] = partial(self._preview, asked)
+    def _ask(self, edit: int) -> None:
+        if edit == self._edits:
+            # A callable, so that a query replaced before it begins leaves no coroutine behind.
+            work: Callable[[], Awaitable[None]] = partial(self._preview, edit)
             self.run_worker(work, group="preview", exclusive=True)
 
-    async def _preview(self, asked: int) -> None:
+    async def _preview(self, edit: int) -> None:
         assert self._question.preview is not None
         try:
-            told, tone = await self._question.preview(self.values()), Tone.PLAIN
+            text, tone = await self._question.preview(self.values()), Tone.PLAIN
         except AgentrlError as error:
-            told, tone = str(error), Tone.BAD
-        if asked == self._asked and self.is_attached:
-            self._say(told, tone)
+            text, tone = str(error), Tone.BAD
+        if edit == self._edits and self.is_attached:
+            self._say(text, tone)
 
     # ---- the answer ----
 

@@ -1,4 +1,4 @@
-"""All keys of a view, from the registry of actions, and what its short words mean."""
+"""The help of a view: its keys, from the registry of actions, and the meanings of its short words."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class KeyHelp(Modal[None]):
                 keys = " ".join(sign(key) for key in action.keys) or ":"
                 head = (Span(f"  {fitted(keys, 12)}", Tone.STRONG), Span(f"{fitted(action.title, 15)}"))
                 self._lines.append((*head, Span(action.help, Tone.DIM)))
-        if told := [(Span(f"  {fitted(word, 27)}", Tone.STRONG), Span(means, Tone.DIM)) for word, means in words]:
-            self._lines += [(Span("what is shown", Tone.ACCENT),), *told]
+        if meanings := [(Span(f"  {fitted(word, 27)}", Tone.STRONG), Span(means, Tone.DIM)) for word, means in words]:
+            self._lines += [(Span("what is shown", Tone.ACCENT),), *meanings]
 
     def compose(self) -> ComposeResult:
         lines = Lines(self._shown)
-        # No wider than its longest sentence; where there is less room, sentences are cut.
+        # As wide as its longest sentence; sentences are cut if there is less room.
         lines.styles.width = max(map(width_of, self._lines), default=0) + AROUND
         yield lines
 

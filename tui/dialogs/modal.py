@@ -1,7 +1,6 @@
-"""What all questions share.
+"""The base class of all dialogs.
 
-Invariant: a question is answered once. Keys that were typed behind the answer, before it has left the screen, are for
-nobody.
+Invariant: a dialog is answered once. Keys that arrive between the answer and its disappearance are dropped.
 """
 
 from __future__ import annotations
@@ -15,6 +14,6 @@ A = TypeVar("A")
 
 class Modal(ModalScreen[A]):
     def answer(self, answer: A | None) -> None:
-        """Leave with it; only the first one counts."""
+        """Close the dialog with this answer; only the first one counts."""
         if self.is_current:
             self.dismiss(answer)

@@ -1,4 +1,4 @@
-"""The palette: any action by its name, any unit by its name, or a command line as one types it in a shell."""
+"""The palette: an action by its name, a unit by its name, or a command line as in a shell."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from textual.containers import Vertical
 from textual.widgets import Input
 
 from tui.dialogs.modal import Modal
+from tui.model.mirror import Mirror
 from tui.model.styled_text import Line, Span, Tone, cut, fitted, span
+from tui.widgets.keyboard import TextField
 from tui.widgets.lines import Drawn, Painted
-from tui.widgets.text_field import TextField
 
 MOST = 14
 MOST_NEAR = 3
-"""Of what is only near to the words."""
+"""The number of similar names that are suggested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +32,21 @@ class Choice:
     help: str = ""
 
 
+def unit_choices(mirror: Mirror, prefix: str = "") -> list[Choice]:
+    """All units of the run; `prefix` stands before their ids."""
+    return [Choice(f"{prefix}{row.unit}", row.unit, "", f"{row.state.value} · {row.status}") for row in mirror.units]
+
+
 class Matches(Painted):
     def __init__(self) -> None:
         super().__init__()
         self.choices: list[Choice] = []
         self.at = 0
-        """Below 0 while none is meant: what is only near to the words is taken by nobody unseen."""
-        self.said = ""
+        """Below 0 while no choice is selected: a merely similar name is never chosen by enter alone."""
+        self.message = ""
 
     def drawing(self, width: int, height: int) -> list[Drawn]:
-        drawn: list[Drawn] = [(cut((span(self.said, Tone.WARN),), width), "")] if self.said else []
+        drawn: list[Drawn] = [(cut((span(self.message, Tone.WARN),), width), "")] if self.message else []
         height -= len(drawn)
         start = max(0, self.at - height + 1)
         for place, choice in enumerate(self.choices[start : start + height], start):
@@ -56,7 +62,7 @@ class Matches(Painted):
 
 
 class Palette(Modal[str | None]):
-    """Answers with the id of what was chosen, or with a line that begins with a colon: what was typed."""
+    """Returns the id of the choice, or the typed line with a colon before it."""
 
     AUTO_FOCUS = "Input"
     DEFAULT_CSS = """
@@ -81,9 +87,9 @@ class Palette(Modal[str | None]):
         self._choices = list(choices)
         self._hint = hint
         self._verbs = tuple(verbs)
-        """What a line that is typed may begin with."""
+        """The first words of command lines."""
         self._typed = typed
-        """Empty where a line may be handed on as it was typed; why not, where it begins as a command; else None."""
+        """For a typed line: an empty string if it is a command, the fault if it begins like one, else None."""
 
     def compose(self) -> ComposeResult:
         self._matches = Matches()
@@ -110,25 +116,25 @@ class Palette(Modal[str | None]):
         ranked = [(found, choice) for choice in self._choices if (found := rank(choice)) is not None]
         matches = self._matches
         matches.choices = [choice for _, choice in sorted(ranked, key=lambda pair: pair[0])]
-        matches.at, matches.said = 0, ""
+        matches.at, matches.message = 0, ""
         if not matches.choices:
-            self._say_why(text)
+            self._explain(text)
         matches.repaint()
 
-    def _say_why(self, text: str) -> None:
-        """Nothing has these words in its name: a box that is empty would leave one guessing."""
+    def _explain(self, text: str) -> None:
+        """Say why nothing matches, in place of an empty box."""
         matches, why_not = self._matches, self._typed(text) if self._typed is not None else None
         if why_not is None:
             matches.choices, matches.at = self._near(text), -1
             near = difflib.get_close_matches(text.partition(" ")[0], self._verbs, n=1)
             command = f" the command `{near[0]}`{', or:' if matches.choices else '?'}" if near else ":"
             meant = f" Did you mean{command}" if near or matches.choices else ""
-            matches.said = f"Nothing is called {text.strip()!r}.{meant}"
+            matches.message = f"Nothing is called {text.strip()!r}.{meant}"
         else:
-            matches.said = why_not or "Enter does what is typed."
+            matches.message = why_not or "Enter does what is typed."
 
     def _near(self, text: str) -> list[Choice]:
-        """What may have been meant, the nearest first."""
+        """Choices with similar names, the nearest first."""
         typed = text.casefold().split()
         words = sorted({word for choice in self._choices for word in choice.title.casefold().split()})
         meant = [difflib.get_close_matches(word, words, n=MOST_NEAR) for word in typed]

@@ -1,1 +1,1 @@
-"""What the console knows and how it words it. PURE: no textual, no clock, no sockets."""
+"""State of the console and the text made of it. PURE: no textual, no clock, no sockets."""

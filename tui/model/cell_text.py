@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from agentrl.protocol.rows import COMPLETED, GroupRow, Severity
+from agentrl.protocol.rows import COMPLETED, AlertRow, GroupRow, Severity
 from tui.model.styled_text import Span, Tone, span
 
 _STATES: dict[str, tuple[str, Tone]] = {
@@ -40,15 +40,19 @@ _STATES: dict[str, tuple[str, Tone]] = {
 _TWICE = re.compile(r" is (\w+) \((\1 .*)\)$")
 
 
-def waited_for(told: Iterable[str]) -> str:
+def waited_for(sentences: Iterable[str]) -> str:
     """What an operation waits for: sentences such as `web-0 is pending (why)`."""
-    return "waits: " + ", ".join(_TWICE.sub(r" is \2", each) for each in told)
+    return "waits: " + ", ".join(_TWICE.sub(r" is \2", each) for each in sentences)
 
 
 def state(name: str) -> Span:
-    """A sign and the word: nobody has to tell colours apart."""
+    """A sign and a word, so the state is readable without colours."""
     sign, tone = _STATES.get(name, ("·", Tone.PLAIN))
     return span(f"{sign} {name}", tone)
+
+
+def alert_state(row: AlertRow) -> Span:
+    return state("went away" if row.passed else row.state.value)
 
 
 def severity(level: Severity) -> Span:
@@ -74,7 +78,7 @@ def brief(seconds: float) -> str:
 
 
 def quick(seconds: float) -> str:
-    """A duration in five cells, also where that was a moment: `0.12s`, `12.3s`, `4m`."""
+    """A duration in five cells, with fractions of a second: `0.12s`, `12.3s`, `4m`."""
     return f"{max(0.0, seconds):.{2 if seconds < 9.995 else 1}f}s" if seconds < 99.95 else brief(seconds)
 
 
@@ -84,8 +88,7 @@ def ago(at: float, now: float) -> str:
 
 
 def in_cells(text: str, width: int) -> str:
-    """What is too wide for so many cells and is a number, in as many significant digits as fit: fewer say less, none
-    of its exponent says something else. Anything else is as it was."""
+    """A number with as many significant digits as fit the width; its exponent is never cut. Other text is unchanged."""
     if len(text) <= width:
         return text
     try:
@@ -94,14 +97,14 @@ def in_cells(text: str, width: int) -> str:
         return text
     for digits in range(min(width, _MOST_DIGITS), 0, -1):
         plain = f"{number:.{digits}g}"
-        for told in (plain, _EXPONENT.sub(_brief_exponent, plain)):
-            if len(told) <= width:
-                return told
+        for form in (plain, _EXPONENT.sub(_brief_exponent, plain)):
+            if len(form) <= width:
+                return form
     return text if abs(number) >= 1 else "0"
 
 
 _MOST_DIGITS = 15
-"""Those of a float that mean something."""
+"""Significant digits of a float."""
 _EXPONENT = re.compile(r"e([+-])0*")
 
 
@@ -119,8 +122,8 @@ def small_size(count: float) -> str:
 
 
 def strength(row: GroupRow, *, down: bool = False) -> Span:
-    """Desired against actual: `web 2/2`, `flaky 0/1 backoff 1`. What stopped is in order in a run that is wanted
-    `down`, and where none is wanted, as in a run that is only read from."""
+    """Desired against actual: `web 2/2`, `flaky 0/1 backoff 1`. Stopped units are fine in a run that is down,
+    and in a group whose desired count is 0."""
     completed = row.other.get(COMPLETED, 0)
     others = " ".join(f"{name} {count}" for name, count in row.other.items() if count)
     paused = " paused" if row.paused else ""

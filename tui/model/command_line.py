@@ -1,7 +1,7 @@
-"""Command lines, as people type them and as alerts suggest them, understood by the console.
+"""Parses command lines that a person types or an alert suggests into pending commands and destinations.
 
-Invariants: what is not understood whole does nothing and is answered by a sentence; a target is looked up in what is
-seen, so it carries the incarnation that is seen.
+Invariants: a line that is not understood completely does nothing and is answered with a sentence; targets are looked up
+in the mirror, so a command names the incarnation that is on the screen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Destination:
     view: str
     subject: str = ""
     earlier: int = 0
-    """For logs: lives before the present one, or the number of a life."""
+    """For logs: how many incarnations before the present one, or the number of an incarnation."""
 
 
 _VIEWS = {
@@ -44,11 +44,11 @@ VERBS = (
     *("scale", "drain", "restart", "stop", "pause", "resume", "stacks", "logs", "tune", "alerts"),
     *("tasks", "checkpoints", "keys", "down"),
 )
-"""What a line may begin with."""
+"""The first words of all lines."""
 
 
 def parse(text: str, mirror: Mirror) -> PendingCommand | Destination:
-    """What a line means. Raises an error with a sentence where it means nothing here."""
+    """Parse a line. Raises an error with a sentence if it has no meaning here."""
     try:
         words = shlex.split(text)
     except ValueError as broken:
@@ -237,13 +237,13 @@ class _Line:
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
-    """`Did you mean web-0? ` where something is near to the name; else nothing."""
+    """`Did you mean web-0? ` if a known name is close; else an empty string."""
     near = nearest(name, known)
     return f"Did you mean {near}? " if near else ""
 
 
 def parse_cure(row: AlertRow, mirror: Mirror) -> PendingCommand | Destination | None:
-    """What the command that an alert suggests means here; None where it belongs into a shell."""
+    """Parse the command that an alert suggests. Returns None if it has to be run in a shell."""
     try:
         return parse(row.suggest, mirror) if row.suggest else None
     except AgentrlError:

@@ -1,4 +1,4 @@
-"""Curves of committed Steps, and what happened meanwhile as ticks under each of them.
+"""Curves of committed steps, with ticks for events under each of them.
 
 Invariants: every curve of a screen has the same Steps in the same columns, the newest on the right, and takes the width
 that there is: a column is several cells wide where Steps are few, and of several Steps, whose mean it shows, where they
@@ -25,11 +25,11 @@ CHOSEN = (
     "reward_mean", "evaluation", "entropy", "mismatch_mean", "weight_mean", "ess", "clipped_share", "gradient_norm",
     "tokens_per_record", "loss", "kl_behaviour", "zero_variance_share", "truncation_share", "stale_records", "age_mean",
 )  # fmt: skip
-"""What is drawn first, in this order; any other metric of the Steps follows."""
+"""Metrics that are drawn first, in this order; all other metrics follow."""
 LEAST_LINES = 4
-"""Of a curve with its title and ticks."""
+"""Height of a curve with its title and ticks."""
 SEVERAL = "≡"
-"""In place of signs of several kinds that share a cell."""
+"""Stands for signs of several kinds that share a cell."""
 _GRAVITY = "✖◆○"
 _MOST_TOLD = 3
 _MARGIN = 1.96
@@ -37,7 +37,7 @@ _MARGIN = 1.96
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One committed Step."""
+    """One committed step."""
 
     id: str
     step: int
@@ -47,7 +47,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Something that happened while the run learned."""
+    """One event during training."""
 
     at: float
     sign: str
@@ -55,11 +55,11 @@ class Tick:
     what: str
     row: AnyRow
     segment: bool = False
-    """Curves before and after it are not to be compared."""
+    """Curves before and after it must not be compared."""
 
 
 def points(rows: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Those that count, the oldest first."""
+    """Committed steps, the oldest first."""
     made = [
         Point(str(row["id"]), int(row.get("step") or 0), seconds(row.get("committed_at")), row.get("metrics") or {})
         for row in rows
@@ -69,14 +69,14 @@ def points(rows: Iterable[Mapping[str, Any]]) -> list[Point]:
 
 
 def seconds(at: object) -> float:
-    """Times of the store are in UTC, whether they say so or not."""
+    """Times of the store are in UTC, with or without a time zone."""
     if not isinstance(at, datetime):
         return 0.0
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
 def metrics_of(found: Sequence[Point]) -> list[str]:
-    """The names of all numbers that the Steps have, those that are looked at first in front."""
+    """The names of all metrics of these steps, the most important first."""
     known = {name for point in found for name in point.metrics}
     return [name for name in CHOSEN if name in known] + sorted(known - set(CHOSEN))
 
@@ -102,12 +102,12 @@ _SAYS_NOTHING = ("acknowledge", "silence", "test_alert", "stacks", "add_key", "r
 
 
 class Chart:
-    """Steps and ticks in the columns of a width."""
+    """Steps and ticks in the columns of a given width."""
 
     def __init__(
         self, found: Sequence[Point], happened: Sequence[Tick], width: int, *, from_the_first: bool = True
     ) -> None:
-        """`from_the_first`: there are no Steps before these. Else what is older than them belongs to those."""
+        """`from_the_first`: no steps exist before these, so older events belong to the first one."""
         self.points = found
         self.width = max(1, width)
         self.columns = min(len(found), self.width)
@@ -123,7 +123,7 @@ class Chart:
         return None if place is None else self._column(place)
 
     def last_of(self, column: int) -> Point | None:
-        """The newest Step of a column."""
+        """The newest step of a column."""
         part = self._part(column)
         return part[-1] if part else None
 
@@ -133,7 +133,7 @@ class Chart:
         return (min(beyond) if by > 0 else max(beyond)) if beyond else None
 
     def _part(self, column: int) -> Sequence[Point]:
-        """The Steps of a column: those whose share of the width begins in it."""
+        """The steps of a column: those whose share of the width begins in it."""
         begin, end = (math.ceil(edge * len(self.points) / self.columns) for edge in (column, column + 1))
         return self.points[begin:end] if 0 <= column < self.columns else ()
 
@@ -141,7 +141,7 @@ class Chart:
         return place * self.columns // len(self.points)
 
     def _cells(self, column: int) -> int:
-        """How many cells it is wide."""
+        """The width of a column in cells."""
         return (column + 1) * self.width // self.columns - column * self.width // self.columns
 
     def values(self, metric: str) -> list[float | None]:
@@ -173,8 +173,7 @@ class Chart:
         return lines
 
     def _tick(self, column: int, cursor: int | None) -> Line:
-        """From the begin of the column a sign of every kind that happened, the gravest first; one for all of them where
-        they have no room beside each other."""
+        """One sign for every kind of event, the most severe first; one sign for all of them where they do not fit."""
         found, cells, here = self.ticks.get(column), self._cells(column), column == cursor
         if not found:
             return self._signs([("▲", Tone.STRONG) if here else ("─", Tone.DIM)], cells)
@@ -201,8 +200,8 @@ class Chart:
             Span(f"{interval(self.points, metric, part)} · {low:.4g} to {high:.4g}{normal}", Tone.DIM),
         )
 
-    def told(self, cursor: int | None) -> Line:
-        """The Step under the cursor, and what happened there."""
+    def caption(self, cursor: int | None) -> Line:
+        """The step under the cursor and its events."""
         point = self.last_of(cursor) if cursor is not None else None
         if cursor is None or point is None:
             return (Span("no Step of the curves is under the cursor", Tone.DIM),)
@@ -224,12 +223,12 @@ _WITH_INTERVAL = ("reward_mean", "evaluation")
 
 
 def interval(found: Sequence[Point], metric: str, part: Sequence[Point]) -> str:
-    """The 95 % interval of a mean score: an evaluation's own where it told one, else of the last ten Steps."""
+    """The 95 % interval of a mean score: that of the evaluation if it has one, else of the last ten steps."""
     if metric not in _WITH_INTERVAL or not part:
         return ""
-    told = part[-1].metrics.get(f"{metric}_margin")
-    if told is not None:
-        return f" ± {told:.2g}"
+    margin = part[-1].metrics.get(f"{metric}_margin")
+    if margin is not None:
+        return f" ± {margin:.2g}"
     if metric == "evaluation":
         return ""
     end = next(place for place, point in enumerate(found) if point is part[-1]) + 1
@@ -237,7 +236,7 @@ def interval(found: Sequence[Point], metric: str, part: Sequence[Point]) -> str:
     if len(numbers) < 2:
         return ""
     mean = sum(numbers) / len(numbers)
-    # A product may become infinite, where a power would be refused.
+    # A product may become infinite; a power would raise.
     spread = math.sqrt(sum((value - mean) * (value - mean) for value in numbers) / (len(numbers) - 1))
     return f" · last {counted(len(numbers), 'steps')} {mean:.3g} ± {_MARGIN * spread / math.sqrt(len(numbers)):.2g}"
 
@@ -248,18 +247,18 @@ def _number(point: Point, metric: str) -> float | None:
 
 
 def _cell(share: float, *, lowest: bool) -> str:
-    """The least value of all is seen, too."""
+    """A bar that shows even the least value."""
     return filled(share) if share > 0 or not lowest else "▁"
 
 
 def _share(value: float, low: float, high: float) -> float:
     reach = high - low
-    # Divided first: the reach may be so small that nothing can be divided by it alone.
+    # Divided first, because the range may be too small for a reciprocal.
     return (value - low) / reach if reach > 0 and math.isfinite(reach) else 0.5
 
 
 def _first_after(starts: Sequence[float], at: float) -> int | None:
-    """The place of the first Step that was committed then or later; the last one where there is none yet."""
+    """The index of the first step committed at that time or later; of the last step if there is none."""
     if not starts:
         return None
     return min(bisect_left(starts, at), len(starts) - 1)

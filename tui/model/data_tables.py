@@ -1,6 +1,6 @@
-"""Records, steps and errors of tools as lists have them, and one step.
+"""Columns of records, steps and failed tool calls, and the lines of one step.
 
-Invariant: a record that ended shows the one reason for its end; one under way shows what it waits for.
+Invariant: an ended record shows the one reason for its end; a running one shows what it waits for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agentrl.formatting.amounts import counted
 from agentrl.protocol.data_commands import Story, ToolErrorGroup
 from tui.model import cell_text
 from tui.model.styled_text import Line, Span, Tone, span, wrapped
-from tui.model.table import Column
+from tui.model.table import Column, order_column
 
 Row = Mapping[str, Any]
 _STATUS_TONES = {"finished": Tone.GOOD, "scored": Tone.GOOD, "running": Tone.BUSY, "committed": Tone.GOOD}
@@ -58,25 +58,25 @@ def _took(row: Row, now: float) -> Span:
 
 
 def doing(row: Row) -> str:
-    """What a running record waits for, or why an ended one ended."""
+    """What a running record waits for, or why a record ended."""
     now = row.get("doing")
     if isinstance(now, Mapping):
         return f"{now.get('what')}, {cell_text.brief(float(now.get('age_s') or 0))}"
     if row.get("status") == "running":
-        # A call is written as being under way when it has taken a second.
+        # A call appears as running once it has taken a second.
         return "no call over 1 s"
     outcome, error = row.get("outcome") or "", row.get("error") or ""
     return f"{outcome}: {error}" if outcome and error else str(outcome or error)
 
 
-def told_of(row: Row) -> str:
-    """A record in a few words, behind its id."""
+def summary(row: Row) -> str:
+    """A record in a few words, shown behind its id."""
     return " ".join(part for part in (shown(row.get("score")), doing(row) or str(row.get("status", ""))) if part)
 
 
 def record_columns() -> tuple[Column[Row], ...]:
     return (
-        Column("order", "", 0, lambda row, now: Span(""), lambda row: row["~order"], optional=True),
+        order_column(),
         Column("id", "RECORD", 30, lambda row, now: span(row["id"], Tone.STRONG), lambda row: str(row["id"]), least=20),
         Column("status", "STATUS", 9, _status, lambda row: str(row.get("status"))),
         Column("score", "SCORE", 6, _score, lambda row: _number(row, "score"), True, 1),
@@ -92,7 +92,7 @@ def record_columns() -> tuple[Column[Row], ...]:
 
 
 def step_name(row: Row) -> str:
-    """An id without the time at which its trainer began: its number stands last, and would be cut off."""
+    """An id without the start time of its trainer, because the number at its end would be cut off."""
     trainer, at, rest = str(row["id"]).partition("@")
     _, slash, number = rest.rpartition("/")
     return f"{trainer}/{number}" if at and slash else str(row["id"])
@@ -100,7 +100,7 @@ def step_name(row: Row) -> str:
 
 def step_columns() -> tuple[Column[Row], ...]:
     return (
-        Column("order", "", 0, lambda row, now: Span(""), lambda row: row["~order"], optional=True),
+        order_column(),
         Column("id", "STEP", 20, lambda row, now: span(step_name(row), Tone.STRONG), lambda row: str(row["id"])),
         Column("status", "STATUS", 11, _status, lambda row: str(row.get("status"))),
         Column(
@@ -161,13 +161,13 @@ def of_step(story: Story, width: int) -> list[Line]:
 _UNTOLD = "Of {} before it this recording does not tell: too short, given back, or nobody recorded then."
 
 
-def of_told_step(step: Row, width: int) -> list[Line]:
-    """One of a recording."""
+def of_recorded_step(step: Row, width: int) -> list[Line]:
+    """The lines of a step that is read from a recording."""
     head, *numbers = _measured(step, width)
     made: list[Line] = [head]
     if untold := step.get("untold"):
-        told = wrapped(_UNTOLD.format(counted(untold, "steps")), width)
-        made += [(Span(part, Tone.WARN),) for part in told]
+        missing_lines = wrapped(_UNTOLD.format(counted(untold, "steps")), width)
+        made += [(Span(part, Tone.WARN),) for part in missing_lines]
     missing = "Its records are in no recording; of a run that is up, 8 and enter show them."
     return [*made, (Span(missing, Tone.DIM),), *numbers]
 
@@ -190,7 +190,7 @@ def _measured(step: Row, width: int) -> list[Line]:
 
 
 MALFORMED = "malformed"
-"""The status of what could not be read as a call, so that no tool ever saw it."""
+"""The status of text that could not be parsed as a tool call, so no tool was called."""
 
 
 def call_columns() -> tuple[Column[Row], ...]:
@@ -198,7 +198,7 @@ def call_columns() -> tuple[Column[Row], ...]:
         return f"{row.get('record')} t{row.get('turn')}"
 
     return (
-        Column("order", "", 0, lambda row, now: Span(""), lambda row: row["~order"], optional=True),
+        order_column(),
         Column("when", "AGO", 5, _requested, lambda row: row["~order"], True, 2),
         Column("tool", "TOOL", 20, lambda row, now: span(_name(row), Tone.STRONG), _name),
         Column("kind", "KIND", 12, lambda row, now: span(row.get("status"), Tone.WARN), lambda row: row.get("status")),

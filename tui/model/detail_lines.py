@@ -1,4 +1,4 @@
-"""Everything about one thing, on a page of its own: a unit, an incident, an alert, an operation, a wait."""
+"""The lines of detail pages: a unit, an incident, an alert, an operation, a knob, the wait chains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.knob import plain_value
 from agentrl.protocol.messages import Wait
 from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobRow, OperationRow, PulseRow, UnitRow
-from tui.model import alarms, cell_text
+from tui.model import cell_text
 from tui.model.mirror import Mirror
 from tui.model.styled_text import Line, Span, Tone, folded, span, trend, wrapped
 
@@ -20,7 +20,7 @@ SCIENTIFIC = "a change begins a new segment and wants a note"
 
 
 def page(pairs: Iterable[tuple[str, object]], width: int) -> list[Line]:
-    """Titles and values; a long value goes on below itself."""
+    """Titles and values; a long value is wrapped."""
     lines = list[Line]()
     for title, value in pairs:
         if value in ("", None, 0):
@@ -36,8 +36,8 @@ def _heading(text: str) -> Line:
     return (Span(text, Tone.ACCENT),)
 
 
-def _told(title: str, lines: Iterable[str], width: int) -> Iterator[Line]:
-    """A list of sentences or of a program's last lines, below a heading; a long one goes on below itself."""
+def _section(title: str, lines: Iterable[str], width: int) -> Iterator[Line]:
+    """A heading with sentences or the last lines of a program below it; long ones are wrapped."""
     found = list(lines)
     if found:
         yield ()
@@ -85,10 +85,12 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    lines += _told("waits for", (_wait(wait) for wait in row.waits), width)
-    lines += _told("metrics", (f"{name}  {value:g}" for name, value in sorted(row.metrics.items())), width)
+    lines += _section("waits for", (_wait(wait) for wait in row.waits), width)
+    lines += _section("metrics", (f"{name}  {value:g}" for name, value in sorted(row.metrics.items())), width)
     incidents = mirror.incidents(row.unit)[:8]
-    lines += _told("incidents, the newest first", (f"{moment(each.at)}  {sentence(each)}" for each in incidents), width)
+    lines += _section(
+        "incidents, the newest first", (f"{moment(each.at)}  {sentence(each)}" for each in incidents), width
+    )
     return lines
 
 
@@ -103,14 +105,14 @@ def of_incident(row: IncidentRow, now: float, width: int) -> list[Line]:
             ("done", row.done),
             ("host", row.host),
             ("phase", row.phase),
-            ("said", row.status),
+            ("last status", row.status),
             ("stacks", row.stacks),
             ("versions", ", ".join(f"{name} {value}" for name, value in sorted(row.versions.items()))),
         ),
         width,
     )
-    lines += _told("its last lines", repeated_lines.fold_repeats(row.tail), width)
-    lines += _told("ended with it", (f"pid {each.pid}  {each.command}  ({each.why})" for each in row.swept), width)
+    lines += _section("its last lines", repeated_lines.fold_repeats(row.tail), width)
+    lines += _section("ended with it", (f"pid {each.pid}  {each.command}  ({each.why})" for each in row.swept), width)
     return lines
 
 
@@ -121,7 +123,7 @@ def of_alert(row: AlertRow, now: float, width: int) -> list[Line]:
         (
             ("what", span(row.sentence, Tone.STRONG)),
             ("severity", cell_text.severity(row.severity)),
-            ("state", alarms.state(row)),
+            ("state", cell_text.alert_state(row)),
             ("since", f"{moment(row.since_at)}, {age(now - row.since_at)}"),
             ("went away" if row.passed else "resolved", moment(row.resolved_at)),
             ("on it", row.acknowledged_by),
@@ -130,7 +132,7 @@ def of_alert(row: AlertRow, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    lines += _told("evidence", row.evidence, width)
+    lines += _section("evidence", row.evidence, width)
     return lines
 
 
@@ -148,15 +150,15 @@ def of_operation(row: OperationRow, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    lines += _told("waits", row.waiting_for, width)
+    lines += _section("waits", row.waiting_for, width)
     if row.result:
-        # In full, a path above all: it is what one came for.
+        # In full, above all a path: it is the reason to open the page.
         lines += [
             (),
             _heading("result"),
             *page(((name, plain_value(value)) for name, value in row.result.items()), width),
         ]
-    lines += _told("done", row.lines, width)
+    lines += _section("done", row.lines, width)
     return lines
 
 
@@ -174,13 +176,15 @@ def of_knob(row: KnobRow, history: Iterable[AuditRow], mirror: Mirror, width: in
         ),
         width,
     )
-    told = (f"{moment(e.at)}  {e.who}  {e.what}{f' ({e.note})' if e.note else ''}" for e in reversed(list(history)))
-    lines += _told("changes, the newest first", told, width)
+    history_lines = (
+        f"{moment(e.at)}  {e.who}  {e.what}{f' ({e.note})' if e.note else ''}" for e in reversed(list(history))
+    )
+    lines += _section("changes, the newest first", history_lines, width)
     return lines
 
 
 def of_change(row: KnobRow, mirror: Mirror, now: float, width: int) -> list[Line]:
-    """The last change of a knob, as something that happened."""
+    """The last change of a knob, as an event."""
     waits = row.in_force is not None and row.in_force != row.value
     pairs = (
         ("what", span(f"{row.name} {knob_change(row)}{f' {row.unit}' if row.unit else ''}", Tone.STRONG)),
@@ -215,9 +219,9 @@ def of_waits(report: WhyReport, width: int) -> list[Line]:
     for chain in chains:
         for number, part in enumerate(wrapped(span(chain.sentence).text, width - 2)):
             lines.append((Span("" if number == 0 else "  "), Span(part, Tone.STRONG)))
-        for told in wait_chains.of_chain(chain):
-            late = (Span("  overdue", Tone.WARN),) if told.overdue else ()
-            lines += _indented((span(told.sentence), *late), width)
+        for link in wait_chains.of_chain(chain):
+            late = (Span("  overdue", Tone.WARN),) if link.overdue else ()
+            lines += _indented((span(link.sentence), *late), width)
         called, why = wait_chains.end_of(chain)
         end = (Span(f"{called}: ", Tone.DIM), span(why, Tone.WARN if chain.amiss else Tone.PLAIN))
         lines += _indented(end, width)
@@ -226,14 +230,14 @@ def of_waits(report: WhyReport, width: int) -> list[Line]:
 
 
 def _indented(line: Line, width: int) -> Iterator[Line]:
-    """All of it, over as many lines as it takes."""
+    """The whole line, wrapped."""
     most = sum(len(part.text) for part in line)
     for number, part in enumerate(folded(line, width - 4, most)):
         yield (Span("  " if number == 0 else "    ", part[0].tone if part else Tone.PLAIN), *part)
 
 
 def of_row(row: AnyRow, mirror: Mirror, now: float, width: int) -> list[Line]:
-    """The page of whatever happened."""
+    """The page of an event of any kind."""
     match row:
         case IncidentRow():
             return of_incident(row, now, width)

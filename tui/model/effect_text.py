@@ -1,4 +1,4 @@
-"""What an effect would do, in numbers first: the sentences above every consent, and of every preview."""
+"""The consequences of an effect as sentences, numbers first: for consent dialogs and previews."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMED = 8
 
 
 def effect_lines(effect: Effect, mirror: Mirror, width: int) -> tuple[Line, ...]:
-    """What would happen, in numbers first."""
+    """The consequences, numbers first."""
     lines = list[Line]()
     again = set(effect.restarts)
     for names, returning, one, many, tone in (
@@ -26,12 +26,12 @@ def effect_lines(effect: Effect, mirror: Mirror, width: int) -> tuple[Line, ...]
         chosen = [name for name in names if (name in again) is returning]
         if chosen:
             shown = ", ".join(chosen[:_NAMED]) + (f" and {len(chosen) - _NAMED} more" if len(chosen) > _NAMED else "")
-            lines += _told(f"{len(chosen)} {one if len(chosen) == 1 else many}: {shown}", tone, width)
+            lines += _wrapped(f"{len(chosen)} {one if len(chosen) == 1 else many}: {shown}", tone, width)
     for sentence in _strength_meanwhile(effect, mirror):
-        lines += _told(sentence, Tone.PLAIN, width)
+        lines += _wrapped(sentence, Tone.PLAIN, width)
     for sentences, tone in ((effect.loses, Tone.BAD), (effect.changes, Tone.PLAIN), (effect.notes, Tone.DIM)):
         for sentence in sentences:
-            lines += _told(sentence, tone, width)
+            lines += _wrapped(sentence, tone, width)
     return tuple(lines or [(Span("It changes nothing.", Tone.DIM),)])
 
 
@@ -41,7 +41,7 @@ def effect_sentence(effect: Effect, mirror: Mirror) -> str:
 
 
 def _strength_meanwhile(effect: Effect, mirror: Mirror) -> Iterator[str]:
-    """How many of each group are left at work."""
+    """How many units of each group stay ready."""
     ending = [row for name in (*effect.drains, *effect.kills) if (row := mirror.unit(name)) is not None]
     for name in sorted({row.group for row in ending}):
         group = mirror.group(name)
@@ -50,5 +50,5 @@ def _strength_meanwhile(effect: Effect, mirror: Mirror) -> Iterator[str]:
             yield f"{name}: {group.ready} ready now, {max(0, group.ready - fewer)} then"
 
 
-def _told(sentence: str, tone: Tone, width: int) -> list[Line]:
+def _wrapped(sentence: str, tone: Tone, width: int) -> list[Line]:
     return [(Span(part, tone),) for part in wrapped(span(sentence).text, width)]

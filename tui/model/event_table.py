@@ -1,4 +1,4 @@
-"""What happened, in columns: operations, incidents, changes of knobs, alerts, and the audit."""
+"""Columns and texts of events: operations, incidents, changes of knobs, alerts, and the audit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def columns() -> tuple[Column[AnyRow], ...]:
 
 
 def key_of(row: AnyRow) -> str:
-    """One key for one thing that happened, the same in the feed and in the answer to a question."""
+    """One key per event, the same in the feed and in the answer to a query."""
     match row:
         case OperationRow():
             return f"op/{row.id}"
@@ -91,8 +91,5 @@ def _tone(row: AnyRow) -> Tone:
     return Tone.PLAIN if isinstance(row, IncidentRow | AlertRow) else Tone.DIM
 
 
-def keeps(words: frozenset[str], kinds: frozenset[str], row: AnyRow) -> bool:
-    if kinds and kind_of(row) not in kinds:
-        return False
-    shown = f"{kind_of(row)} {subject(row)} {_state(row).text} {what(row)}".casefold()
-    return all(word in shown for word in words)
+def searched_text(row: AnyRow) -> str:
+    return f"{kind_of(row)} {subject(row)} {_state(row).text} {what(row)}"

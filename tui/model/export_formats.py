@@ -1,7 +1,7 @@
-"""Rows of a table as a file has them: JSON, JSON lines, or CSV for a spreadsheet.
+"""Formats rows of a table for a file: JSON, JSON lines, or CSV for a spreadsheet.
 
-Invariants: what a run said is data in every form: no control code reaches a terminal that prints the file, no cell
-begins a formula; in JSON every value is what it was.
+Invariants: text of a run stays data in every format: no control code reaches a terminal that prints the file, and no
+cell begins a formula; in JSON every value is unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def plain(rows: Iterable[Any]) -> list[dict[str, Any]]:
-    """As programs read them; what only the table knows is left out."""
+    """Rows as programs read them, without the helper fields of the table."""
     made = []
     for row in rows:
         found: Any = json.loads(msgspec.json.encode(row))
@@ -59,7 +59,7 @@ FORMATS: Mapping[str, Callable[[Iterable[Any]], str]] = {".json": as_json, ".jso
 
 
 def wrong_with(path: str, formats: Iterable[str]) -> str:
-    """What is wrong with the name of a file; empty if nothing is."""
+    """What is wrong with a file name; an empty string if nothing is."""
     if not path.strip():
         return "Type the name of a file."
     known = list(formats)

@@ -1,4 +1,4 @@
-"""The lines around a view: which run, how fresh the view is, the tabs, and the keys that mean something now."""
+"""The lines around a view: the run and the age of its data, the tabs, the notice, and the keys of the view."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tui.model.playback import Playback
 from tui.model.styled_text import Line, Span, Tone, cut, fitted, span, width_of, wrapped
 
 MOST_LINES = 3
-"""Of the notice."""
+"""Lines of the notice."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderState:
-    """What besides the run's rows the header shows."""
+    """What the header shows besides the rows of the run."""
 
     now: float
     clock: float
@@ -29,11 +29,11 @@ class HeaderState:
     read_only: bool = False
     frozen_s: float | None = None
     replay: str = ""
-    """How a recording is played; empty for what happens now."""
+    """How a recording is played; empty for a live run."""
 
 
 def header(mirror: Mirror, at: HeaderState, width: int) -> Line:
-    """The run on the left, the age of what is shown on the right; the right side is never cut."""
+    """The run on the left, the age of its data on the right; the right side is never cut."""
     right = _freshness(mirror, at)
     room = max(0, width - width_of(right) - 1)
     return (*cut(_run(mirror, at), room), Span(" "), *right)
@@ -48,7 +48,7 @@ def _run(mirror: Mirror, at: HeaderState) -> Line:
             return (name, Span("connecting", Tone.BUSY))
         moment = time.strftime("%H:%M:%S", time.localtime(at.now - since_s))
         retry = f", tried again in {at.next_try_s:.0f} s" if at.next_try_s is not None and at.next_try_s >= 1 else ""
-        lost = Span(f"✗ nobody heard since {moment} ({age(since_s)}){retry}: ", Tone.BAD)
+        lost = Span(f"✗ no connection since {moment} ({age(since_s)}){retry}: ", Tone.BAD)
         return (name, lost, span(mirror.link.why))
     if run is None:
         return (name,)
@@ -67,9 +67,9 @@ def _run(mirror: Mirror, at: HeaderState) -> Line:
     return tuple(parts)
 
 
-def notice(told: Line, width: int) -> list[Line]:
-    """What is to be said, over several lines where it is long; what stands behind the sentence is never cut."""
-    sentence, *behind = told or (Span(""),)
+def notice(message: Line, width: int) -> list[Line]:
+    """A message, wrapped if it is long; the spans behind its sentence are never cut."""
+    sentence, *behind = message or (Span(""),)
     room = width - 1
     lines = [Span(part, sentence.tone) for part in wrapped(sentence.text, room)]
     beside = len(lines) <= MOST_LINES and width_of((lines[-1], *behind)) <= room
@@ -104,15 +104,15 @@ def _freshness(mirror: Mirror, at: HeaderState) -> Line:
 
 
 def played(playback: Playback) -> str:
-    """Which recording it is, where it stands, and how fast it goes."""
+    """The recording, its position and its speed."""
     speed = f"×{playback.speed:g}"
-    # It is chosen while the recording stands, too.
+    # The speed can be changed while the recording is stopped, too.
     how = "at its end" if playback.over else speed if playback.playing else f"stands, {speed}"
     return f"{playback.what} · {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(playback.position))} · {how}"
 
 
 def tabs(mirror: Mirror, view: str, heading: str, filter_text: str, width: int) -> Line:
-    """The names of the views, shortened where room is short, so that what is shown here is told, too."""
+    """The names of the views, shortened if needed, so that the heading of the present view fits, too."""
     behind = list[Span]()
     if heading:
         behind += [Span("  ▸ ", Tone.DIM), span(heading, Tone.STRONG)]
@@ -137,7 +137,7 @@ def _no_name(name: str) -> str:
 
 
 _TABS: tuple[tuple[Callable[[str], str], str], ...] = ((str, " "), (str, ""), (_short, ""), (_no_name, ""))
-"""What the views are called that are not seen, and what stands between digit and name: no name is ever cut."""
+"""Forms of the names of other views, and the gap between digit and name; no name is ever cut."""
 
 
 def _names(mirror: Mirror, view: str, name_of: Callable[[str], str], gap: str) -> Iterator[Span]:
@@ -151,7 +151,7 @@ def _names(mirror: Mirror, view: str, name_of: Callable[[str], str], gap: str) -
 
 
 def footer(possible: Iterable[Action], width: int) -> Line:
-    """The keys that matter most here, as many as there is room for."""
+    """The most important keys of the view, as many as fit."""
     ranked = sorted((a for a in possible if a.footer and a.keys), key=lambda a: -a.footer)
     kept, left = set[str](), width - 1
     for action in ranked:

@@ -1,7 +1,7 @@
-"""Lines of logs, of one unit or of several merged by time, searched and followed.
+"""Log lines of one unit, or of several merged by time, with a filter and marks.
 
-Invariants: only the newest lines are kept, and how many were dropped is said; a line without a time stands behind the
-line before it; what a filter hides comes back when it ends, and it hides no line that a person has marked.
+Invariants: only the newest lines are kept, and the dropped ones are counted; a line without a time stays behind the
+line before it; a filter hides lines only while it lasts, and never a marked line.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class LogEntry:
     source: str = field(compare=False)
     text: str = field(compare=False)
     aside: bool = field(compare=False, default=False)
-    """Said by the console, not by the unit."""
+    """A remark of the console, not a line of the unit."""
 
 
 class LogBuffer:
-    """All lines that are shown, oldest first."""
+    """The lines, the oldest first."""
 
     def __init__(self, *, merged: bool = False) -> None:
         self.merged = merged
-        """Several units are shown: lines are ordered by their times."""
+        """Whether lines of several units are ordered by their times."""
         self.dropped = 0
         self.pattern = ""
         self._lines: list[LogEntry] = []
         self._shown: list[LogEntry] = []
-        self._seek: re.Pattern[str] | None = None
+        self._searched: re.Pattern[str] | None = None
         self._number = 0
         self._marked = set[int]()
         """Numbers of lines."""
@@ -51,7 +51,7 @@ class LogBuffer:
         return len(self._shown)
 
     def add(self, source: str, texts: list[str], *, aside: bool = False) -> int:
-        """Take lines in; how many of them are shown."""
+        """Add lines. Returns how many of them pass the filter."""
         shown_before = len(self._shown)
         for text in texts:
             at = time_of(text) if self.merged else None
@@ -69,9 +69,9 @@ class LogBuffer:
         return added
 
     def only(self, pattern: str) -> str:
-        """Show only lines that match; what is wrong with the pattern, if something is."""
+        """Show only lines that match. Returns what is wrong with the pattern, or an empty string."""
         try:
-            self._seek = re.compile(pattern, re.IGNORECASE) if pattern else None
+            self._searched = re.compile(pattern, re.IGNORECASE) if pattern else None
         except re.error as wrong:
             return f"{pattern}: {wrong}."
         self.pattern = pattern
@@ -84,7 +84,7 @@ class LogBuffer:
     # ---- marks ----
 
     def mark(self, place: int) -> bool:
-        """Mark the line at a place, or take its mark off; whether it is marked now."""
+        """Mark the line at a place or remove its mark. Returns whether it is marked now."""
         self._marked ^= {self._shown[place].number}
         return self.is_marked(self._shown[place])
 
@@ -96,10 +96,10 @@ class LogBuffer:
         return [place for place, entry in enumerate(self._shown) if entry.number in self._marked]
 
     def matches_in(self, text: str) -> list[tuple[int, int]]:
-        """Where the pattern stands in a line."""
-        if self._seek is None:
+        """The ranges of a line that match the pattern."""
+        if self._searched is None:
             return []
-        return [found.span() for found in self._seek.finditer(text) if found.end() > found.start()]
+        return [found.span() for found in self._searched.finditer(text) if found.end() > found.start()]
 
     def _put(self, lines: list[LogEntry], entry: LogEntry) -> None:
         if self.merged and lines and entry < lines[-1]:
@@ -108,8 +108,8 @@ class LogBuffer:
             lines.append(entry)
 
     def _passes(self, entry: LogEntry) -> bool:
-        told = entry.aside or self.is_marked(entry)
-        return self._seek is None or told or self._seek.search(entry.text) is not None
+        kept = entry.aside or self.is_marked(entry)
+        return self._searched is None or kept or self._searched.search(entry.text) is not None
 
     def _shrink(self) -> None:
         over = len(self._lines) - MOST_LINES

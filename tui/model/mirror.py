@@ -1,8 +1,7 @@
-"""The run as the feed tells it: rows by kind and key, how old the view is, and since when nobody is heard.
+"""The rows of the feed by kind and key, their age, and the state of the connection.
 
-Invariants: a snapshot takes the place of what was known in one piece, so no half of one is ever shown; rows that are
-not heard of any more stay until the next snapshot; times are given by the caller (`clock`, a monotonic one), so the age
-of the view is right whatever the clocks on the walls do.
+Invariants: a snapshot replaces all rows at once, so a partial one is never shown; without a connection the rows stay
+until the next snapshot; the caller gives the time (`clock`, monotonic), so ages do not depend on wall clocks.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from agentrl.protocol.rows import (
 )
 
 STALE_S = 5.0
-"""A view that is older is not acted on."""
+"""An older view allows no command."""
 TREND_POINTS = 60
 TREND_EVERY_S = 2.0
 
@@ -35,19 +34,19 @@ K = TypeVar("K", bound=AnyRow)
 
 @dataclass(slots=True)
 class Link:
-    """How it stands with the coordinator."""
+    """The connection to the coordinator."""
 
     connected: bool = False
     since: float = 0.0
-    """Clock at which that began."""
+    """The clock at which this state began."""
     why: str = "connecting"
-    """Why nobody is heard, in a sentence."""
+    """Why there is no connection, in a sentence."""
     hint: str = ""
     tries: int = 0
 
 
 class Changes:
-    """What has changed of some kinds since somebody looked last."""
+    """Keys of some kinds that changed since the last look."""
 
     def __init__(self, kinds: frozenset[str]) -> None:
         self.kinds = kinds
@@ -64,28 +63,28 @@ class Changes:
 
 @dataclass(slots=True)
 class Trend:
-    """What a unit used lately, as this console saw it."""
+    """Recent CPU and memory of a unit, as sampled by this console."""
 
     cpu: deque[float] = field(default_factory=lambda: deque(maxlen=TREND_POINTS))
     memory: deque[float] = field(default_factory=lambda: deque(maxlen=TREND_POINTS))
 
 
 class Mirror:
-    """Everything that the console knows of the run."""
+    """All rows of the run."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.permission = Permission.ADMIN
-        """Until the coordinator says otherwise; it has the last word anyhow."""
+        """Until the coordinator answers; it checks every command anyway."""
         self.link = Link()
         self.trends: dict[str, Trend] = {}
         self.load: deque[float] = deque(maxlen=TREND_POINTS)
-        """Processor time of all units together, lately."""
+        """Recent CPU of all units together."""
         self._rows: dict[str, AnyRow] = {}
         self._kinds: dict[type[object], dict[str, AnyRow]] = {}
-        """The same rows, by what they are."""
+        """The same rows by kind."""
         self._coming: dict[str, AnyRow] | None = None
-        """A snapshot that is not whole yet."""
+        """A snapshot that is not complete yet."""
         self._heard: float | None = None
         self._watching: list[Changes] = []
         self._sampled = float("-inf")
@@ -123,17 +122,17 @@ class Mirror:
             self.link = Link(connected=True, since=clock, why="")
 
     def heard(self, clock: float) -> None:
-        """The coordinator gave a sign of life; what is shown is what is."""
+        """The coordinator was heard, so the rows are up to date."""
         self._heard = clock
 
     def lost(self, clock: float, why: str, hint: str = "") -> None:
-        """Nobody is heard, for this reason; said again at every vain attempt."""
+        """The connection is lost for this reason; called again after every failed attempt."""
         self._coming = None
         since = self.link.since if not self.link.connected and self.link.tries else clock
         self.link = Link(connected=False, since=since, why=why, hint=hint, tries=self.link.tries + 1)
 
     def watch(self, *kinds: str) -> Changes:
-        """Changes of these kinds from now on; what is there already counts as changed."""
+        """Changes of these kinds from now on; existing rows count as changed."""
         changes = Changes(frozenset(kinds))
         self._watching.append(changes)
         for key in self._rows:
@@ -141,7 +140,7 @@ class Mirror:
         return changes
 
     def sample(self, clock: float) -> None:
-        """Remember what every unit uses now; call it as often as you like."""
+        """Sample CPU and memory of every unit, at most every `TREND_EVERY_S`."""
         if clock - self._sampled < TREND_EVERY_S or not self.link.connected:
             return
         self._sampled = clock
@@ -157,14 +156,14 @@ class Mirror:
             living = {row.unit for row in units}
             self.trends = {unit: trend for unit, trend in self.trends.items() if unit in living}
 
-    # ---- what is ----
+    # ---- reading ----
 
     def age_s(self, clock: float) -> float | None:
-        """How old the view is; None if nothing was ever seen."""
+        """The age of the rows; None before the first snapshot."""
         return None if self._heard is None else max(0.0, clock - self._heard)
 
     def fresh(self, clock: float) -> bool:
-        """Whether what is shown may be acted on."""
+        """Whether the rows are recent enough to act on."""
         age = self.age_s(clock)
         return self.link.connected and age is not None and age <= STALE_S
 
@@ -213,7 +212,7 @@ class Mirror:
         return found if isinstance(found, GroupRow) else None
 
     def incidents(self, unit: str = "") -> list[IncidentRow]:
-        """Of a unit, or all; the newest first."""
+        """Incidents of a unit, or all; the newest first."""
         found = (row for row in self.of(IncidentRow) if not unit or row.unit == unit)
         return sorted(found, key=lambda row: row.at, reverse=True)
 

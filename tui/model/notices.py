@@ -1,7 +1,7 @@
-"""The line that says what became of what was done last, and how long it can be taken back.
+"""The notice line: the last message, or the state of the last command with its undo.
 
-Invariants: what is said of a view is gone with the view, what became of an act stays for its time; an act that has an
-undo offers it for `UNDO_S`, whatever is said meanwhile.
+Invariants: a message of a view ends with the view, the result of a command stays for its time; a command with an undo
+offers it for `UNDO_S`, whatever message is shown meanwhile.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SHOWN_S = 12.0
 
 
 class Lasts(enum.Enum):
-    """How long something that was said stays, at most `SHOWN_S`."""
+    """How long a message stays, at most `SHOWN_S`."""
 
     FLEETING = enum.auto()
     """Until the next key."""
     HERE = enum.auto()
-    """As long as the view is seen that it was said in."""
+    """Until the view changes."""
     ITS_TIME = enum.auto()
-    """Wherever one goes: what became of an act."""
+    """In every view: the result of a command."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Done:
     at: float
     undo: PendingCommand | None
     exact: bool
-    """The undo leaves nothing behind; otherwise it is called by what it does."""
+    """The undo restores everything; otherwise its hint names what it does."""
     ended_at: float = 0.0
 
 
@@ -55,22 +55,22 @@ class Notices:
         self._text, self._till, self._lasts = span(text, tone), clock + SHOWN_S, lasts
 
     def pass_by(self) -> None:
-        """Somebody does something else."""
+        """Another action begins."""
         if self._lasts is Lasts.FLEETING:
             self._text = None
 
     def leave(self) -> None:
-        """Another view came into sight."""
+        """Another view is shown."""
         if self._lasts is not Lasts.ITS_TIME:
             self._text = None
 
     def accepted(self, what: str, operation: str, clock: float, undo: PendingCommand | None, *, exact: bool) -> None:
-        """A command was accepted; from now on its operation is told of."""
+        """A command was accepted; from now on the state of its operation is shown."""
         self._text = None
         self._done = _Done(what, operation, clock, undo, exact)
 
     def take_undo(self, clock: float) -> PendingCommand | None:
-        """What takes the last act back, once, if there is still time."""
+        """The undo of the last command, once, if there is still time."""
         done = self._done
         if done is None or done.undo is None or clock - done.at > UNDO_S:
             return None
@@ -84,29 +84,29 @@ class Notices:
             return ()
         row = mirror.get(f"op/{self._done.operation}")
         if not isinstance(row, OperationRow):
-            told = (span(f"◐ {self._done.what}: accepted", Tone.BUSY),)
+            state = (span(f"◐ {self._done.what}: accepted", Tone.BUSY),)
         elif not row.state.ended:
             waiting = cell_text.waited_for(row.waiting_for[:3]) if row.waiting_for else "is under way"
-            told = (span(f"◐ {self._done.what}: {waiting} · {age(clock - self._done.at)}", Tone.BUSY),)
+            state = (span(f"◐ {self._done.what}: {waiting} · {age(clock - self._done.at)}", Tone.BUSY),)
         else:
-            told = (self._ended(row, clock),)
+            state = (self._ended(row, clock),)
             self._done.ended_at = self._done.ended_at or clock
             if clock - self._done.ended_at > SHOWN_S and clock - self._done.at > UNDO_S:
                 self._done = None
                 return ()
-        return (*told, *self._undo_hint(clock))
+        return (*state, *self._undo_hint(clock))
 
     def _ended(self, row: OperationRow, clock: float) -> Span:
         what = self._done.what if self._done else row.summary
         took = duration(row.ended_at - row.accepted_at)
         if row.state is OperationState.SUCCEEDED:
-            said = f": {row.lines[-1]}" if row.lines else ""
+            last_line = f": {row.lines[-1]}" if row.lines else ""
             results = "".join(f" · {name} {value}" for name, value in row.result.items())
-            return span(f"✓ {what}: done in {took}{said}{results}", Tone.GOOD)
+            return span(f"✓ {what}: done in {took}{last_line}{results}", Tone.GOOD)
         return span(f"✖ {what}: {row.state.value} after {took}. {row.reason}", Tone.BAD)
 
     def _undo_hint(self, clock: float, *, named: bool = False) -> Line:
-        """`named` where another sentence stands before it, so that `it` would be something else."""
+        """`named`: the hint names the command, because another sentence stands before it."""
         done = self._done
         if done is None or done.undo is None or clock - done.at > UNDO_S:
             return ()

@@ -1,8 +1,8 @@
-"""The first screen: what one person wants to know first, in the order in which it matters.
+"""The blocks of the first screen, the most important first.
 
-Invariants: at most three lines for what needs somebody and two for each other block, so everything fits 80×24; a block
-without data is not shown; a line that is too long goes on in rows that nothing else needs, and is cut where there are
-none; what is cut first stands last.
+Invariants: at most three lines for alerts and two for each other block, so everything fits 80×24; a block without data
+is not shown; a line that is too long is wrapped into free rows, and cut if there are none; the least important part
+stands last, where lines are cut.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tui.model.training_status import TrainingFacts
 CURE_KEYS = ("a", "b", "c")
 MOST_LINES = 2
 MOST_ROWS = 3
-"""Of one line that is too long."""
+"""Rows that a long line may take."""
 _TITLE = 12
 _INDENT = "  "
-"""Before what goes on."""
+"""Before wrapped rows."""
 NOTHING = TrainingFacts()
 _SOON_S = 24 * 3600.0
 _CURVE_FROM = 110
-"""Columns from which there is room for curves."""
+"""Width from which there is room for curves."""
 
 
 def blocks(
@@ -51,8 +51,8 @@ def blocks(
     seen: TrainingFacts = NOTHING,
     after: Line = (),
 ) -> list[Line]:
-    """The blocks from top to bottom, each row of exactly that width; where they do not fit, the lower ones lose their
-    second lines first. `after` is what one does when training is complete."""
+    """The blocks from top to bottom, each row of exactly that width; if they do not fit, the lower ones lose their
+    second lines first. `after` names the next actions when training is complete."""
     found = training_status.report(mirror.of(UnitRow), seen)
     bound = mirror.get("knob/bound")
     oldest = bound.value if isinstance(bound, KnobRow) and isinstance(bound.value, int) else None
@@ -82,7 +82,7 @@ def _fit(made: list[tuple[str, list[Line]]], height: int) -> None:
 
 
 def _unfold(made: list[tuple[str, list[Line]]], room: int, height: int) -> None:
-    """Lines that would be cut get the rows that are free: one more each from the top on, then another one."""
+    """Give free rows to lines that would be cut: one more each from the top on, then another one."""
     free = height - sum(len(lines) for _, lines in made)
     width = room - len(_INDENT)
     wanted = [
@@ -96,7 +96,7 @@ def _unfold(made: list[tuple[str, list[Line]]], room: int, height: int) -> None:
         for number, (_, _, most) in enumerate(wanted):
             if free > 0 and most >= more:
                 rows[number], free = more, free - 1
-    # From below, so that places above stay what they are.
+    # From below, so that the places above stay valid.
     for (lines, place, _), taken in reversed(list(zip(wanted, rows, strict=True))):
         if taken > 1:
             first, *others = folded(lines[place], width, taken)
@@ -110,16 +110,16 @@ def _block(title: str, lines: list[Line], width: int) -> Iterator[Line]:
 
 
 _NEXT = (("go.training", "list.checkpoints"), ("go.records", "records.export"))
-"""Where one goes when training is complete: a view, and its key."""
+"""Next actions when training is complete: a view, and a key in it."""
 
 
 def what_next(possible: Iterable[Action], *, up: bool) -> Line:
-    """Keys typed one after the other and what they lead to, as far as they may be, and how an `up` run is ended."""
+    """The next actions that are allowed, as pairs of keys, and how a run that is `up` is ended."""
     known = {action.id: action for action in possible if action.keys}
     ways = [(known[view], known[then]) for view, then in _NEXT if view in known and then in known]
-    told = [(f"{sign(view.keys[0])} {sign(then.keys[0])}", then.title) for view, then in ways]
+    keys = [(f"{sign(view.keys[0])} {sign(then.keys[0])}", then.title) for view, then in ways]
     parts = list[Span]()
-    for what, meaning in (*told, *([("agentrl down", "ends the run")] if up else [])):
+    for what, meaning in (*keys, *([("agentrl down", "ends the run")] if up else [])):
         parts += [Span(" · " if parts else "", Tone.DIM), Span(what, Tone.ACCENT), Span(f" {meaning}", Tone.DIM)]
     return tuple(parts)
 
@@ -129,7 +129,7 @@ def _needs_you(mirror: Mirror, now: float) -> list[Line]:
     if not firing:
         state = mirror.run.state if mirror.run else ""
         if state == "running" and not mirror.link.connected:
-            return [(Span("not known while nobody is heard", Tone.WARN),)]
+            return [(Span("not known without a connection", Tone.WARN),)]
         calm = state in ("running", "completed", "stopped")
         return [(Span("✓ nothing", Tone.GOOD) if calm else Span("no alert yet", Tone.DIM),)]
     lines = [alert_line(row, now, key) for row, key in zip(firing, CURE_KEYS, strict=False)]
@@ -154,7 +154,7 @@ def alert_line(row: AlertRow, now: float, key: str) -> Line:
 
 
 def _moving(mirror: Mirror, seen: TrainingFacts, now: float) -> list[Line]:
-    """How old the last step, publication and record are; the unit that stands longest is named."""
+    """Ages of the last step, publication and record; names the unit without progress for longest."""
     lines = [line] if (line := training_status.moved(seen, now)) else []
     moving = [row for row in mirror.of(UnitRow) if row.progress and row.progress_at and row.state is UnitState.READY]
     if not moving:
@@ -169,13 +169,13 @@ def _moving(mirror: Mirror, seen: TrainingFacts, now: float) -> list[Line]:
 
 
 def _bottleneck(mirror: Mirror, why: WhyReport | None, now: float, room: int) -> list[Line]:
-    """One sentence on what holds the others up; without a data plane, the chains of who waits for whom."""
+    """One sentence on the bottleneck; without a data plane, the wait chains."""
     pulse = mirror.get("pulse")
     if isinstance(pulse, PulseRow) and pulse.sentence:
         since = f", for {age(now - pulse.since_at)}" if pulse.bottleneck and pulse.since_at else ""
         waits, _, what_it_hangs_on = pulse.sentence.rpartition("; ")
         if waits and len(pulse.sentence) > room:
-            # What matters most stands last in a sentence, where a narrow line is cut.
+            # The cause stands last in the sentence, where a narrow line is cut.
             if pulse.bottleneck == "tools":
                 return [(span(waits),), (span(what_it_hangs_on), Span(since, Tone.DIM))]
             return [(span(f"{what_it_hangs_on}; {waits}"), Span(since, Tone.DIM)), *_tools(pulse)]
@@ -248,7 +248,7 @@ def _at_risk(mirror: Mirror, found: training_status.Report, seen: TrainingFacts,
 
 
 def _last_change(mirror: Mirror, now: float) -> list[Line]:
-    """What is under way; then the newest things that happened: somebody's doing, or an incident."""
+    """Running operations; then the newest events: a person's command, a change, or an incident."""
     coming = mirror.under_way
     lines = [operation_line(row, now) for row in coming[-MOST_LINES:]]
     if lines and (more := len(coming) - len(lines)) > 0:

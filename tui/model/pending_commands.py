@@ -1,8 +1,7 @@
-"""What a person wants done: one command of the table with its arguments, fixed at the moment of the key press.
+"""Pending commands: one command of the table with its arguments, fixed at the key press, before preview and consent.
 
-Invariants: an intent names its target by identity and, where a living process is meant, by the incarnation that was
-seen; it knows the command line that does the same; what takes it back is derived from the table of commands and from
-what was seen before.
+Invariants: a pending command names its target by identity and, for a process, by the incarnation on the screen; it
+knows the command line that does the same; its undo follows from the table of commands and the values on the screen.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from agentrl.protocol.rows import AlertRow, GroupRow, KnobRow, UnitRow
 
 @dataclass(frozen=True, slots=True)
 class PendingCommand:
-    """One act, ready to be previewed and sent."""
+    """One command, ready to be previewed and sent."""
 
     command: str
     args: Args
@@ -30,7 +29,7 @@ class PendingCommand:
     cli: tuple[str, ...]
     """The words behind `agentrl`."""
     undo: PendingCommand | None = None
-    """What takes it back, where that is known beforehand."""
+    """The command that takes it back, if it is known beforehand."""
 
     @property
     def spec(self) -> CommandSpec:
@@ -46,8 +45,7 @@ def _life(row: UnitRow) -> str:
 
 
 def scale(row: GroupRow, to: int) -> PendingCommand:
-    """With the number that was seen: if somebody else has scaled it meanwhile it is refused, and so is what takes it
-    back."""
+    """With the count on the screen: refused if another person has scaled it meanwhile, and so is its undo."""
 
     def between(seen: int, wanted: int, back: PendingCommand | None = None) -> PendingCommand:
         args = commands.Scale(row.name, to=wanted, seen=seen)
@@ -140,7 +138,7 @@ def send_test_alert() -> PendingCommand:
 
 
 def tune(row: KnobRow, value: KnobValue, note: str = "") -> PendingCommand:
-    """With the revision that was seen: a change of somebody else meanwhile refuses it."""
+    """With the revision on the screen: refused if another person has changed the knob meanwhile."""
     shown = plain_value(value)
     words = ("tune", row.name, shown, *(("--note", note) if note else ()))
     back = PendingCommand(
@@ -198,5 +196,5 @@ def revoke_key(name: str) -> PendingCommand:
 
 
 def line(words: Iterable[str], aim: Iterable[str] = ()) -> str:
-    """A command line, aimed at the same run."""
+    """A command line for the same run."""
     return shlex.join(["agentrl", *words, *aim])

@@ -1,7 +1,7 @@
-"""One record turn by turn, and attempts of a group beside each other.
+"""The lines of one record, turn by turn, and of attempts side by side.
 
-Invariants: what models and tools said is hostile and may be long: it is folded to some lines unless it is asked for,
-what a model thought to one; every record shows the one reason for its end.
+Invariants: text of models and tools is untrusted and may be long: it is folded to a few lines until it is unfolded,
+thinking to one line; every record shows the one reason for its end.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tui.model.token_lines import Colouring
 FOLDED = 4
 """Lines of a text that are shown while it is folded."""
 UNFOLDED = 64 << 10
-"""Signs of a text that are shown when it is not: a page is drawn anew at every round."""
+"""Characters of an unfolded text that are shown, because a page is drawn at every round."""
 COLUMN = 36
-"""Cells that an attempt beside others wants."""
+"""Width of a column of attempts."""
 BETWEEN = " │ "
 _THOUGHT = re.compile(r"<think(?:ing)?>(.*?)(?:</think(?:ing)?>|\Z)\s*", re.DOTALL)
 
 
 class RecordView(NamedTuple):
-    """How a person wants to see it."""
+    """How the record is shown."""
 
     unfolded: bool = False
     colouring: Colouring = Colouring.NONE
@@ -39,11 +39,11 @@ class RecordView(NamedTuple):
 class RecordLines(NamedTuple):
     lines: list[Line]
     turns: dict[int, int]
-    """The line on which each turn begins."""
+    """The first line of each turn."""
 
 
 def of_record(story: RecordStory, width: int, look: RecordView, segments: Sequence[TokenStretch] = ()) -> RecordLines:
-    """Why it ended, what it was asked, and then turn by turn."""
+    """The reason for its end, its task, and then turn by turn."""
     record, room = story.record, max(20, width - 4)
     status = str(record.get("status"))
     made: list[Line] = [
@@ -105,7 +105,7 @@ def _turn(turn: Row, room: int, look: RecordView, segments: Sequence[TokenStretc
         for segment in segments:
             yield from _tokens(segment, room, look)
     else:
-        yield from _said(str(turn.get("text", "")), room, look.unfolded)
+        yield from _model_text(str(turn.get("text", "")), room, look.unfolded)
     for parsed in turn.get("parsed", ()):
         if parsed.get("error"):
             yield (span(f"    cannot be read as a call: {parsed['error']}", Tone.WARN),)
@@ -129,15 +129,15 @@ def _ending(tool: Row) -> str:
 
 
 def _tokens(segment: TokenStretch, room: int, look: RecordView) -> Iterator[Line]:
-    """What was generated is shown whole: it is what one looks for."""
+    """Generated tokens are never folded: they are the reason to open the page."""
     every = list(token_lines.lines(segment, look.colouring, room))
     some = every if look.unfolded or segment.kind == "model" else every[:FOLDED]
     yield from ((Span("  "), *line) for line in some)
     yield from _left_out(len(every) - len(some), "  ")
 
 
-def _said(text: str, room: int, unfolded: bool) -> Iterator[Line]:
-    """A model's words; what it thought before them is one line until it is asked for."""
+def _model_text(text: str, room: int, unfolded: bool) -> Iterator[Line]:
+    """Text of a model; its thinking is one line until it is unfolded."""
     at = 0
     for thought in _THOUGHT.finditer(text):
         if text[at : thought.start()].strip():
@@ -152,9 +152,9 @@ def _said(text: str, room: int, unfolded: bool) -> Iterator[Line]:
 
 
 def _text(title: str, text: str, room: int, unfolded: bool, tone: Tone, indent: str = "  ") -> Iterator[Line]:
-    """Line by line; folded, some lines and how many more there are."""
-    told = sanitise_lines(text[:UNFOLDED])
-    lines = [part for line in told.splitlines() for part in wrapped(sanitise(line), room)]
+    """A text; folded, its first lines and the number of others."""
+    shown_text = sanitise_lines(text[:UNFOLDED])
+    lines = [part for line in shown_text.splitlines() for part in wrapped(sanitise(line), room)]
     some = lines if unfolded else lines[:FOLDED]
     for number, line in enumerate(some):
         head = f"{title}: " if title and not number else ""
@@ -174,12 +174,12 @@ def _left_out(count: int, indent: str) -> Iterator[Line]:
 
 
 def columns_for(width: int) -> int:
-    """How many attempts fit; two always do."""
+    """How many attempts fit; at least two."""
     return max(2, (width + len(BETWEEN)) // (COLUMN + len(BETWEEN)))
 
 
 def beside(stories: Sequence[RecordStory], width: int, unfolded: bool) -> list[Line]:
-    """Attempts in columns, aligned by turn; where they first say or do something else is marked."""
+    """Attempts in columns, aligned by turn; the first turn in which they differ is marked."""
     room = (width - len(BETWEEN) * (len(stories) - 1)) // max(1, len(stories))
     made = _aligned([_heading(story, room) for story in stories], room)
     by_turn = [{int(turn.get("index", -1)): turn for turn in story.turns} for story in stories]
@@ -197,7 +197,7 @@ def beside(stories: Sequence[RecordStory], width: int, unfolded: bool) -> list[L
 
 
 def first_difference(stories: Sequence[RecordStory]) -> int | None:
-    """The first turn in which not all say and call the same; one that only some have is one."""
+    """The first turn in which texts or calls differ; a turn that only some have counts."""
     by_turn = [{int(turn.get("index", -1)): _essence(turn) for turn in story.turns} for story in stories]
     for index in sorted({index for turns in by_turn for index in turns}):
         if any(turns.get(index) != by_turn[0].get(index) for turns in by_turn[1:]):
@@ -229,7 +229,7 @@ def _end(story: RecordStory) -> str:
 def _short_turn(turn: Mapping[str, Any] | None, room: int, unfolded: bool) -> list[Line]:
     if turn is None:
         return [(Span("–", Tone.DIM),)]
-    made = [_without_indent(line) for line in _said(str(turn.get("text", "")), room, unfolded)]
+    made = [_without_indent(line) for line in _model_text(str(turn.get("text", "")), room, unfolded)]
     for tool in turn.get("tool_calls", ()):
         tone = Tone.GOOD if tool.get("status") == "ok" else Tone.WARN
         made += [(Span(part, Tone.BUSY),) for part in wrapped(span(f"→ {_call(tool)}").text, room)]

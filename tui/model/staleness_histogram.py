@@ -1,7 +1,7 @@
-"""How old what waits for training is, drawn with the bound.
+"""A histogram of ready records by staleness, with the bound.
 
-Invariants: the picture counts what the steward counted; what another bound would cost is told by the knob's own
-preview, for which the steward counts, too, and never by the picture.
+Invariants: the histogram shows the counts of the steward; the cost of another bound comes from the preview of the knob,
+never from the histogram.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ _TITLE = 11
 
 
 def dropped(report: StalenessReport) -> Line:
-    """Whom the bound hits: of the records that recent steps trained or could have, which share of the short and of
-    the long ones was too old; nothing where none was."""
+    """The shares of short and of long records that were too old for recent steps; empty if none was."""
     if not any(part.dropped for part in report.dropped):
         return ()
     shares = " · ".join(f"≤{part.to_s:.2g} s {part.dropped / part.records:.0%}" for part in report.dropped)
@@ -25,8 +24,8 @@ def dropped(report: StalenessReport) -> Line:
 
 
 def histogram(report: StalenessReport, mark: int, width: int) -> list[Line]:
-    """Bars of the ready records by age, the numbers below them, and the bound as a line behind the last age it lets
-    pass. What does not fit on the right is counted together."""
+    """Bars of the ready records by age, their numbers, and the bound as a line behind the last age that may train.
+    Ages that do not fit on the right are counted together."""
     ages = max([report.bound + 1, mark, *report.ready, *report.under_way])
     digits = len(str(sum(report.ready.values()) + sum(report.under_way.values())))
     cell = max(digits + 2, len(f"{ages}+") + 1, min(_WIDEST, (width - _TITLE) // (ages + 1)))

@@ -1,7 +1,7 @@
-"""Lines as the model writes them: text with a meaning, which a widget turns into colours.
+"""Styled text: spans with a tone, which a widget turns into colours.
 
-Invariants: a span is text for one line that is safe to show; a tone only underlines what the words say already, so
-nothing is lost without colours; widths are terminal cells, not characters.
+Invariants: the text of a span fits on one line and is safe to show; a tone only repeats what the words say, so nothing
+is lost without colours; widths are terminal cells, not characters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.cells import cell_len, set_cell_size
 from agentrl.formatting.safe_text import sanitise
 
 LONGEST = 4096
-"""Characters of one text that are looked at: nobody sees more of it on a line."""
+"""Characters of one text that are processed; a line shows fewer."""
 
 
 class Tone(enum.StrEnum):
@@ -24,15 +24,15 @@ class Tone(enum.StrEnum):
     STRONG = "strong"
     GOOD = "good"
     BUSY = "busy"
-    """On its way: it comes or goes because somebody wants it to."""
+    """In transition, as requested."""
     WARN = "warn"
     BAD = "bad"
     ACCENT = "accent"
-    """Keys, and what was chosen."""
+    """Keys and selections."""
 
 
 GROUND_NAMES = ("ground", "bar", "cursor", "match")
-"""What text stands on: the screen, its bars, the row under the cursor, what was searched for."""
+"""Backgrounds: the screen, its bars, the row under the cursor, matches of a search."""
 COLOUR_NAMES = frozenset({*(tone.value for tone in Tone), *GROUND_NAMES})
 
 
@@ -45,7 +45,7 @@ Line = tuple[Span, ...]
 
 
 def span(text: object, tone: Tone = Tone.PLAIN) -> Span:
-    """Text that came from a run."""
+    """A span of untrusted text."""
     shown = text if isinstance(text, str) else str(text)
     return Span(sanitise(shown[:LONGEST]), tone)
 
@@ -55,7 +55,7 @@ def width_of(spans: Iterable[Span]) -> int:
 
 
 def fitted(text: str, width: int, *, right: bool = False) -> str:
-    """Exactly so many cells: cut with an ellipsis, or filled up."""
+    """Text of exactly this width: cut with an ellipsis, or padded."""
     if text.isascii():
         if len(text) <= width:
             return text.rjust(width) if right else text.ljust(width)
@@ -67,7 +67,7 @@ def fitted(text: str, width: int, *, right: bool = False) -> str:
 
 
 def cut(spans: Sequence[Span], width: int) -> Line:
-    """A line of exactly so many cells."""
+    """A line of exactly this width."""
     left, shown = width, list[Span]()
     for number, part in enumerate(spans):
         taken = cell_len(part.text)
@@ -82,9 +82,9 @@ def cut(spans: Sequence[Span], width: int) -> Line:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Words over several lines, for details; a word that is too long is broken."""
+    """Text wrapped at spaces; a word that is too long is broken."""
     lines, rest = list[str](), text
-    # A line is looked at, and never all that is left: that may be long.
+    # Only one line is measured at a time, because the rest may be long.
     while width > 0 and (fits := _fitting(rest, width)) < len(rest):
         space = rest.rfind(" ", 0, fits + 1)
         end = space if space > fits // 3 else fits
@@ -94,7 +94,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def folded(spans: Line, width: int, most: int) -> list[Line]:
-    """A line over several, as `wrapped` does it and with the tones kept; the last one has all that is left."""
+    """A line wrapped as `wrapped` does it, with its tones; the last line has the rest."""
     text = "".join(part.text for part in spans)
     made, at = list[Line](), 0
     for number, piece in enumerate(wrapped(text, width)[:most], 1):
@@ -116,7 +116,7 @@ def _part(spans: Line, begin: int, end: int) -> Line:
 
 
 def _fitting(text: str, width: int) -> int:
-    """How many characters fit; at least one, so that whoever cuts comes to an end."""
+    """How many characters fit; at least one, so that wrapping ends."""
     if text.isascii():
         return max(1, min(len(text), width))
     taken = 0
@@ -140,12 +140,12 @@ def trend(values: Iterable[float], width: int, *, low: float | None = None, high
     if most <= least:
         return _STEPS[0] * len(shown)
     last = len(_STEPS) - 1
-    # Divided first: the reach may be so small that nothing can be divided by it alone.
+    # Divided first, because the range may be too small for a reciprocal.
     return "".join(_STEPS[max(0, min(last, round((value - least) / (most - least) * last)))] for value in shown)
 
 
 def filled(share: float) -> str:
-    """One cell that is filled from below: not at all, or in eight steps."""
+    """One cell, filled from below in eight steps, or empty."""
     return " " if share <= 0 else _STEPS[min(len(_STEPS) - 1, int(share * len(_STEPS)))]
 
 
@@ -161,7 +161,7 @@ _ASCII = str.maketrans(
 
 
 def as_ascii(text: str) -> str:
-    """The same number of cells in ASCII: signs of ours have a likeness, any other becomes a question mark."""
+    """ASCII text of the same width: signs of the console have a replacement, others become question marks."""
     if text.isascii():
         return text
     plain = text.translate(_ASCII)

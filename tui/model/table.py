@@ -1,10 +1,11 @@
-"""A table of rows that live: sorted, filtered, scrolled and aimed at by key.
+"""The model of a live table: sorted, filtered, scrolled, with a cursor that is a key.
 
-Invariants: the cursor is a key. It moves when a person moves it, never because rows came, went or changed places, but
-where a view has it follow the first row until a person moves it; when its row is gone nothing is aimed at until it is
-moved. The row under the cursor stays on its line of the screen, and
-without a cursor in sight the uppermost row does. Nothing here costs more for ten thousand rows than for ten, but for a
-new order or filter.
+Invariants:
+- The cursor is a key. Only a person moves it; rows that come, go or change places do not. One exception: a view may let
+  it follow the first row until a person moves it.
+- If its row is gone, no row is selected until the cursor is moved.
+- The row under the cursor stays on its line of the screen; without a visible cursor the top row does.
+- Only a new order or filter costs more for ten thousand rows than for ten.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from tui.model import cell_text
-from tui.model.styled_text import Line, Span, Tone, fitted, width_of
+from tui.model.styled_text import Line, Span, Tone, fitted, span, width_of
 
 R = TypeVar("R")
 SortKey = Any
@@ -34,19 +35,36 @@ class Column(Generic[R]):
     sort: Callable[[R], SortKey]
     right: bool = False
     rank: int = 0
-    """Where room is short, the columns of the highest rank are left out."""
+    """Columns of the highest rank are left out first."""
     stretches: bool = False
-    """Takes what room is left."""
+    """Takes the remaining width."""
     optional: bool = False
-    """Takes no room until it has something to show."""
+    """Hidden until it has something to show."""
     least: int | None = None
-    """So narrow it may become before another column of the lowest rank is left out."""
+    """The width to which it may shrink before another column of the lowest rank is left out."""
+
+
+def text_column(
+    name: str, title: str, width: int, text: Callable[[R], str], tone: Tone = Tone.PLAIN, **options: Any
+) -> Column[R]:
+    """A column whose cells and order are one text of the row."""
+    return Column(name, title, width, lambda row, now: span(text(row), tone), text, **options)
+
+
+def order_column() -> Column[Mapping[str, Any]]:
+    """A hidden column that keeps the order of an answer."""
+    return Column("order", "", 0, lambda row, now: Span(""), lambda row: row["~order"], optional=True)
+
+
+def in_order(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Rows by their ids, for a table with the hidden column of their order."""
+    return {str(row["id"]): {**row, "~order": place} for place, row in enumerate(rows)}
 
 
 Layout = tuple[tuple[Column[R], int], ...]
 GAP = 2
 MOMENT_S = 0.4
-"""How long a row that is the same says the same, whatever its ages: longer than a round, shorter than a second."""
+"""How long a formatted row is reused: longer than a paint round, shorter than a second."""
 
 
 def layout(columns: Iterable[Column[R]], width: int) -> Layout[R]:
@@ -69,7 +87,7 @@ def _taken(shown: list[Column[R]]) -> int:
 
 
 def _narrowed(shown: list[Column[R]], missing: int) -> list[Column[R]]:
-    """The same columns, of which one gives what is missing; none if none can."""
+    """The columns with one of them narrowed by what is missing; empty if none can be."""
     for place, column in enumerate(shown):
         if column.least is not None and column.width - column.least >= missing:
             return [*shown[:place], replace(column, width=column.width - missing), *shown[place + 1 :]]
@@ -77,20 +95,20 @@ def _narrowed(shown: list[Column[R]], missing: int) -> list[Column[R]]:
 
 
 class TableModel(Generic[R]):
-    """All rows of one table, and which of them a person looks at."""
+    """All rows of one table, its cursor and its viewport."""
 
     def __init__(self, columns: Iterable[Column[R]], sort_by: str, *, descending: bool = False) -> None:
         self.columns = tuple(columns)
         self.sort_column = self._column(sort_by)
         self.descending = descending
         self.offset = 0
-        """Place of the uppermost row that is shown."""
+        """Place of the top row."""
         self.height = 1
-        """Rows that can be shown at once; none where there is room for the titles alone."""
+        """Rows of the viewport; 0 if only the titles fit."""
         self.marked: set[str] = set()
         self.cursor: str | None = None
         self.untouched = False
-        """The cursor is on the row that was the first, and since then nobody has moved or looked elsewhere."""
+        """The cursor was put on the first row and neither moved nor scrolled away since."""
         self._rows: dict[str, R] = {}
         self._keys: dict[str, SortKey] = {}
         """Sort keys of the rows that pass the filter."""
@@ -98,9 +116,9 @@ class TableModel(Generic[R]):
         self._keep: Callable[[R], bool] | None = None
         self._cursor_place = 0
         self._out_of_view = False
-        """The row under the cursor was not among those that were shown last."""
+        """The row under the cursor was outside the viewport when it was painted last."""
         self._anchor: tuple[str, int] | None = None
-        """A key and its line, which the view keeps when rows move."""
+        """A key and its line, which stay together when rows move."""
 
     def __len__(self) -> int:
         """Rows that pass the filter."""
@@ -124,7 +142,7 @@ class TableModel(Generic[R]):
             self.marked.discard(key)
 
     def replace(self, rows: Mapping[str, R]) -> None:
-        """Other rows altogether, such as after a new snapshot; what was aimed at is aimed at again if it is there."""
+        """Replace all rows, such as after a new snapshot; the cursor stays on its row if that exists."""
         self._remember()
         self._rows = dict(rows)
         self.marked &= self._rows.keys()
@@ -139,7 +157,7 @@ class TableModel(Generic[R]):
         return self._order[-1 - place if self.descending else place][1]
 
     def place_of(self, key: str) -> int | None:
-        """Where a row stands; None if it is not there or does not pass the filter."""
+        """The place of a row; None if it does not exist or does not pass the filter."""
         sort_key = self._keys.get(key)
         if sort_key is None:
             return None
@@ -151,11 +169,11 @@ class TableModel(Generic[R]):
         ordered = [key for _, key in self._order]
         return ordered[::-1] if self.descending else ordered
 
-    # ---- what a person chooses ----
+    # ---- cursor, order, filter ----
 
     @property
     def target(self) -> tuple[str, R] | None:
-        """The row that is aimed at, if it is still there, and was to be seen."""
+        """The selected row, if it exists and was visible."""
         if self.cursor is None or self.cursor not in self._keys or self._out_of_view:
             return None
         return self.cursor, self._rows[self.cursor]
@@ -170,7 +188,7 @@ class TableModel(Generic[R]):
         return True
 
     def move(self, by: int) -> None:
-        """Up or down. Where the row under the cursor is gone, the first step goes to a neighbour of its place."""
+        """Up or down. If the row under the cursor is gone, the first step goes to a neighbour of its place."""
         self.settle(self.height)
         place = self.place_of(self.cursor) if self.cursor is not None else None
         if place is None:
@@ -179,24 +197,24 @@ class TableModel(Generic[R]):
         self._aim_at(place + by)
 
     def move_to(self, place: int) -> None:
-        """To the row at a place; a negative place counts from the end."""
+        """Move to the row at a place; a negative place counts from the end."""
         self.settle(self.height)
         self._aim_at(place if place >= 0 else len(self._order) + place)
 
     def aim_first(self) -> None:
-        """The first row, unless one is aimed at."""
+        """Select the first row unless one is selected."""
         if (self.cursor is None or self.cursor not in self._keys) and self._order:
             self.move_to(0)
             self.untouched = True
 
     def follow_first(self) -> None:
-        """The first row, unless a person has moved the cursor or looked elsewhere."""
+        """Select the first row unless a person has moved the cursor or scrolled."""
         if self.untouched:
             self.move_to(0)
             self.untouched = True
 
     def scroll(self, by: int) -> None:
-        """Look elsewhere without aiming elsewhere."""
+        """Scroll without moving the cursor."""
         self.settle(self.height)
         self.untouched = False
         self.offset = self._clamped(self.offset + by)
@@ -204,7 +222,7 @@ class TableModel(Generic[R]):
         self._see_cursor()
 
     def sort(self, name: str, *, descending: bool | None = None) -> None:
-        """By another column; by the same one again the other way round."""
+        """Sort by another column; by the same one in reverse."""
         column = self._column(name)
         if descending is None:
             descending = not self.descending if column is self.sort_column else False
@@ -221,10 +239,10 @@ class TableModel(Generic[R]):
         if self.target is not None:
             self.marked ^= {self.target[0]}
 
-    # ---- what is shown ----
+    # ---- viewport ----
 
     def settle(self, height: int) -> None:
-        """Decide what is in view. Called before painting and before anything that a person does."""
+        """Place the viewport. Called before painting and before every action."""
         if self.height != height:
             self._remember()
             self.height = max(0, height)
@@ -232,7 +250,7 @@ class TableModel(Generic[R]):
             (key, at), self._anchor = self._anchor, None
             place = self.place_of(key)
             if place is not None:
-                # In a view that became lower, the lowest line that is left.
+                # In a lower viewport, the last line.
                 self.offset = place - min(at, max(0, self.height - 1))
         self.offset = self._clamped(self.offset)
         self._see_cursor()
@@ -244,13 +262,13 @@ class TableModel(Generic[R]):
         self._out_of_view = place is not None and not self.offset <= place < self.offset + self.height
 
     def visible(self) -> list[tuple[str, R]]:
-        """The rows in view, from the uppermost."""
+        """The rows of the viewport."""
         shown = range(self.offset, min(self.offset + self.height, len(self._order)))
         keys = [key for place in shown if (key := self.key_at(place)) is not None]
         return [(key, self._rows[key]) for key in keys]
 
     def _remember(self) -> None:
-        """Which row has to stay on which line, before something changes."""
+        """Remember which row has to stay on which line, before a change."""
         if self._anchor is not None:
             return
         for key in (self.cursor, self.key_at(self.offset)):
@@ -313,7 +331,7 @@ def titles(model: TableModel[R], shown: Layout[R]) -> Line:
 
 
 def heading(model: TableModel[R], shown: Layout[R], width: int) -> Line:
-    """The titles, and behind them how many rows are above those in view, where there is room for it."""
+    """The titles and, if there is room, the number of rows above the viewport."""
     line = titles(model, shown)
     if model.offset:
         *others, last = line
@@ -337,7 +355,7 @@ def cells(row: R, shown: Layout[R], now: float) -> Line:
 
 
 class LineCache(Generic[R]):
-    """What the rows in view say in one moment."""
+    """Formatted rows of one moment."""
 
     def __init__(self) -> None:
         self._at = self._since = 0.0
@@ -345,7 +363,7 @@ class LineCache(Generic[R]):
         self._lines: dict[str, tuple[R, Line]] = {}
 
     def moment(self, now: float, clock: float) -> float:
-        """The one that is drawn: that of before as long as it lasts. In a replay time may stand, leap or go back."""
+        """The time to draw: the one before, as long as it lasts. In playback time may stop, jump or go back."""
         if not (0 <= now - self._at < MOMENT_S and clock - self._since < MOMENT_S):
             self._at, self._since = now, clock
             self._lines.clear()

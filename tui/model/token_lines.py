@@ -1,4 +1,4 @@
-"""Tokens as a person reads them: in their order, told apart by what made them.
+"""Lines of tokens in their order, coloured by version, probability or training, and the tree of their spans.
 
 Invariants: what a colour says stands there as a sign too, so it is read alike without colours and in ASCII; a token is
 never cut in two, unless it is wider than the screen; every token stands there once.
@@ -19,12 +19,12 @@ from tui.model.table import Column
 
 LINE_END = "↵"
 LIKELY, UNLIKELY = 0.5, 0.1
-"""Chances of a token: below the first it is marked, below the second twice."""
+"""Probabilities below which a token is marked once, and twice."""
 _IN_TURNS = (Tone.BUSY, Tone.GOOD, Tone.ACCENT, Tone.WARN)
 
 
 class Colouring(enum.Enum):
-    """What tells tokens apart."""
+    """What the colours of tokens show."""
 
     NONE = "texts"
     VERSION = "weights"
@@ -39,17 +39,17 @@ class Colouring(enum.Enum):
 def legend(colouring: Colouring) -> Line:
     match colouring:
         case Colouring.VERSION:
-            told: Line = (Span("⟨v4⟩", Tone.ACCENT), Span(" from here on the weights are of version 4"))
+            meaning: Line = (Span("⟨v4⟩", Tone.ACCENT), Span(" from here on the weights are of version 4"))
         case Colouring.CHANCE:
             rare, rarer = f"‹below {LIKELY:g}›", f"«below {UNLIKELY:g}»"
-            told = (Span("chance "), Span(rare, Tone.WARN), Span(" "), Span(rarer, Tone.BAD))
+            meaning = (Span("chance "), Span(rare, Tone.WARN), Span(" "), Span(rarer, Tone.BAD))
         case _:
-            told = (Span("⟨trained⟩", Tone.GOOD), Span(" ⟨not trained⟩ "), Span("⟨context⟩", Tone.DIM))
-    return (Span(f"tokens by {colouring.value}: ", Tone.ACCENT), *told, Span(", c goes on", Tone.DIM))
+            meaning = (Span("⟨trained⟩", Tone.GOOD), Span(" ⟨not trained⟩ "), Span("⟨context⟩", Tone.DIM))
+    return (Span(f"tokens by {colouring.value}: ", Tone.ACCENT), *meaning, Span(", c goes on", Tone.DIM))
 
 
 def of_turn(segments: Iterable[TokenStretch], turn: int) -> list[TokenStretch]:
-    """What was new in its prompt, and what was generated, in the order of the call."""
+    """The new prompt tokens and the generated tokens of a turn, in the order of the call."""
     return sorted((each for each in segments if each.turn == turn), key=lambda each: each.kind == "model")
 
 
@@ -73,7 +73,7 @@ def lines(segment: TokenStretch, colouring: Colouring, width: int) -> Iterator[L
 
 
 def _parts(segment: TokenStretch, colouring: Colouring) -> Iterator[Span]:
-    """Marks and tokens; a line end within a token ends a line here, too."""
+    """Marks and tokens; a line break within a token breaks the line."""
     texts, versions = token_tree.texts(segment), list(token_tree.versions(segment))
     chances = [math.exp(min(0.0, each)) for each in segment.log_probs]
     before: int | None = None
@@ -113,7 +113,7 @@ def _marked(text: str, colouring: Colouring, tone: Tone) -> str:
 
 
 class Node:
-    """A segment with what stands before it in the picture of its tree."""
+    """A segment with the lines of the tree before it."""
 
     __slots__ = ("head", "segment")
 
@@ -140,9 +140,8 @@ def tree_columns() -> tuple[Column[Node], ...]:
     )
 
 
-def keeps(wanted: frozenset[str], node: Node) -> bool:
-    text = f"{turn_name(node.segment)} {node.segment.kind} {''.join(token_tree.texts(node.segment))}".casefold()
-    return all(word in text for word in wanted)
+def searched_text(node: Node) -> str:
+    return f"{turn_name(node.segment)} {node.segment.kind} {''.join(token_tree.texts(node.segment))}"
 
 
 def turn_name(segment: TokenStretch) -> str:

@@ -1,8 +1,10 @@
-"""What the first screen says of learning: where it stands, how it changed, how long it goes on, what would be lost.
+"""The learning blocks of the first screen: progress, change, time left, and what would be lost.
 
-Invariants: it is read from committed Steps, and from what their trainer reports where those were not asked; a number
-that nobody told is left out, never 0; a mean of few Steps is not called a trend; what was told a while ago says so, and
-is counted from then.
+Invariants:
+- Numbers come from committed steps, or from the trainer row if the steps were not answered.
+- An unknown number is left out, never shown as 0.
+- The mean of few steps is not called a trend.
+- An old answer says its age, and ages are counted from its arrival.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ HOUR_S = 3600.0
 _MARGIN = 1.96
 _RECENT = 50
 _MOST_GROUPS = 1e9
-"""More is no number of groups, whoever tells it."""
+"""A larger number of groups is not plausible."""
 _SHORTEST_S = 60.0
-"""Of a time that a change or a pace is told of."""
+"""The shortest time over which a change or a pace is computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:
-    """What was asked of the data plane; empty where nobody answered. In a recording: the Steps that it told of."""
+    """Answers of the data plane, empty without an answer; in playback the recorded steps."""
 
     points: Sequence[Point] = ()
     published_at: float = 0.0
@@ -39,35 +41,35 @@ class TrainingFacts:
     checkpoint_step: int | None = None
     checkpoint_at: float = 0.0
     evaluated: Mapping[str, float] = field(default_factory=dict)
-    """What the newest version came to that was evaluated: no Step tells what followed the last one."""
+    """Scores of the newest evaluated version, which may be newer than the last step."""
     old_s: float = 0.0
-    """How long ago all of this was told, where that is too long to be taken for what is; else 0."""
+    """The age of the answers if they are too old to be current; else 0."""
 
     @property
-    def told(self) -> str:
-        return f"told {age(self.old_s)} ago" if self.old_s else ""
+    def answered(self) -> str:
+        return f"answered {age(self.old_s)} ago" if self.old_s else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The newest numbers of trainers and Steps."""
+    """The newest numbers of the trainer and the steps."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     complete: str = ""
-    """Why training came to its end, as its trainer said."""
+    """Why training ended, in the words of the trainer."""
 
     def get(self, name: str) -> float | None:
         value = self.values.get(name)
         return value if value is not None and math.isfinite(value) else None
 
 
-def report(units: Sequence[UnitRow], outlook: TrainingFacts) -> Report:
+def report(units: Sequence[UnitRow], facts: TrainingFacts) -> Report:
     values: dict[str, float] = {}
     complete = ""
-    for point in outlook.points[-_RECENT:]:
-        # A Step without anything to train has few numbers; those of the one before it still tell of the policy.
+    for point in facts.points[-_RECENT:]:
+        # A step without training data has few numbers; those of the step before still describe the policy.
         values |= {**point.metrics, STEP.name: point.step}
-    values |= _evaluated(outlook)
+    values |= _evaluated(facts)
     for row in units:
         if row.role == "trainer":
             values |= {name: value for name, value in row.metrics.items() if math.isfinite(value)}
@@ -75,13 +77,13 @@ def report(units: Sequence[UnitRow], outlook: TrainingFacts) -> Report:
     return Report(values, complete)
 
 
-def _evaluated(outlook: TrainingFacts) -> dict[str, float]:
+def _evaluated(facts: TrainingFacts) -> dict[str, float]:
     names = (learning.EVALUATION.name, learning.EVALUATION_MARGIN.name)
-    return {name: value for name in names if (value := outlook.evaluated.get(name)) is not None}
+    return {name: value for name in names if (value := facts.evaluated.get(name)) is not None}
 
 
 def _why(row: UnitRow) -> str:
-    """A trainer's own sentence, without what everybody says who ends."""
+    """The trainer's own sentence, without the phrase that every ending unit adds."""
     return row.reason.removeprefix("done").removeprefix(": ").removeprefix("complete: ") or "the trainer is done"
 
 
@@ -89,7 +91,7 @@ def _why(row: UnitRow) -> str:
 
 
 def completion(found: Report, after: Line) -> list[Line]:
-    """That training has come to its end, what it came to, and what one does then; nothing before that."""
+    """That training is complete, its result and the next actions; empty before that."""
     if not found.complete:
         return []
     ended = [span(found.complete, Tone.WARN if found.get(learning.NOTHING_TRAINED.name) else Tone.GOOD)]
@@ -103,43 +105,43 @@ def completion(found: Report, after: Line) -> list[Line]:
 # ---- learning ----
 
 
-def learned(found: Report, outlook: TrainingFacts, now: float) -> list[Line]:
+def learned(found: Report, facts: TrainingFacts, now: float) -> list[Line]:
     scores = list[Span]()
     for metric, title in ((learning.EVALUATION, "evaluation"), (learning.REWARD, "reward")):
         value = found.get(metric.name)
         if value is None:
             continue
         margin, many = found.get(f"{metric.name}_margin"), 1
-        # Of old Steps the trainer's own newest number is the better one.
+        # The trainer row is newer than old steps.
         if (
             metric is learning.REWARD
-            and not outlook.old_s
-            and len(lately := _numbers(outlook.points[-LATELY:], metric.name)) > 1
+            and not facts.old_s
+            and len(lately := _numbers(facts.points[-LATELY:], metric.name)) > 1
         ):
             value, margin, many = _mean(lately), _interval(lately), LATELY
         scores += [Span(f"{title} ", Tone.DIM), Span(f"{value:.3g}", Tone.STRONG)]
         scores.append(Span(f" ± {margin:.2g}" if margin is not None else "", Tone.PLAIN))
-        scores.append(Span(f"{_change(outlook.points, metric.name, now, value, many)}  ", Tone.DIM))
-    return [tuple(line) for line in (scores, _progress(found, outlook, now)) if line]
+        scores.append(Span(f"{_change(facts.points, metric.name, now, value, many)}  ", Tone.DIM))
+    return [tuple(line) for line in (scores, _progress(found, facts, now)) if line]
 
 
 def _change(points: Sequence[Point], name: str, now: float, value: float, many: int) -> str:
-    """Of a value that is told of so many Steps, against that of as many an hour before, or at the beginning."""
-    told = [point for point in points if name in point.metrics]
-    then = [point for point in told if point.at <= now - HOUR_S][-many:] or told[:many]
+    """The change of a mean over `many` steps against the mean an hour before, or at the beginning."""
+    measured = [point for point in points if name in point.metrics]
+    then = [point for point in measured if point.at <= now - HOUR_S][-many:] or measured[:many]
     before = _numbers(then, name)
-    if not before or told[-1].at - then[0].at < _SHORTEST_S or len(points) < 2 * LATELY:
+    if not before or measured[-1].at - then[0].at < _SHORTEST_S or len(points) < 2 * LATELY:
         return ""
-    return f" ({value - _mean(before):+.2g} in {cell_text.brief(told[-1].at - then[-1].at)})"
+    return f" ({value - _mean(before):+.2g} in {cell_text.brief(measured[-1].at - then[-1].at)})"
 
 
-def _progress(found: Report, outlook: TrainingFacts, now: float) -> list[Span]:
+def _progress(found: Report, facts: TrainingFacts, now: float) -> list[Span]:
     step, wanted = found.get("step"), found.get(learning.STEPS_WANTED.name)
     if step is None:
         return []
     of = f" of {wanted:.0f}" if wanted else ""
     parts = [Span("step ", Tone.DIM), Span(f"{step:.0f}{of}", Tone.STRONG)]
-    pace = 0.0 if found.complete else _pace(outlook.points, now - outlook.old_s)
+    pace = 0.0 if found.complete else _pace(facts.points, now - facts.old_s)
     if pace:
         shown = f"{pace * 60:.3g} a minute" if pace * 60 >= 2 else f"one in {cell_text.brief(1 / pace)}"
         parts.append(Span(f"  {shown}", Tone.DIM))
@@ -167,34 +169,34 @@ def _pace(points: Sequence[Point], now: float) -> float:
 # ---- moving ----
 
 
-def moved(outlook: TrainingFacts, now: float) -> Line:
-    parts, then = list[Span](), now - outlook.old_s
-    newest = outlook.points[-1].at if outlook.points else 0.0
-    for title, at in (("step", newest), ("publication", outlook.published_at), ("record", outlook.finished_at)):
+def moved(facts: TrainingFacts, now: float) -> Line:
+    parts, then = list[Span](), now - facts.old_s
+    newest = facts.points[-1].at if facts.points else 0.0
+    for title, at in (("step", newest), ("publication", facts.published_at), ("record", facts.finished_at)):
         if at:
             late = then - at > 600.0
-            ago = f"{cell_text.ago(at, then)} {'before' if outlook.old_s else 'ago'}"
+            ago = f"{cell_text.ago(at, then)} {'before' if facts.old_s else 'ago'}"
             parts += [Span(f"last {title} ", Tone.DIM), Span(ago, _well(not late))]
             parts.append(Span("  "))
-    return (Span(f"{outlook.told}: ", Tone.WARN), *parts) if parts and outlook.old_s else tuple(parts)
+    return (Span(f"{facts.answered}: ", Tone.WARN), *parts) if parts and facts.old_s else tuple(parts)
 
 
-def at_risk(found: Report, outlook: TrainingFacts, now: float) -> Span:
-    """What a death of the trainer would cost now."""
+def at_risk(found: Report, facts: TrainingFacts, now: float) -> Span:
+    """What would be lost if the trainer died now."""
     step = found.get("step")
-    if step is None or outlook.checkpoint_step is None:
+    if step is None or facts.checkpoint_step is None:
         return Span("")
-    lost = max(0, round(step) - outlook.checkpoint_step)
-    since = [f"{cell_text.ago(outlook.checkpoint_at, now)} ago"] if outlook.checkpoint_at else []
-    said = ", ".join([*since, *([outlook.told] if outlook.old_s else [])])
-    lost_since = f"{counted(lost, 'steps')} since checkpoint {outlook.checkpoint_step}"
-    return Span(f"{lost_since} ({said})" if said else lost_since, Tone.WARN if outlook.old_s else Tone.PLAIN)
+    lost = max(0, round(step) - facts.checkpoint_step)
+    since = [f"{cell_text.ago(facts.checkpoint_at, now)} ago"] if facts.checkpoint_at else []
+    details = ", ".join([*since, *([facts.answered] if facts.old_s else [])])
+    lost_since = f"{counted(lost, 'steps')} since checkpoint {facts.checkpoint_step}"
+    return Span(f"{lost_since} ({details})" if details else lost_since, Tone.WARN if facts.old_s else Tone.PLAIN)
 
 
 # ---- data ----
 
 
-def data(found: Report, outlook: TrainingFacts, bound: float | None) -> list[Line]:
+def data(found: Report, facts: TrainingFacts, bound: float | None) -> list[Line]:
     shares = (
         (learning.VALID, "valid"),
         (learning.INFRASTRUCTURE, "infrastructure"),
@@ -206,7 +208,7 @@ def data(found: Report, outlook: TrainingFacts, bound: float | None) -> list[Lin
     for metric, title in shares:
         value = found.get(metric.name)
         if metric is learning.INFRASTRUCTURE and valid is not None:
-            # Of the attempts that `valid` is of: beside it the share since the last step would contradict it.
+            # Of the same attempts as `valid`: a share since the last step would contradict it.
             value = 1.0 - valid
         if value is not None:
             first += _measured(metric, title, f"{value:.0%}", value)
@@ -216,23 +218,23 @@ def data(found: Report, outlook: TrainingFacts, bound: float | None) -> list[Lin
     if behind is not None:
         against = f" of {bound:g}" if bound is not None else ""
         second += [Span("age ", Tone.DIM), Span(f"{behind:.2g}{against}  ", _well(bound is None or behind <= bound))]
-    second += _dropped(outlook)
+    second += _dropped(facts)
     return [tuple(line) for line in (first, second) if line]
 
 
-def _dropped(outlook: TrainingFacts) -> list[Span]:
-    """Records that the last Steps took and did not train, by reason; groups that taught nothing."""
-    points = [point for point in outlook.points[-LATELY:] if learning.STALE.name in point.metrics]
+def _dropped(facts: TrainingFacts) -> list[Span]:
+    """Records of the last steps that were not trained, by reason; groups without a learning signal."""
+    points = [point for point in facts.points[-LATELY:] if learning.STALE.name in point.metrics]
     if not points:
         return []
     reasons = ((learning.STALE.name, "too old"), (learning.BROKEN.name, "broken"))
     counts = [(title, sum(_numbers(points, name))) for name, title in reasons]
-    told = ", ".join(f"{count:.0f} {title}" for title, count in counts if count)
+    dropped = ", ".join(f"{count:.0f} {title}" for title, count in counts if count)
     silent = round(max(0.0, min(sum(_numbers(points, learning.WITHOUT_SIGNAL.name)), _MOST_GROUPS)))
-    told += f"{', ' if told else ''}{counted(silent, 'groups without signal')}" if silent else ""
+    dropped += f"{', ' if dropped else ''}{counted(silent, 'groups without signal')}" if silent else ""
     tone = Tone.WARN if any(count for _, count in counts) else Tone.PLAIN
-    old = [Span(f", {outlook.told}", Tone.WARN)] if outlook.old_s else []
-    return [Span(f"dropped in {counted(len(points), 'steps')} ", Tone.DIM), Span(told or "none", tone), *old]
+    old = [Span(f", {facts.answered}", Tone.WARN)] if facts.old_s else []
+    return [Span(f"dropped in {counted(len(points), 'steps')} ", Tone.DIM), Span(dropped or "none", tone), *old]
 
 
 # ---- the policy ----
@@ -249,7 +251,7 @@ _POLICY: tuple[tuple[tuple[str, str, str | None], ...], ...] = (
         ("length", learning.LENGTH.name, learning.LENGTH_JUMP.name),
     ),
 )
-"""Title, the number itself, and the ratio that has a band where the number has none."""
+"""Title, the number, and the ratio whose band is shown if the number has none."""
 
 
 def policy(found: Report) -> list[Line]:
@@ -271,7 +273,7 @@ def policy(found: Report) -> list[Line]:
 
 def _measured(metric: Metric, title: str, shown: str, value: float | None) -> list[Span]:
     well = value is None or metric.is_normal(value)
-    # Beside a number without the ratio that the band is of, it would be read as the number's own.
+    # Without the ratio, its band would be read as that of the number.
     band = _band(metric) if value is not None else ""
     return [
         Span(f"{title} ", Tone.DIM),
@@ -305,6 +307,6 @@ def _mean(numbers: Sequence[float]) -> float:
 def _interval(numbers: Sequence[float]) -> float:
     """Half of the 95 % interval of their mean."""
     mean = _mean(numbers)
-    # A product may become infinite, where a power would be refused.
+    # A product may become infinite; a power would raise.
     variance = sum((value - mean) * (value - mean) for value in numbers) / (len(numbers) - 1)
     return _MARGIN * math.sqrt(variance / len(numbers))

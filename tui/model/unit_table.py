@@ -1,4 +1,4 @@
-"""The fleet in columns: every unit with what is known of it, and groups and hosts in a line."""
+"""Columns of units, and one line each of groups and hosts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _URGENCY = {
 }
 HOT_CPU = 90.0
 _COMMAND = 40
-"""Signs of a command line that tell it from others."""
+"""Characters of a command line that are shown."""
 
 
 def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
-    """Of units; curves come from what this console has seen. On 80 columns there is room for those of the least ranks:
-    that a unit died is among them."""
+    """Columns of units, with curves of what this console has sampled. 80 columns have room for the lowest ranks, deaths
+    among them."""
 
     def cpu_trend(row: UnitRow, now: float) -> Span:
         seen = mirror.trends.get(row.unit)
@@ -37,7 +37,7 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
         return Span(trend(values, 10, low=0.0), Tone.DIM) if values else Span("")
 
     def host(row: UnitRow, now: float) -> Span:
-        """Where there is one only, the line of hosts names it, and what the unit is at has its room."""
+        """With one host only, the line of hosts names it and the status gets its room."""
         return span(row.host if len(mirror.hosts) > 1 else "")
 
     def use_of(row: UnitRow) -> float | None:
@@ -159,7 +159,5 @@ def _joined(parts: Iterable[Span]) -> Line:
     return tuple(made[:-1])
 
 
-def keeps(words: frozenset[str], row: UnitRow) -> bool:
-    """Whether every word stands somewhere in what is shown of the unit."""
-    shown = f"{row.unit} {row.state.value} {row.host} {row.role} {row.status} {row.reason} {row.phase}".casefold()
-    return all(word in shown for word in words)
+def searched_text(row: UnitRow) -> str:
+    return f"{row.unit} {row.state.value} {row.host} {row.role} {row.status} {row.reason} {row.phase}"

@@ -1,7 +1,7 @@
-"""One console for one page: a process of its own, spoken with in Textual's protocol for browsers.
+"""The console process of one browser page, connected through Textual's protocol for browsers.
 
-Invariants: it ends with its page, within `GRACE_S`, whatever it is doing, and with its server, however that ends; what
-it says before it draws reaches the page as text, so a fault is read where it is looked for.
+Invariants: it ends within `GRACE_S` of its page, whatever it does, and with its server, even if that is killed; what it
+writes before it draws reaches the page as text, so a failed start can be read in the page.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 
 READY = b"__GANGLION__\n"
-"""What the driver says when it begins to draw."""
+"""Textual's driver writes it before the first packet."""
 GRACE_S = 5.0
-LONGEST = 64 << 20
-MOST_TOLD = 8192
+MOST_PACKET_BYTES = 64 << 20
+MOST_ERROR_BYTES = 8192
 PR_SET_PDEATHSIG = 1
 
 
@@ -45,11 +45,11 @@ class ConsoleProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def drawn(self) -> AsyncIterator[bytes]:
-        """What goes to the screen, until it ends by itself."""
+    async def output(self) -> AsyncIterator[bytes]:
+        """What the page shows, until the process ends by itself."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        said = asyncio.create_task(_last(self._process.stderr), name="what a console says")
+        errors = asyncio.create_task(_last(self._process.stderr), name="errors of a console")
         try:
             begun = False
             while not begun and (line := await self._process.stdout.readline()):
@@ -61,30 +61,29 @@ class ConsoleProcess:
                 elif kind == b"M" and json.loads(body).get("type") == "exit":
                     return
             if not begun:
-                told = await said
-                yield told.decode(errors="replace").replace("\n", "\r\n").encode()
+                yield (await errors).decode(errors="replace").replace("\n", "\r\n").encode()
         finally:
-            said.cancel()
+            errors.cancel()
 
     async def _packet(self) -> tuple[bytes, bytes] | None:
         assert self._process.stdout is not None
         try:
             head = await self._process.stdout.readexactly(5)
             length = int.from_bytes(head[1:], "big")
-            return (head[:1], await self._process.stdout.readexactly(length)) if length <= LONGEST else None
+            return (head[:1], await self._process.stdout.readexactly(length)) if length <= MOST_PACKET_BYTES else None
         except asyncio.IncompleteReadError:
             return None
 
-    async def typed(self, text: str) -> None:
-        # Half of a pair of signs is no text in UTF-8, and a page may send it.
+    async def send_keys(self, text: str) -> None:
+        # A page may send half of a surrogate pair, which UTF-8 cannot encode.
         await self._send(b"D", text.encode(errors="replace"))
 
-    async def told(self, **what: str | int) -> None:
-        """Of the page: its size, whether it is looked at."""
-        await self._send(b"M", json.dumps(what).encode())
+    async def send_event(self, **event: str | int) -> None:
+        """Report the size of the page, or its focus."""
+        await self._send(b"M", json.dumps(event).encode())
 
     async def _send(self, kind: bytes, body: bytes) -> None:
-        """Raises TimeoutError where it does not read within `GRACE_S`."""
+        """Raises TimeoutError if the process does not read within `GRACE_S`."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(kind + len(body).to_bytes(4, "big") + body)
@@ -93,7 +92,7 @@ class ConsoleProcess:
         except TimeoutError:
             raise
         except (OSError, RuntimeError):
-            # It may have ended; whoever reads what it draws sees that.
+            # The process ended; the reader of its output sees that.
             return
 
     async def end(self) -> None:
@@ -110,15 +109,15 @@ class ConsoleProcess:
 
 
 async def _last(stream: asyncio.StreamReader) -> bytes:
-    """Read all of it, so that nobody waits for room; keep the end."""
+    """Read all of it, so that the process never blocks; return the end."""
     kept = b""
     while piece := await stream.read(4096):
-        kept = (kept + piece)[-MOST_TOLD:]
+        kept = (kept + piece)[-MOST_ERROR_BYTES:]
     return kept
 
 
 def end_with_parent() -> None:
-    """Said by a console of a page: a server that is killed cannot end it."""
+    """Called by the console of a page: have the kernel end it with its server, which may be killed."""
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:

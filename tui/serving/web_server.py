@@ -1,7 +1,11 @@
-"""The server between pages and consoles.
+"""The HTTP server between browser pages and their consoles.
 
-Invariants: every request goes through the gate before anything is looked up; a page loads nothing but from here; there
+Invariants: every request passes `AccessPolicy` before anything is looked up; a page loads nothing from elsewhere; there
 are at most `MOST` consoles, and none outlives its page or this server.
+
+The server of textual-serve cannot stand behind this policy: it waits without a deadline for a console that neither
+reads nor ends, one malformed message ends its page, and it prints a failed start on the server. So only its browser
+files are used.
 """
 
 from __future__ import annotations
@@ -26,23 +30,23 @@ from tui.serving.console_process import ConsoleProcess
 
 MOST = 8
 TOO_MANY = f"{MOST} consoles are open already. Close one."
-LONGEST_MESSAGE = 1 << 20
+MOST_MESSAGE_BYTES = 1 << 20
 WIDTHS, HEIGHTS = (20, 500), (5, 300)
-OWN = {"page.css": "text/css", "page.js": "text/javascript"}
+OWN_FILES = {"page.css": "text/css", "page.js": "text/javascript"}
 HERE = Path(__file__).parent
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    def __init__(self, gate: AccessPolicy, options: Sequence[str]) -> None:
-        self._gate = gate
+    def __init__(self, access: AccessPolicy, options: Sequence[str]) -> None:
+        self._access = access
         self._options = tuple(options)
         self._open: set[web.WebSocketResponse] = set()
         self._assets = _assets()
 
     def application(self) -> web.Application:
-        made = web.Application(middlewares=[self._guard], client_max_size=LONGEST_MESSAGE)
+        made = web.Application(middlewares=[self._check], client_max_size=MOST_MESSAGE_BYTES)
         made.router.add_get("/", self._page)
         made.router.add_get("/ws", self._socket)
         made.router.add_get("/own/page.css", self._own)
@@ -51,11 +55,11 @@ class Server:
         made.on_shutdown.append(self._close_all)
         return made
 
-    # ---- the gate ----
+    # ---- access ----
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        verdict = self._gate.judge(
+    async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        verdict = self._access.judge(
             host=request.headers.get("Host", ""),
             origin=request.headers.get("Origin"),
             token=request.query.get(TOKEN),
@@ -63,11 +67,11 @@ class Server:
             is_socket=request.path == "/ws",
         )
         answer: web.StreamResponse
-        if verdict.way is Decision.REFUSED:
+        if verdict.decision is Decision.REFUSED:
             answer = web.Response(status=403, text=f"{verdict.why}\n")
-        elif verdict.way is Decision.CHANGED:
+        elif verdict.decision is Decision.REDIRECTED:
             answer = web.Response(status=303, headers={"Location": "/"})
-            answer.set_cookie(self._gate.cookie_name, self._gate.cookie, httponly=True, samesite="Strict")
+            answer.set_cookie(self._access.cookie_name, self._access.cookie, httponly=True, samesite="Strict")
         else:
             try:
                 answer = await handler(request)
@@ -79,8 +83,8 @@ class Server:
 
     def _headers(self, request: web.Request) -> dict[str, str]:
         own = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'"
-        # A name that is not one of ours came from somebody else, and is not said again.
-        socket = f" ws://{request.host}" if request.host.lower() in self._gate.names else ""
+        # A foreign host name is not repeated in the answer.
+        socket = f" ws://{request.host}" if request.host.lower() in self._access.names else ""
         return {
             "Content-Security-Policy": f"{own}; img-src 'self' data:; connect-src 'self'{socket}",
             "X-Content-Type-Options": "nosniff",
@@ -89,7 +93,7 @@ class Server:
             "Cache-Control": "no-store",
         }
 
-    # ---- what is inside ----
+    # ---- pages ----
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
         if len(self._open) >= MOST:
@@ -99,12 +103,12 @@ class Server:
 
     async def _own(self, request: web.Request) -> web.StreamResponse:
         name = request.path.rpartition("/")[2]
-        return web.Response(text=(HERE / name).read_text(), content_type=OWN[name])
+        return web.Response(text=(HERE / name).read_text(), content_type=OWN_FILES[name])
 
     async def _socket(self, request: web.Request) -> web.StreamResponse:
         if len(self._open) >= MOST:
             return web.Response(status=503, text=f"{TOO_MANY}\n")
-        page = web.WebSocketResponse(heartbeat=15, max_msg_size=LONGEST_MESSAGE)
+        page = web.WebSocketResponse(heartbeat=15, max_msg_size=MOST_MESSAGE_BYTES)
         self._open.add(page)
         try:
             await page.prepare(request)
@@ -115,9 +119,9 @@ class Server:
             try:
                 async for message in page:
                     if message.type is WSMsgType.TEXT:
-                        await hear(message.data, child, page)
+                        await handle_message(message.data, child, page)
             except TimeoutError:
-                # A console that does not read is of no use to its page, and nobody would see the page close.
+                # A console that does not read cannot serve its page any more: end both.
                 pass
             finally:
                 drawing.cancel()
@@ -133,7 +137,7 @@ class Server:
 
 async def _draw(child: ConsoleProcess, page: web.WebSocketResponse) -> None:
     try:
-        async for piece in child.drawn():
+        async for piece in child.output():
             await page.send_bytes(piece)
     except ConnectionError:
         return
@@ -141,54 +145,54 @@ async def _draw(child: ConsoleProcess, page: web.WebSocketResponse) -> None:
         await page.close()
 
 
-async def hear(text: str, child: ConsoleProcess, page: web.WebSocketResponse) -> None:
-    """One message of a page: what was typed, its size, whether it is looked at. Anything else is nothing.
+async def handle_message(text: str, child: ConsoleProcess, page: web.WebSocketResponse) -> None:
+    """Handle one message of a page: keys, its size, its focus. Ignores anything else.
 
-    Raises TimeoutError where the console does not read.
+    Raises TimeoutError if the console does not read.
     """
     try:
-        what, *more = json.loads(text)
-        about: Any = more[0] if more else None
+        kind, *more = json.loads(text)
+        value: Any = more[0] if more else None
     except (ValueError, TypeError, RecursionError):
         return
-    if what == "stdin" and isinstance(about, str):
-        await child.typed(about)
-    elif what == "resize" and isinstance(about, dict):
-        width, height = within(about.get("width"), WIDTHS, 80), within(about.get("height"), HEIGHTS, 24)
-        await child.told(type="resize", width=width, height=height)
-    elif what in ("focus", "blur"):
-        await child.told(type=what)
-    elif what == "ping":
-        await page.send_json(["pong", about])
+    if kind == "stdin" and isinstance(value, str):
+        await child.send_keys(value)
+    elif kind == "resize" and isinstance(value, dict):
+        width, height = within(value.get("width"), WIDTHS, 80), within(value.get("height"), HEIGHTS, 24)
+        await child.send_event(type="resize", width=width, height=height)
+    elif kind in ("focus", "blur"):
+        await child.send_event(type=kind)
+    elif kind == "ping":
+        await page.send_json(["pong", value])
 
 
-def within(asked: Any, reach: tuple[int, int], otherwise: int) -> int:
+def within(value: Any, limits: tuple[int, int], default: int) -> int:
     try:
-        return max(reach[0], min(reach[1], int(asked)))
+        return max(limits[0], min(limits[1], int(value)))
     except (TypeError, ValueError, OverflowError):
-        return otherwise
+        return default
 
 
 def _assets() -> Path:
-    """xterm.js and what it needs, as the package textual-serve brings them."""
+    """xterm.js and its files, from the package textual-serve."""
     found = importlib.util.find_spec("textual_serve")
     if found is None or found.origin is None:
-        raise ConfigError("The page of a terminal is missing.", hint="pip install 'agentrl[web]' brings it.")
+        raise ConfigError("The browser files of the console are missing.", hint="pip install 'agentrl[web]' brings it.")
     return Path(found.origin).parent / "static"
 
 
 async def serve(listen: str, options: Sequence[str], *, as_json: bool) -> None:
-    """Until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM."""
     host, port = address(listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family)
     except OSError as taken:
         why = os.strerror(taken.errno).lower() if taken.errno else str(taken)
-        hint = "--listen 127.0.0.1:0 takes any port that is free."
-        raise UsageError(f"Nobody can listen on {listen}: {why}.", hint=hint) from taken
-    gate = AccessPolicy(listening.getsockname()[1])
-    runner = web.AppRunner(Server(gate, options).application(), access_log=None, handle_signals=False)
+        hint = "--listen 127.0.0.1:0 takes any free port."
+        raise UsageError(f"Cannot listen on {listen}: {why}.", hint=hint) from taken
+    access = AccessPolicy(listening.getsockname()[1])
+    runner = web.AppRunner(Server(access, options).application(), access_log=None, handle_signals=False)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -197,16 +201,16 @@ async def serve(listen: str, options: Sequence[str], *, as_json: bool) -> None:
     try:
         await web.SockSite(runner, listening, shutdown_timeout=5.0).start()
         shown = f"[{host}]" if ":" in host else host
-        _tell(f"http://{shown}:{gate.port}/?{TOKEN}={gate.token}", as_json=as_json)
+        _print_url(f"http://{shown}:{access.port}/?{TOKEN}={access.token}", as_json=as_json)
         await ended.wait()
     finally:
         with contextlib.suppress(asyncio.CancelledError):
             await runner.cleanup()
 
 
-def _tell(url: str, *, as_json: bool) -> None:
+def _print_url(url: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"url": url}), flush=True)
     else:
         print(url, flush=True)
-        print("Whoever opens this address sees the run. Ctrl-C ends all pages; the run goes on.", file=sys.stderr)
+        print("Anyone who has this address sees the run. Ctrl-C ends all pages; the run goes on.", file=sys.stderr)

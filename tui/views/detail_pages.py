@@ -1,4 +1,4 @@
-"""A page about one thing, over the view that it was opened from."""
+"""Pages about one thing, shown over the view that opened them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tui.widgets.lines import WHEEL_ROWS, Drawn, Painted
 
 
 class ScrolledLines(Painted):
-    """Lines that may be more than fit."""
+    """A viewport on lines that may not all fit."""
 
     can_focus = True
 
@@ -41,21 +41,21 @@ class ScrolledLines(Painted):
 
     @property
     def top(self) -> int:
-        """The first line that is seen."""
+        """The first visible line."""
         return self._top
 
     @property
     def at_end(self) -> bool:
-        """Nothing is below what is seen."""
+        """Whether the last line is visible."""
         return self._top + self.size.height >= self._count
 
     @property
     def width(self) -> int:
-        """Cells that a line may take."""
+        """The width of a line."""
         return self.size.width - 2
 
     def go_to(self, line: int) -> None:
-        """Make it the first line, as far as there are lines below it. It is seen with the next painting."""
+        """Make it the first visible line, as far as lines follow. Takes effect with the next repaint."""
         self._top = line
 
     def move(self, how: str) -> None:
@@ -74,7 +74,7 @@ class ScrolledLines(Painted):
 
 
 class DetailPage(View):
-    """Its lines are made anew at every round, so it lives while it is looked at."""
+    """A page whose lines are made again at every round."""
 
     name_in_registry = "page"
 
@@ -106,9 +106,12 @@ class UnitPage(DetailPage, UnitVerbs):
         self._unit = name
         self._last: UnitRow | None = None
 
-    def unit(self) -> UnitRow | None:
-        """As it was drawn, so that an act is aimed at the life that a person saw."""
-        return self._last if self.mirror.unit(self._unit) is not None else None
+    def selected(self) -> UnitRow | None:
+        """As it was drawn, so that a command names the incarnation that the person saw."""
+        if self.mirror.unit(self._unit) is None:
+            self.actions.say(f"{self._unit} does not exist any more.", Tone.WARN)
+            return None
+        return self._last
 
     def _lines(self, width: int) -> list[Line]:
         row = self.mirror.unit(self._unit)
@@ -126,7 +129,7 @@ class AlertPage(DetailPage, AlertVerbs):
         super().__init__(row.id, self._lines, ("alerts", "list", "--all"))
         self._row = row
 
-    def alert(self) -> AlertRow | None:
+    def selected(self) -> AlertRow:
         return self._row
 
     def _lines(self, width: int) -> list[Line]:
@@ -136,7 +139,7 @@ class AlertPage(DetailPage, AlertVerbs):
 
 
 class RowPage(DetailPage):
-    """Of anything that happened."""
+    """The page of an event of any kind."""
 
     def __init__(self, title: str, row: AnyRow, key: str = "") -> None:
         super().__init__(title, self._lines, ("events",))

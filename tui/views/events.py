@@ -1,10 +1,13 @@
-"""What happened, the newest first. The audit, which the feed does not carry, is asked for when something happens."""
+"""The list of events, the newest first; the past, which the feed does not carry, is queried when the view opens."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from textual.app import ComposeResult
 
-from agentrl.formatting.row_text import told_once, when
+from agentrl.errors import AgentrlError
+from agentrl.formatting.row_text import kind_of, told_once, when
 from agentrl.protocol.rows import AlertRow, AnyRow, IncidentRow, KnobRow, OperationRow
 from tui.model import event_table
 from tui.model.mirror import Changes
@@ -14,6 +17,7 @@ from tui.views.view import TableView
 from tui.widgets.lines import Table
 
 MOST = 1000
+MOST_ASKED = 500
 _SHOWN = (OperationRow, IncidentRow, AlertRow, KnobRow)
 
 
@@ -24,9 +28,8 @@ class Events(TableView):
         super().__init__(id=id)
         self._changes: Changes | None = None
         self._kinds: frozenset[str] = frozenset()
-        self._words: frozenset[str] = frozenset()
         self._past_wanted = True
-        """What happened before the console came was not asked for since this was opened."""
+        """The past was not queried since the view was opened."""
 
     def compose(self) -> ComposeResult:
         model: TableModel[AnyRow] = TableModel(event_table.columns(), "at", descending=True)
@@ -42,10 +45,19 @@ class Events(TableView):
         self._ask_past()
 
     def _ask_past(self) -> None:
-        """As soon as somebody is heard who can be asked; who comes first may be early."""
-        if self._past_wanted and self.console_app.mirror.link.connected:
+        """Query the past once there is a connection."""
+        if self._past_wanted and self.mirror.link.connected:
             self._past_wanted = False
-            self.console_app.ask_events(self.take_past)
+            if self.actions.replay is None:
+                # A callable, so that a query replaced before it begins leaves no coroutine behind.
+                work: Callable[[], Awaitable[None]] = self._query_past
+                self.run_worker(work, group="events", exclusive=True)
+
+    async def _query_past(self) -> None:
+        try:
+            self.take_past(list(await self.actions.connection.client.events(limit=MOST_ASKED)))
+        except AgentrlError as error:
+            self.actions.say(str(error), Tone.WARN)
 
     def update(self) -> None:
         self._ask_past()
@@ -62,7 +74,7 @@ class Events(TableView):
         self.repaint()
 
     def take_past(self, found: list[AnyRow]) -> None:
-        """The coordinator's memory of what happened before the console came."""
+        """Add events from before the console was opened."""
         for row in told_once(found):
             self.table.model.put(event_table.key_of(row), row)
         self.table.model.aim_first()
@@ -76,13 +88,14 @@ class Events(TableView):
             rows.sort(key=lambda pair: when(pair[1]), reverse=True)
             model.replace(dict(rows[:MOST]))
 
-    def apply_filter(self, words: frozenset[str]) -> None:
-        self._words = words
-        self._refilter()
+    def apply_filter(self) -> None:
+        self.table.model.filter(self.keeps if self._kinds or self._words else None)
 
-    def _refilter(self) -> None:
-        kinds, words = self._kinds, self._words
-        self.table.model.filter((lambda row: event_table.keeps(words, kinds, row)) if kinds or words else None)
+    def keeps(self, row: AnyRow) -> bool:
+        return (not self._kinds or kind_of(row) in self._kinds) and super().keeps(row)
+
+    def searched_text(self, row: AnyRow) -> str:
+        return event_table.searched_text(row)
 
     def cli_line(self) -> tuple[str, ...]:
         return ("events", *(word for kind in sorted(self._kinds) for word in ("--kind", kind)))
@@ -96,13 +109,9 @@ class Events(TableView):
 
     def only(self, kind: str) -> None:
         self._kinds = frozenset({kind} - {""})
-        self._refilter()
+        self.apply_filter()
         self.table.model.aim_first()
         self.repaint()
 
-    def do_drill(self) -> None:
-        target = self.table.model.target
-        if target is None:
-            self.console_app.say("Nothing is aimed at.", Tone.WARN)
-            return
-        self.console_app.navigation.open_happening(target[1])
+    def open_row(self, row: AnyRow) -> None:
+        self.actions.navigation.open_event(row)

@@ -1,4 +1,4 @@
-"""Tool calls that failed: by kind, and one by one.
+"""Lists of failed tool calls: by kind, and one by one.
 
 Invariant: enter leads to the very turn in which the call was made.
 """
@@ -15,7 +15,7 @@ from agentrl.client import Client
 from agentrl.protocol.data_commands import VARIES, ToolErrorGroup
 from tui.model import data_tables
 from tui.model.data_tables import MALFORMED
-from tui.model.table import Column
+from tui.model.table import Column, in_order
 from tui.views.query_views import ANSWER_S, QueryTable
 from tui.views.records import RecordPage
 
@@ -23,13 +23,13 @@ _TURN = re.compile(r"/t(\d+)(?:\.\d+)?$")
 
 
 def turn_of(call: str) -> int | None:
-    """A call's id ends with its turn; that of a turn in which none could be read, too."""
+    """The turn at the end of a call's id, also for a turn whose call could not be parsed."""
     found = _TURN.search(call)
     return int(found.group(1)) if found else None
 
 
 class ToolErrors(QueryTable):
-    """What tool calls did wrong, by kind; enter lists the calls of that kind."""
+    """Failed tool calls by kind; enter lists the calls of a kind."""
 
     name_in_registry = "tool-errors"
     what = "kinds of tool errors"
@@ -50,23 +50,17 @@ class ToolErrors(QueryTable):
     def cli_line(self) -> tuple[str, ...]:
         return ("tools", "errors", *(("--filter", self.filter_text) if self.filter_text else ()))
 
-    def do_drill(self) -> None:
-        group: ToolErrorGroup | None = self._target()
-        if group is None:
-            return
+    def open_row(self, group: ToolErrorGroup) -> None:
         if group.status != MALFORMED:
-            self.console_app.navigation.open_page(FailedCalls(same_kind(group, self.filter_text)))
+            self.actions.navigation.open_page(FailedCalls(same_kind(group, self.filter_text)))
         elif group.samples:
-            # Nobody was called, so there is no call to list.
+            # No tool was called, so there is no call to list.
             sample = group.samples[0]
-            self.console_app.navigation.open_page(RecordPage(sample.record, turn_of(sample.call)))
-
-    def do_records_calls(self) -> None:
-        self.console_app.navigation.open_page(FailedCalls(self.filter_text))
+            self.actions.navigation.open_page(RecordPage(sample.record, turn_of(sample.call)))
 
 
 def same_kind(group: ToolErrorGroup, besides: str) -> str:
-    """What the calls of a kind have in common, but for the words of the message."""
+    """The filter of the calls of a kind, without the text of the error."""
     names = ("server", "tool", "status", "error_class")
     values = {name: getattr(group, name) for name in names if getattr(group, name) != VARIES}
     same = " and ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
@@ -74,7 +68,7 @@ def same_kind(group: ToolErrorGroup, besides: str) -> str:
 
 
 class FailedCalls(QueryTable):
-    """Each for itself, the newest first; enter opens its turn."""
+    """Failed calls, the newest first; enter opens the turn."""
 
     name_in_registry = "failed-calls"
     what = "failed calls"
@@ -92,11 +86,10 @@ class FailedCalls(QueryTable):
             filter=self.filter_text, sort="-requested_at", limit=self._wanted, deadline_s=ANSWER_S
         )
         self._more = bool(page.after)
-        return {str(row["id"]): {**row, "~order": place} for place, row in enumerate(page.rows)}
+        return in_order(page.rows)
 
     def cli_line(self) -> tuple[str, ...]:
         return ("tools", "failures", *(("--filter", self.filter_text) if self.filter_text else ()))
 
-    def do_drill(self) -> None:
-        if (row := self._target()) is not None:
-            self.console_app.navigation.open_page(RecordPage(str(row["record"]), row.get("turn")))
+    def open_row(self, row: Any) -> None:
+        self.actions.navigation.open_page(RecordPage(str(row["record"]), row.get("turn")))

@@ -1,4 +1,4 @@
-"""Every unit of the run, and the verbs for it."""
+"""The list of units, and the actions on one unit."""
 
 from __future__ import annotations
 
@@ -17,76 +17,71 @@ from tui.widgets.lines import Lines, Table
 
 
 class UnitVerbs(View):
-    """Verbs on one unit: the one under the cursor, or the one whose page this is."""
+    """Actions on one unit: the selected one, or that of the page."""
 
-    def unit(self) -> UnitRow | None:
-        """The unit that is aimed at, as it was seen last."""
+    def selected(self) -> UnitRow | None:
+        """The unit as it was shown last; says so if there is none."""
         raise NotImplementedError
 
-    def _aimed(self) -> UnitRow | None:
-        row = self.unit()
-        if row is None:
-            self.console_app.say(
-                "No unit is aimed at: the one under the cursor is gone or out of view. Move to one.", Tone.WARN
-            )
-        return row
+    def selected_units(self) -> list[str]:
+        """Names of the marked units, or of the selected one."""
+        row = self.selected()
+        return [row.unit] if row is not None else []
 
     def do_unit_restart(self) -> None:
-        if (row := self._aimed()) is not None:
-            self.console_app.perform(pending_commands.restart(row))
+        if (row := self.selected()) is not None:
+            self.perform(pending_commands.restart(row))
 
     def do_unit_drain(self) -> None:
-        if (row := self._aimed()) is not None:
-            self.console_app.perform(pending_commands.drain(row))
+        if (row := self.selected()) is not None:
+            self.perform(pending_commands.drain(row))
 
     def do_unit_undrain(self) -> None:
-        if (row := self._aimed()) is not None:
-            self.console_app.perform(pending_commands.cancel_drain(row))
+        if (row := self.selected()) is not None:
+            self.perform(pending_commands.cancel_drain(row))
 
     def do_unit_stop(self) -> None:
-        if (row := self._aimed()) is not None:
-            self.console_app.perform(pending_commands.stop(row))
+        if (row := self.selected()) is not None:
+            self.perform(pending_commands.stop(row))
 
     def do_unit_kill(self) -> None:
-        if (row := self._aimed()) is not None:
-            self.console_app.perform(pending_commands.stop(row, now=True))
+        if (row := self.selected()) is not None:
+            self.perform(pending_commands.stop(row, now=True))
 
     def do_unit_vouch(self) -> None:
-        if (row := self._aimed()) is not None:
+        if (row := self.selected()) is not None:
             if row.state is UnitState.LOST:
-                self.console_app.perform(pending_commands.vouch(row))
+                self.perform(pending_commands.vouch(row))
             else:
-                self.console_app.say(f"{row.unit} is {row.state.value}, not lost: there is nothing to vouch for.")
+                self.actions.say(f"{row.unit} is {row.state.value}, not lost: there is no death to confirm.")
 
     def do_unit_pause(self) -> None:
-        if (row := self._aimed()) is not None:
-            self.console_app.perform(
-                pending_commands.resume(row.unit) if row.paused else pending_commands.pause(row.unit)
-            )
+        if (row := self.selected()) is not None:
+            self.perform(pending_commands.resume(row.unit) if row.paused else pending_commands.pause(row.unit))
 
     def do_unit_stacks(self) -> None:
-        if (row := self._aimed()) is not None:
-            self.console_app.perform(pending_commands.stacks([row.unit]))
+        if units := self.selected_units():
+            self.perform(pending_commands.stacks(units))
 
     def do_unit_logs(self) -> None:
-        if (row := self._aimed()) is not None:
-            self.console_app.navigation.open_logs([row.unit])
+        if units := self.selected_units():
+            self.actions.navigation.open_logs(units)
 
     def do_unit_previous(self) -> None:
-        if (row := self._aimed()) is not None:
-            self.console_app.navigation.open_logs([row.unit], -1)
+        if (row := self.selected()) is not None:
+            self.actions.navigation.open_logs([row.unit], -1)
 
     def do_unit_incident(self) -> None:
-        if (row := self._aimed()) is not None:
+        if (row := self.selected()) is not None:
             found = self.mirror.incidents(row.unit)
             if found:
-                self.console_app.navigation.open_row(f"incident/{found[0].id}")
+                self.actions.navigation.open_row(f"incident/{found[0].id}")
             else:
-                self.console_app.say(f"{row.unit} never ended unplanned, as far as is remembered.")
+                self.actions.say(f"{row.unit} has no incident on record.")
 
 
 _STORY_FROM = 16
-"""Lines of the view."""
+"""Height of the view from which the status of the selected unit is shown."""
 
 
 class Fleet(FeedTable[UnitRow], UnitVerbs):
@@ -103,12 +98,12 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
         yield Lines(self._story, id="story")
 
     def on_resize(self, event: events.Resize) -> None:
-        # Where few units are in sight, they come first.
+        # In a low view, units come first.
         self.query_one("#story").display = event.size.height >= _STORY_FROM
 
     def _story(self, width: int, height: int) -> list[Line]:
-        """All that the unit under the cursor is at: its column is cut where the terminal is narrow."""
-        row = self.unit()
+        """The whole status of the selected unit, because its column is cut on a narrow terminal."""
+        row = self.under_cursor()
         if row is None:
             return []
         lines = wrapped(span(f"{row.unit}: {story(row, self.now())}").text, width - 3)
@@ -125,24 +120,13 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
     def takes(self, row: AnyRow | None) -> TypeGuard[UnitRow]:
         return isinstance(row, UnitRow)
 
-    def apply_filter(self, words: frozenset[str]) -> None:
-        self.table.model.filter((lambda row: unit_table.keeps(words, row)) if words else None)
+    def searched_text(self, row: UnitRow) -> str:
+        return unit_table.searched_text(row)
 
-    def unit(self) -> UnitRow | None:
-        return self.under_cursor()
+    # ---- actions of the table ----
 
-    def cli_line(self) -> tuple[str, ...]:
-        return ("status",)
-
-    # ---- what only the table has ----
-
-    def do_drill(self) -> None:
-        if (row := self._aimed()) is not None:
-            self.console_app.navigation.open_unit(row.unit)
-
-    def do_mark(self) -> None:
-        self.table.model.toggle_mark()
-        self.do_move("down")
+    def open_row(self, row: UnitRow) -> None:
+        self.actions.navigation.open_unit(row.unit)
 
     def do_unit_more(self) -> None:
         self._scale(1)
@@ -151,30 +135,19 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
         self._scale(-1)
 
     def _scale(self, by: int) -> None:
-        row = self._aimed()
+        row = self.selected()
         group = self.mirror.group(row.group) if row else None
         if group is not None:
             if group.desired + by < 0:
-                self.console_app.say(f"{group.name} is wanted with none already.")
+                self.actions.say(f"{group.name} has no unit already.")
             else:
-                self.console_app.perform(pending_commands.scale(group, group.desired + by))
+                self.perform(pending_commands.scale(group, group.desired + by))
 
     def do_group_restart(self) -> None:
-        row = self._aimed()
+        row = self.selected()
         group = self.mirror.group(row.group) if row else None
         if group is not None:
-            self.console_app.perform(pending_commands.restart_group(group))
+            self.perform(pending_commands.restart_group(group))
 
-    def do_unit_stacks(self) -> None:
-        marked = sorted(self.table.model.marked)
-        if marked:
-            self.console_app.perform(pending_commands.stacks(marked))
-        else:
-            super().do_unit_stacks()
-
-    def do_unit_logs(self) -> None:
-        marked = sorted(self.table.model.marked)
-        if marked:
-            self.console_app.navigation.open_logs(marked)
-        else:
-            super().do_unit_logs()
+    def selected_units(self) -> list[str]:
+        return sorted(self.table.model.marked) or super().selected_units()

@@ -1,6 +1,6 @@
-"""What units write: followed, searched, and of several units in the order of time.
+"""The logs of one unit, or of several merged by time: followed, filtered, marked.
 
-Invariant: the log is asked for only while it is looked at, and painted as seldom as other data.
+Invariant: logs are queried only while the view is shown, and painted as rarely as other data.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from textual.worker import Worker
 from agentrl.client import Client
 from agentrl.errors import AgentrlError, NoCoordinatorError
 from agentrl.formatting.amounts import counted
+from tui.dialogs.palette import Palette, unit_choices
 from tui.log_tail import LogTail
 from tui.model.log_buffer import LogBuffer, LogEntry
 from tui.model.styled_text import Line, Span, Tone, cut, fitted, folded, width_of, wrapped
@@ -26,11 +27,11 @@ from tui.widgets.lines import WHEEL_ROWS, Drawn, Painted
 POLL_S = 0.4
 SIDEWAYS = 20
 SOURCE = 12
-"""Cells for the name of the unit, where several are shown."""
+"""Width of the unit name, where several units are shown."""
 
 
 class LogLines(Painted):
-    """A window on a logbook. It begins at a line of the log and so many pieces of that line further down."""
+    """A viewport on a log buffer. It begins at a line of the log and, if lines are wrapped, at a row of that line."""
 
     can_focus = True
 
@@ -39,13 +40,13 @@ class LogLines(Painted):
         self.book = LogBuffer()
         self.follow = True
         self.wraps = False
-        """Long lines go on below themselves."""
+        """Long lines are wrapped."""
         self.top = 0
         self._skipped = 0
-        """Pieces of the uppermost line that are out of view."""
+        """Rows of the top line that are above the viewport."""
         self._left = 0
         self._at: LogEntry | None = None
-        """The mark that was gone to; none after any other move."""
+        """The mark that was jumped to; None after any other move."""
 
     def take(self, book: LogBuffer) -> None:
         self.book, self.top, self._skipped, self.follow, self._left, self._at = book, 0, 0, True, 0, None
@@ -65,10 +66,10 @@ class LogLines(Painted):
             drawn += [(line, ground) for line in self._pieces(entry, width)]
         return drawn[self._skipped :] or [((Span(" nothing written yet", Tone.DIM),), "")]
 
-    # ---- a line in pieces ----
+    # ---- wrapped lines ----
 
     def _pieces(self, entry: LogEntry, width: int) -> list[Line]:
-        """What is drawn of a line: as many as it takes where it goes on below itself, else one."""
+        """The rows of a line: all of them if lines are wrapped, else one."""
         if entry.aside:
             first, *more = wrapped(entry.text, max(1, width - 3))
             return [(Span(f"── {first}", Tone.BUSY),), *((Span(f"   {part}", Tone.BUSY),) for part in more)]
@@ -86,7 +87,7 @@ class LogLines(Painted):
         return [self._marked(set_cell_size(rest, room - 1) + "…" if len(rest) > room else rest)]
 
     def _marked(self, text: str) -> Line:
-        """The parts that the search found stand out."""
+        """The text with its matches highlighted."""
         spans, at = list[Span](), 0
         for start, end in self.book.matches_in(text):
             spans += [Span(text[at:start]), Span(text[start:end], Tone.ACCENT)]
@@ -94,7 +95,7 @@ class LogLines(Painted):
         return (*spans, Span(text[at:]))
 
     def _above(self, place: int, skipped: int, rows: int) -> tuple[int, int]:
-        """Where a window begins that is so many rows further up."""
+        """The begin of a viewport that many rows further up."""
         rows -= skipped
         while rows > 0 and place > 0:
             place -= 1
@@ -132,8 +133,8 @@ class LogLines(Painted):
     # ---- marks ----
 
     def mark(self) -> str:
-        """On or off: of the mark that was gone to, else of the newest line while that is followed, else of the top one.
-        What is wrong, if nothing can be marked."""
+        """Mark or unmark a line: that of the last jump, else the newest one while following, else the top one.
+        Returns what is wrong, or an empty string."""
         if not len(self.book):
             return "Nothing is written yet."
         place = self._place_of_mark()
@@ -145,7 +146,7 @@ class LogLines(Painted):
         return ""
 
     def to_mark(self, by: int) -> str:
-        """Go to the next mark, or the one before; what is wrong, if there is none."""
+        """Jump to the next mark or the one before. Returns what is wrong, or an empty string."""
         marks, here = self.book.marks(), self._place_of_mark()
         if here is None:
             seen = self.top + self.size.height if self.follow else self.top
@@ -184,7 +185,7 @@ class Logs(View):
         super().__init__(id=id)
         self._tails: list[LogTail] = []
         self._life = 0
-        self._said = ""
+        self._last_error = ""
         self._polling: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
@@ -204,7 +205,7 @@ class Logs(View):
         names = ", ".join(f"{t.unit}.{t.incarnation}" if t.incarnation else t.unit for t in self._tails)
         if not names:
             return "no unit"
-        if isinstance(self.console_app.connection, Replay):
+        if isinstance(self.actions.connection, Replay):
             return f"{names} · not in a recording"
         book = self.lines.book
         dropped = f", {counted(book.dropped, 'older ones')} dropped" if book.dropped else ""
@@ -219,9 +220,9 @@ class Logs(View):
         return (*words, "--grep", self.filter_text) if self.filter_text else words
 
     def open(self, units: list[str], life: int = 0) -> None:
-        """Other units, or another life: -1 the one before, a number that one."""
+        """Show the logs of these units; `life` -1 is the incarnation before, a number that incarnation."""
         self._tails = [LogTail(unit, life) for unit in units]
-        self._life, self._said = life, ""
+        self._life, self._last_error = life, ""
         self.lines.take(LogBuffer(merged=len(units) > 1))
         self._begin()
 
@@ -243,8 +244,8 @@ class Logs(View):
             self._polling = self.run_worker(self._poll(), name="logs", group="logs")
 
     def _client(self) -> Client:
-        """Who reads logs. Raises NoCoordinatorError where nobody does."""
-        link = self.console_app.connection
+        """The client that reads logs. Raises NoCoordinatorError in playback."""
+        link = self.actions.connection
         if isinstance(link, Replay):
             raise NoCoordinatorError(link.without_logs())
         return link.client
@@ -255,9 +256,9 @@ class Logs(View):
                 try:
                     found = await tail.news(self._client())
                 except AgentrlError as error:
-                    if str(error) != self._said:
-                        self._said = str(error)
-                        self.lines.book.add(tail.unit, [self._said], aside=True)
+                    if str(error) != self._last_error:
+                        self._last_error = str(error)
+                        self.lines.book.add(tail.unit, [self._last_error], aside=True)
                     continue
                 self.lines.book.add(tail.unit, found.asides, aside=True)
                 self.lines.book.add(tail.unit, found.lines)
@@ -267,7 +268,7 @@ class Logs(View):
 
     def do_move(self, how: str) -> None:
         if self.lines.wraps and how in ("left", "right"):
-            self._tell("Long lines go on below themselves; W cuts them again.")
+            self._say_if("Long lines are wrapped; W cuts them again.")
         else:
             self.lines.move(how)
 
@@ -279,20 +280,21 @@ class Logs(View):
         self.lines.turn_wrapping()
 
     def do_logs_mark(self) -> None:
-        self._tell(self.lines.mark())
+        self._say_if(self.lines.mark())
 
     def do_logs_next_mark(self) -> None:
-        self._tell(self.lines.to_mark(1))
+        self._say_if(self.lines.to_mark(1))
 
     def do_logs_previous_mark(self) -> None:
-        self._tell(self.lines.to_mark(-1))
+        self._say_if(self.lines.to_mark(-1))
 
-    def _tell(self, wrong: str) -> None:
+    def _say_if(self, wrong: str) -> None:
         if wrong:
-            self.console_app.say(wrong)
+            self.actions.say(wrong)
 
     def do_logs_unit(self) -> None:
-        self.console_app.prompts.choose_unit(lambda unit: self.open([unit]))
+        choices = unit_choices(self.mirror)
+        self.app.push_screen(Palette(choices, hint="which unit"), lambda unit: self.open([unit]) if unit else None)
 
     def do_logs_older(self) -> None:
         self._to_life(-1)
@@ -302,13 +304,13 @@ class Logs(View):
 
     def _to_life(self, by: int) -> None:
         if len(self._tails) != 1 or not self._tails[0].incarnation:
-            self.console_app.say("Lives are looked at one unit at a time.")
+            self.actions.say("Lives are looked at one unit at a time.")
             return
         tail = self._tails[0]
         row = self.mirror.unit(tail.unit)
         newest = row.incarnation if row else tail.incarnation
         life = tail.incarnation + by
         if not 1 <= life <= newest:
-            self.console_app.say(f"{tail.unit}.{tail.incarnation} is its {'first' if by < 0 else 'present'} life.")
+            self.actions.say(f"{tail.unit}.{tail.incarnation} is its {'first' if by < 0 else 'present'} life.")
         else:
             self.open([tail.unit], 0 if life == newest else life)

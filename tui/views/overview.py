@@ -1,7 +1,7 @@
 """The first screen.
 
-Invariant: what was asked for is shown as of when it was told: nobody asks while another view is looked at, so what
-stands there when one comes back says how old it is until the next answer.
+Invariant: answers are shown with their age: nothing is queried while another view is shown, so on return the old answer
+says how old it is until the next one.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ OLD_S = 2 * ASK_EVERY_S
 
 
 class Overview(View):
-    """Blocks on top; where there is room, what happened lately below them."""
+    """Blocks on top and, if there is room, recent events below."""
 
     name_in_registry = "overview"
+    moves = False
     vocabulary = (
         ("longest without any: x, 9s", "no unit is without progress for longer than x"),
         ("≤1, ≥0.5, 0.5–2", "the band of a healthy run; ! is outside"),
@@ -49,37 +50,37 @@ class Overview(View):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._outlook = TrainingFacts()
-        self._told_at: float | None = None
-        """Clock at which it was told; None in a recording, where it is of the moment that is shown."""
+        self._facts = TrainingFacts()
+        self._answered_at: float | None = None
+        """The clock of the answer; None in playback, where it belongs to the moment shown."""
 
     def compose(self) -> ComposeResult:
         yield Lines(self._lines)
 
     def on_mount(self) -> None:
-        self.set_interval(ASK_EVERY_S, self._ask, name="outlook")
+        self.set_interval(ASK_EVERY_S, self._ask, name="overview")
 
     def shown(self) -> None:
         super().shown()
         self._ask()
 
     def _ask(self) -> None:
-        if self.display and self.console_app.view is self:
-            link = self.console_app.connection
-            self.ask_in_rounds(link.read_back if isinstance(link, Replay) else self._look_out, "outlook")
+        if self.display and self.actions.navigation.is_shown(self):
+            link = self.actions.connection
+            self.run_query(link.read_back if isinstance(link, Replay) else self._query, "overview")
 
     def update(self) -> None:
-        if (playback := self.console_app.replay) is not None:
-            playback.tell(self.console_app.steps)
-            self._outlook = TrainingFacts(self.console_app.steps.points)
+        if (playback := self.actions.replay) is not None:
+            playback.tell(self.actions.steps)
+            self._facts = TrainingFacts(self.actions.steps.points)
         super().update()
 
-    async def _look_out(self) -> None:
-        """What the feed does not carry. Where nobody answers, what was told stands with its age."""
+    async def _query(self) -> None:
+        """Query what the feed does not carry. Without an answer, the old one stays with its age."""
         try:
-            client = await self.console_app.connection.to_ask()
-            asked_at = self.console_app.clock()
-            await catch_up(self.console_app.steps, client)
+            client = await self.actions.connection.to_ask()
+            asked_at = self.actions.clock()
+            await catch_up(self.actions.steps, client)
             saved = await client.list_checkpoints(sort="-at", limit=1, deadline_s=ANSWER_S)
             published = await client.list_versions(sort="-announced_at", limit=1, deadline_s=ANSWER_S)
             ended = await client.list_records(sort="-finished_at", limit=1, deadline_s=ANSWER_S)
@@ -87,24 +88,23 @@ class Overview(View):
         except AgentrlError:
             return
         checkpoint = saved.rows[0] if saved.rows else {}
-        self._outlook = TrainingFacts(
-            self.console_app.steps.points,
+        self._facts = TrainingFacts(
+            self.actions.steps.points,
             _newest(published, "announced_at"),
             _newest(ended, "finished_at"),
             checkpoint.get("step"),
             _newest(saved, "at"),
             evaluated,
         )
-        self._told_at = asked_at
+        self._answered_at = asked_at
         self.repaint()
 
-    def _seen(self) -> TrainingFacts:
-        old_s = 0.0 if self._told_at is None else self.console_app.clock() - self._told_at
-        return replace(self._outlook, old_s=old_s) if old_s > OLD_S else self._outlook
+    def _aged_facts(self) -> TrainingFacts:
+        old_s = 0.0 if self._answered_at is None else self.actions.clock() - self._answered_at
+        return replace(self._facts, old_s=old_s) if old_s > OLD_S else self._facts
 
     async def _evaluated(self, client: Client) -> Mapping[str, float]:
-        """What the last evaluation came to. A steward that was started before it kept that refuses the question, and
-        everything else is told all the same."""
+        """Scores of the last evaluation. A steward of an older version refuses this query; then they are left out."""
         try:
             page = await client.list_versions(filter="evaluation=done", sort="-id", limit=1, deadline_s=ANSWER_S)
         except UsageError:
@@ -114,16 +114,16 @@ class Overview(View):
     def _lines(self, width: int, height: int) -> Iterable[Line]:
         inner = width - 2
         made = overview_blocks.blocks(
-            self.mirror, self.console_app.why, self.now(), inner, height, self._seen(), self._after()
+            self.mirror, self.actions.why, self.now(), inner, height, self._aged_facts(), self._after()
         )
         made += self._lately(inner, height - len(made))
         return [(Span(" "), *line) for line in made]
 
     def _after(self) -> Line:
-        console, run = self.console_app, self.mirror.run
-        if console.replay is not None or run is None:
+        run = self.mirror.run
+        if self.actions.replay is not None or run is None:
             return ()
-        return overview_blocks.what_next(filter(console.may, console.registry), up=run.desired == "up")
+        return overview_blocks.what_next(self.actions.allowed(), up=run.desired == "up")
 
     def _lately(self, width: int, room: int) -> list[Line]:
         """The newest events in columns."""
@@ -148,9 +148,9 @@ class Overview(View):
     def _open(self, place: int) -> None:
         firing = self.mirror.firing
         if place < len(firing):
-            self.console_app.navigation.open_row(f"alert/{firing[place].id}")
+            self.actions.navigation.open_row(f"alert/{firing[place].id}")
         else:
-            self.console_app.say("There is no such alert.")
+            self.actions.say("There is no such alert.")
 
 
 def _newest(page: Page, name: str) -> float:

@@ -1,8 +1,7 @@
-"""Trajectories: the list, one record turn by turn with its tokens, their tree, and attempts beside each other.
+"""The list of records, one record turn by turn with its tokens and their tree, and attempts side by side.
 
-Invariants: tokens are asked for only when they are looked at; of a long record some turns are here at a time, and keys
-lead on to all others; a jump to a turn ends at that turn, or says that it is not there; what a person looks at stays
-where it is when answers come.
+Invariants: tokens are queried only when they are shown; a long record is loaded in parts, and keys reach all turns; a
+jump ends at its turn or says that it does not exist; an answer never moves what is on the screen.
 """
 
 from __future__ import annotations
@@ -21,27 +20,48 @@ from agentrl.protocol.data_commands import RecordStory
 from tui.model import data_tables, record_detail, token_lines
 from tui.model.record_detail import RecordView
 from tui.model.styled_text import Line, Span, Tone, span
-from tui.model.table import Column, TableModel
+from tui.model.table import Column, TableModel, in_order
 from tui.model.token_lines import Colouring, Node
 from tui.views.query_views import ANSWER_S, ASKING, QueryPage, QueryTable, RecordLinksPage
-from tui.views.view import TableView
+from tui.views.view import TableView, View
 from tui.widgets.lines import Table
 
 MOST_TOKENS = 50_000
-"""What a person can look through; the command line has all of them."""
+"""The tokens that are loaded; the command line shows all of them."""
 UNDER_WAY = "status=running"
 NEWEST, OLDEST = "-started_at", "age"
 TURNS = 100
 BEFORE = 10
-"""Turns before the one that was jumped to, where not all are asked for."""
+"""Turns that are loaded before the target of a jump."""
 BEGINNING = -1
-"""In the place of a turn: what stands above all of them."""
+"""In place of a turn: the lines above the first one."""
 MOST_ATTEMPTS = 64
 _ROUND = re.compile(r"#r(\d+)\.")
 
 
-class Records(QueryTable):
-    """Attempts, the newest first; or those under way, of which the oldest is the one that is stuck."""
+class AttemptsVerb(View):
+    """The action on one record that shows the attempts of its group side by side."""
+
+    def record_id(self) -> str | None:
+        raise NotImplementedError
+
+    def do_record_group(self) -> None:
+        if (id := self.record_id()) is not None:
+            self.actions.navigation.open_page(GroupPage(id))
+
+
+class FoldingPage(QueryPage):
+    """A page with long texts."""
+
+    unfolded = False
+
+    def do_record_unfold(self) -> None:
+        self.unfolded = not self.unfolded
+        self.repaint()
+
+
+class Records(QueryTable, AttemptsVerb):
+    """Records, the newest first; or the running ones, the oldest first, because it may be stuck."""
 
     name_in_registry = "records"
     what = "records"
@@ -55,7 +75,7 @@ class Records(QueryTable):
             filter=self.filter_text, sort=self._sort_asked, limit=self._wanted, deadline_s=ANSWER_S
         )
         self._more = bool(page.after)
-        return {str(row["id"]): {**row, "~order": place} for place, row in enumerate(page.rows)}
+        return in_order(page.rows)
 
     def cli_line(self) -> tuple[str, ...]:
         filtered = ("--filter", self.filter_text) if self.filter_text else ()
@@ -66,31 +86,24 @@ class Records(QueryTable):
         return OLDEST if self.filter_text == UNDER_WAY else NEWEST
 
     def do_records_under_way(self) -> None:
-        # What was aimed at is not what one looks for now.
+        # The selection belongs to the other list.
         self.table.model.cursor = None
         self.table.model.replace({})
         self.take_filter("" if self.filter_text == UNDER_WAY else UNDER_WAY)
-        self.console_app.paint_chrome()
+        self.actions.paint_frame()
 
-    def do_drill(self) -> None:
-        if (row := self._target()) is not None:
-            self.console_app.navigation.open_page(RecordPage(str(row["id"])))
-
-    def do_records_errors(self) -> None:
-        self.console_app.navigation.open_tool_errors()
-
-    def do_records_calls(self) -> None:
-        self.console_app.navigation.open_failed_calls()
+    def open_row(self, row: Any) -> None:
+        self.actions.navigation.open_page(RecordPage(str(row["id"])))
 
     def do_records_export(self) -> None:
-        self.console_app.exporter.ask_whole(self.filter_text)
+        self.actions.exporter.ask_for_trajectories(self.filter_text)
 
-    def do_record_group(self) -> None:
-        if (row := self._target()) is not None:
-            self.console_app.navigation.open_page(GroupPage(str(row["id"])))
+    def record_id(self) -> str | None:
+        row = self.selected()
+        return None if row is None else str(row["id"])
 
 
-class RecordPage(RecordLinksPage):
+class RecordPage(RecordLinksPage, FoldingPage, AttemptsVerb):
     """One attempt, turn by turn."""
 
     name_in_registry = "record"
@@ -99,19 +112,19 @@ class RecordPage(RecordLinksPage):
         super().__init__(record, ("records", "show", record))
         self._record = record
         self._wanted = turn
-        """A turn to jump to when the answer is there."""
+        """The turn to jump to when the answer arrives."""
         self._after = -1 if turn is None or turn < TURNS else turn - BEFORE - 1
-        """The turn before those that are here."""
+        """The turn before those that are loaded."""
         self._next: tuple[int, int] | None = None
-        """What is to be asked for in their place, and the turn to jump to then."""
+        """The next part to load, and the turn to jump to then."""
         self._under_way: int | None = None
-        """The turn that the question under way leads to."""
-        self._look = RecordView()
+        """The target of the running query."""
+        self._colouring = Colouring.NONE
         self._tokens: Tokens | None = None
         self._drawn: tuple[object, record_detail.RecordLines] | None = None
 
     async def _ask(self) -> None:
-        """Once more for a jump that was wanted while another question waited for its answer."""
+        """Query again for a jump that was requested during the query."""
         await super()._ask()
         while self._next is not None:
             await super()._ask()
@@ -121,7 +134,7 @@ class RecordPage(RecordLinksPage):
         self._next, self._under_way = None, turn
         try:
             story = await client.show_record(self._record, after_turn=after, limit=TURNS, deadline_s=ANSWER_S)
-            if self._tokens is not None or self._look.colouring is not Colouring.NONE:
+            if self._tokens is not None or self._colouring is not Colouring.NONE:
                 self._tokens = await long_answers.tokens(client, self._record, most=MOST_TOKENS, deadline_s=ANSWER_S)
         finally:
             self._under_way = None
@@ -129,23 +142,24 @@ class RecordPage(RecordLinksPage):
         self._wanted = self._wanted if turn is None else turn
         return story
 
-    def told(self, width: int) -> list[Line]:
+    def content(self, width: int) -> list[Line]:
         wanted, self._wanted = self._wanted, None
         made = self._made(width)
         if wanted is not None and not self._jumped(made, wanted):
-            self.console_app.say(f"Turn {wanted} is not among the turns that are here.", Tone.WARN)
+            self.actions.say(f"Turn {wanted} is not loaded.", Tone.WARN)
         return made.lines
 
     def _made(self, width: int) -> record_detail.RecordLines:
-        """Thousands of tokens are laid out once, not at every round."""
-        key = (width, self._look, id(self._answer), id(self._tokens))
+        """Cached, because a page may have thousands of tokens and is drawn at every round."""
+        look = RecordView(self.unfolded, self._colouring)
+        key = (width, look, id(self._answer), id(self._tokens))
         if self._drawn is None or self._drawn[0] != key:
             segments = self._tokens.segments if self._tokens else ()
-            made = record_detail.of_record(self._answer, width, self._look, segments)
-            if self._look.colouring is not Colouring.NONE:
-                told = self._tokens.note if self._tokens else "asking for its tokens"
+            made = record_detail.of_record(self._answer, width, look, segments)
+            if self._colouring is not Colouring.NONE:
+                note = self._tokens.note if self._tokens else "asking for its tokens"
                 made = record_detail.RecordLines(
-                    [*made.lines, (), (span(told, Tone.WARN),)] if told else made.lines, made.turns
+                    [*made.lines, (), (span(note, Tone.WARN),)] if note else made.lines, made.turns
                 )
             self._drawn = (key, made)
         return self._drawn[1]
@@ -162,17 +176,17 @@ class RecordPage(RecordLinksPage):
             self._next, self._wanted = None, turn
             self.repaint()
         elif turn != self._under_way:
-            # Most of what is asked for lies where one is going.
+            # Load mostly in the direction of the jump.
             self._next = (max(-1, turn - 1 - (BEFORE if turn > last else TURNS // 2)), turn)
-            self.ask_in_rounds(self._ask, "page")
+            self.run_query(self._ask, "page")
 
     def _here(self) -> tuple[int, int]:
-        """The first and the last turn of those that are here; nothing lies between them before the answer."""
+        """The first and the last loaded turn; an empty range before the first answer."""
         turns = self._answer.turns if self._answer is not None else ()
         return (int(turns[0]["index"]), int(turns[-1]["index"])) if turns else (0, -1)
 
     def _beyond(self, how: str) -> int | None:
-        """The turn that a move leads to, where it is not among those that are here."""
+        """The turn that a move leads to if it is not loaded."""
         before, after = self._turn_before_these(), self._turn_after_these()
         if how == "last" and after is not None:
             return max(after, int(self._answer.record.get("turns") or 0) - 1)
@@ -200,24 +214,20 @@ class RecordPage(RecordLinksPage):
         """Other attempts at its seat."""
         return record_detail.other_attempts(self._answer)
 
-    # ---- what keys do ----
-
-    def do_record_unfold(self) -> None:
-        self._look = self._look._replace(unfolded=not self._look.unfolded)
-        self.repaint()
+    # ---- actions ----
 
     def do_record_colour(self) -> None:
         turn = self._turn_at_top()
-        self._look = self._look._replace(colouring=self._look.colouring.next())
+        self._colouring = self._colouring.next()
         self._wanted = turn
-        if self._look.colouring is not Colouring.NONE and self._tokens is None:
+        if self._colouring is not Colouring.NONE and self._tokens is None:
             self.run_worker(self._ask_tokens(lambda: None), name=self._record, group="tokens", exclusive=True)
         self.repaint()
 
     def do_record_tree(self) -> None:
         def show() -> None:
             assert self._tokens is not None
-            self.console_app.navigation.open_page(TokenTree(self._record, self._tokens, self._back_at))
+            self.actions.navigation.open_page(TokenTree(self._record, self._tokens, self._back_at))
 
         if self._tokens is not None:
             show()
@@ -225,11 +235,11 @@ class RecordPage(RecordLinksPage):
             self.run_worker(self._ask_tokens(show), name=self._record, group="tokens", exclusive=True)
 
     def _back_at(self, turn: int) -> None:
-        self.console_app.navigation.do_back()
+        self.actions.navigation.do_back()
         self.go_to_turn(turn)
 
-    def do_record_group(self) -> None:
-        self.console_app.navigation.open_page(GroupPage(self._record))
+    def record_id(self) -> str:
+        return self._record
 
     def do_record_next_turn(self) -> None:
         self._to_neighbour(1)
@@ -261,12 +271,12 @@ class RecordPage(RecordLinksPage):
 
     async def _ask_tokens(self, then: Callable[[], None]) -> None:
         try:
-            client = self.console_app.connection.client
+            client = self.actions.connection.client
             self._tokens = await long_answers.tokens(client, self._record, most=MOST_TOKENS, deadline_s=ANSWER_S)
         except AgentrlError as error:
-            self.console_app.say(str(error), Tone.WARN)
+            self.actions.say(str(error), Tone.WARN)
             return
-        if self.console_app.view is self:
+        if self.actions.navigation.is_shown(self):
             self.repaint()
             then()
 
@@ -297,22 +307,21 @@ class TokenTree(TableView):
     def cli_line(self) -> tuple[str, ...]:
         return ("records", "show", self._record, "--tokens")
 
-    def apply_filter(self, words: frozenset[str]) -> None:
-        self.table.model.filter((lambda node: token_lines.keeps(words, node)) if words else None)
+    def searched_text(self, node: Node) -> str:
+        return token_lines.searched_text(node)
 
     def export_rows(self) -> list[Any]:
         return [row.segment for row in super().export_rows()]
 
-    def do_drill(self) -> None:
-        target: tuple[str, Node] | None = self.table.model.target
-        if target is None or target[1].segment.turn < 0:
-            self.console_app.say("This belongs to no turn.", Tone.WARN)
+    def open_row(self, node: Node) -> None:
+        if node.segment.turn < 0:
+            self.actions.say("These tokens belong to no turn.", Tone.WARN)
         else:
-            self._jump(target[1].segment.turn)
+            self._jump(node.segment.turn)
 
 
-class GroupPage(QueryPage):
-    """Attempts at the same task in columns; as many as fit, and keys for the rest."""
+class GroupPage(FoldingPage):
+    """Attempts at the same task in columns; keys shift to those that do not fit."""
 
     name_in_registry = "group"
 
@@ -322,11 +331,10 @@ class GroupPage(QueryPage):
         self._record = record
         self._first: int | None = None
         self._fits = 2
-        self._unfolded = False
         self._stories: dict[str, RecordStory] = {}
         self._asked: set[str] = set()
-        self._untold = ""
-        """Why an attempt is not here."""
+        self._load_error = ""
+        """Why an attempt could not be loaded."""
 
     async def ask(self, client: Client) -> Any:
         """The ids of the attempts, in the order of their seats."""
@@ -346,13 +354,13 @@ class GroupPage(QueryPage):
 
     @property
     def _begin(self) -> int:
-        """The first one that is shown: the last columns stay filled."""
+        """The first attempt that is shown; all columns stay filled."""
         return max(0, min(self._first or 0, len(self._answer or ()) - self._fits))
 
     def _shown(self) -> list[str]:
         return list(self._answer or ())[self._begin : self._begin + self._fits]
 
-    def told(self, width: int) -> list[Line]:
+    def content(self, width: int) -> list[Line]:
         self._fits = record_detail.columns_for(width)
         shown = self._shown()
         missing = [id for id in shown if id not in self._asked]
@@ -361,22 +369,22 @@ class GroupPage(QueryPage):
             self.run_worker(self._ask_stories(missing), name="attempts", group="attempts")
         stories = [self._stories[id] for id in shown if id in self._stories]
         if len(stories) < len(shown) or not shown:
-            return [(Span((self._untold or ASKING) if shown else "no attempts", Tone.DIM),)]
+            return [(Span((self._load_error or ASKING) if shown else "no attempts", Tone.DIM),)]
         which = f"attempts {self._begin + 1}-{self._begin + len(shown)} of {len(self._answer)} at {self._title}"
-        return [(span(which, Tone.DIM),), *record_detail.beside(stories, width, self._unfolded)]
+        return [(span(which, Tone.DIM),), *record_detail.beside(stories, width, self.unfolded)]
 
     async def _ask_stories(self, ids: list[str]) -> None:
-        self._untold = ""
+        self._load_error = ""
         for id in ids:
             try:
-                client = self.console_app.connection.client
+                client = self.actions.connection.client
                 self._stories[id] = await client.show_record(id, limit=TURNS, deadline_s=ANSWER_S)
             except AgentrlError as error:
-                self._untold = str(error)
-                self.console_app.say(self._untold, Tone.WARN)
+                self._load_error = str(error)
+                self.actions.say(self._load_error, Tone.WARN)
         self.repaint()
 
-    # ---- what keys do ----
+    # ---- actions ----
 
     def do_group_left(self) -> None:
         self._shift(-1)
@@ -388,8 +396,4 @@ class GroupPage(QueryPage):
         last = max(0, len(self._answer or ()) - self._fits)
         self._first = max(0, min(last, self._begin + by))
         self.repaint()
-        self.console_app.paint_chrome()
-
-    def do_record_unfold(self) -> None:
-        self._unfolded = not self._unfolded
-        self.repaint()
+        self.actions.paint_frame()

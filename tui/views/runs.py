@@ -1,7 +1,7 @@
-"""The runs of this user, and the way from one to another.
+"""The list of runs, and switching to another run.
 
-Invariants: what is chosen is chosen by name or key file at the key press; the run that is left goes on, and nothing of
-its screens comes along; ages are counted by the clock on the wall.
+Invariants: the target is fixed by name or key file at the key press; the run that is left goes on, and none of its
+screens is kept; ages are counted by the wall clock.
 """
 
 from __future__ import annotations
@@ -12,20 +12,49 @@ from pathlib import Path
 
 from agentrl.client import Client
 from agentrl.errors import AgentrlError
-from tui import recording_lookup
-from tui import run_list as finding
+from tui import recording_lookup, run_list
 from tui.connection import Connection
 from tui.dialogs.form import Field, Form, Question, Values
-from tui.model import runs
+from tui.model import cell_text
 from tui.model.mirror import Mirror
-from tui.model.runs import Place, RunLine
-from tui.model.styled_text import Tone, span
+from tui.model.styled_text import Span, Tone, span
 from tui.model.table import Column
 from tui.playback_connection import Replay
+from tui.run_list import Place, RunLine
 from tui.views.query_views import QueryTable
 
 LAST = "-10m"
-"""Where the recording of a run that is down is entered: before its end."""
+"""Where the recording of a run that is down begins: before its end."""
+
+
+def columns() -> tuple[Column[RunLine], ...]:
+    return (
+        Column("run", "RUN", 18, _name, lambda row: row.name),
+        Column("state", "STATE", 11, lambda row, now: _state(row), lambda row: (not row.up, row.state)),
+        Column(
+            "age", "AGE", 5, lambda row, now: Span(cell_text.ago(row.began_at, now)), lambda row: -row.began_at, True
+        ),
+        Column("step", "STEP", 6, _step, lambda row: -1 if row.step is None else row.step, True, 1),
+        Column("alerts", "ALERTS", 6, _alerts, lambda row: row.alerts, True, 2),
+        Column("where", "WHERE", 24, lambda row, now: span(row.where, Tone.DIM), lambda row: row.where, rank=3),
+        Column("why", "", 8, lambda row, now: span(row.why, Tone.DIM), lambda row: row.why, rank=4, stretches=True),
+    )
+
+
+def _name(row: RunLine, now: float) -> Span:
+    return span(f"{row.name}{' ← here' if row.here else ''}", Tone.STRONG)
+
+
+def _state(row: RunLine) -> Span:
+    return span("○ down", Tone.DIM) if row.state == "down" else cell_text.state(row.state)
+
+
+def _step(row: RunLine, now: float) -> Span:
+    return Span("" if row.step is None else f"{row.step}")
+
+
+def _alerts(row: RunLine, now: float) -> Span:
+    return Span(f"! {row.alerts}" if row.alerts else "", Tone.WARN)
 
 
 class Runs(QueryTable):
@@ -36,49 +65,47 @@ class Runs(QueryTable):
     filters_at_once = True
 
     def columns(self) -> tuple[Column[RunLine], ...]:
-        return runs.columns()
+        return columns()
 
     def now(self) -> float:
-        """The runs are as they are now, also while a recording plays another time."""
-        return super().now() if self.console_app.replay is None else time.time()
+        """The present time, also while a recording plays another one."""
+        return super().now() if self.actions.replay is None else time.time()
 
     async def answered(self) -> dict[str, RunLine]:
-        console = self.console_app
-        shown = console.mirror.run.uuid if console.mirror.run and console.replay is None else ""
-        return dict(runs.by_key(await finding.seen(console.settings.key_files, shown)))
+        run = self.mirror.run if self.actions.replay is None else None
+        return {
+            line.key: line for line in await run_list.seen(self.actions.settings.key_files, run.uuid if run else "")
+        }
 
     async def ask(self, client: Client) -> dict[str, RunLine]:
         return await self.answered()
 
-    def apply_filter(self, words: frozenset[str]) -> None:
-        self.table.model.filter((lambda row: runs.keeps(words, row)) if words else None)
+    def searched_text(self, row: RunLine) -> str:
+        return f"{row.name} {row.state} {row.where} {row.why}"
 
     def cli_line(self) -> tuple[str, ...]:
         return ("runs", "list")
 
-    def do_drill(self) -> None:
-        row: RunLine | None = self._target()
-        if row is None:
-            return
+    def open_row(self, row: RunLine) -> None:
         if row.here:
-            self.console_app.say(f"{row.name} is what you see.")
+            self.actions.say(f"{row.name} is on the screen now.")
         elif row.up:
             self._go(row.place, row.name)
         elif row.state == "damaged":
-            self.console_app.say(row.why, Tone.BAD)
+            self.actions.say(row.why, Tone.BAD)
         else:
             self._offer_replay(row)
 
     def _go(self, place: Place, name: str) -> None:
-        self._switch(lambda: finding.link(place), place, name)
+        self._switch(lambda: run_list.link(place), place, name)
 
     def _switch(self, link: Callable[[], Callable[[Mirror], Connection | Replay]], place: Place, name: str) -> None:
         try:
             found = link()
         except AgentrlError as error:
-            self.console_app.say(str(error), Tone.WARN)
+            self.actions.say(str(error), Tone.WARN)
         else:
-            self.console_app.follow(found, place, name)
+            self.actions.follow(found, place, name)
 
     def _offer_replay(self, row: RunLine) -> None:
         def then(values: Values | None) -> None:
@@ -86,11 +113,11 @@ class Runs(QueryTable):
                 self._switch(lambda: recording_lookup.of_run(row.name, LAST), row.place, row.name)
 
         lines = (
-            (span("Nobody keeps it. What was recorded of it can be played, on these screens."),),
-            (span(f"To have it up again: agentrl up --run {row.name}", Tone.DIM),),
+            (span("Its processes have ended. Its recording can be played on these screens."),),
+            (span(f"To start it again: agentrl up --run {row.name}", Tone.DIM),),
         )
         question = Question(f"{row.name} is down", lines, go_on="play its recording")
-        self.console_app.push_screen(Form(question), then)
+        self.app.push_screen(Form(question), then)
 
     def do_runs_key(self) -> None:
         def wrong(values: Values) -> str:
@@ -101,8 +128,8 @@ class Runs(QueryTable):
         def then(values: Values | None) -> None:
             if values is not None:
                 path = str(Path(values[0].strip()).expanduser().absolute())
-                self.console_app.add_key_file(path)
+                self.actions.add_key_file(path)
                 self._go(Place(key_file=path), Path(path).stem)
 
         question = Question("A run elsewhere", (), (Field("key file", hint="ann.key"),), "go there", wrong)
-        self.console_app.push_screen(Form(question), then)
+        self.app.push_screen(Form(question), then)

@@ -1,24 +1,112 @@
-"""Tasks, checkpoints and keys: lists in which one points at what is meant; and the account of all that is stored.
+"""The lists of tasks, checkpoints and keys with their pages, and the account of all that is stored.
 
-Invariant: an act names what was under the cursor, or what was marked, by its id at the key press.
+Invariant: a command names the selected or the marked rows by their ids at the key press.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, cast
 
 from agentrl.client import Client
-from agentrl.formatting.amounts import counted
+from agentrl.formatting import account_lines
+from agentrl.formatting.amounts import counted, moment, size
 from agentrl.protocol.commands import KeyRow
 from agentrl.protocol.data_commands import AccountReport, ListRows, Page, Story
 from tui.dialogs.form import Field, Form, Question, Values
-from tui.model import inventory, pending_commands
-from tui.model.styled_text import Line
-from tui.model.table import Column
+from tui.model import cell_text, pending_commands
+from tui.model.curves import seconds
+from tui.model.data_tables import Row, doing
+from tui.model.detail_lines import page
+from tui.model.styled_text import Line, Span, Tone, span, wrapped
+from tui.model.table import Column, in_order, order_column
 from tui.views.detail_pages import DetailPage as PlainPage
 from tui.views.query_views import ANSWER_S, QueryPage, QueryTable, RecordLinksPage
+
+_TONES = {"done": Tone.GOOD, "trained": Tone.GOOD, "complete": Tone.GOOD, "dead": Tone.BAD, "deleted": Tone.DIM}
+_TONES |= {"admitted": Tone.BUSY, "leased": Tone.BUSY, "writing": Tone.BUSY}
+
+
+def _text(name: str, title: str, width: int, rank: int = 0, *, stretches: bool = False) -> Column[Row]:
+    def shown(row: Row) -> str:
+        return str(row.get(name) or "")
+
+    return Column(name, title, width, lambda row, now: span(shown(row)), shown, rank=rank, stretches=stretches)
+
+
+def _number(name: str, title: str, width: int, rank: int) -> Column[Row]:
+    def value(row: Row) -> float:
+        found = row.get(name)
+        return float(found) if isinstance(found, int | float) else -1.0
+
+    def show(row: Row, now: float) -> Span:
+        return span("" if row.get(name) is None else f"{value(row):g}")
+
+    return Column(name, title, width, show, value, True, rank)
+
+
+def _status() -> Column[Row]:
+    def show(row: Row, now: float) -> Span:
+        name = str(row.get("status", ""))
+        return span(name, _TONES.get(name, Tone.PLAIN))
+
+    return Column("status", "STATUS", 9, show, lambda row: str(row.get("status")))
+
+
+def _ago(name: str, title: str, rank: int) -> Column[Row]:
+    def show(row: Row, now: float) -> Span:
+        return Span(cell_text.ago(seconds(row.get(name)), now), Tone.DIM)
+
+    return Column(name, title, 5, show, lambda row: seconds(row.get(name)), True, rank)
+
+
+def task_columns() -> tuple[Column[Row], ...]:
+    return (
+        order_column(),
+        Column("id", "TASK", 28, lambda row, now: span(row["id"], Tone.STRONG), lambda row: str(row["id"]), least=20),
+        _status(),
+        _text("purpose", "FOR", 6, 4),
+        _number("round", "ROUND", 5, 3),
+        _number("trained_count", "TRAINED", 7, 5),
+        _ago("admitted_at", "SINCE", 2),
+        Column("what", "WHAT", 20, lambda row, now: span(_why(row), Tone.DIM), _why, stretches=True),
+    )
+
+
+def _why(row: Row) -> str:
+    return str(row.get("reason") or row.get("query") or "")
+
+
+def checkpoint_columns() -> tuple[Column[Row], ...]:
+    def pinned(row: Row, now: float) -> Span:
+        return Span("◆ pinned" if row.get("pinned") else "", Tone.ACCENT)
+
+    return (
+        order_column(),
+        Column("id", "CHECKPOINT", 26, lambda row, now: span(row["id"], Tone.STRONG), lambda row: str(row["id"])),
+        _status(),
+        _number("step", "STEP", 6, 1),
+        _number("version", "WEIGHTS", 7, 2),
+        _ago("at", "AGO", 3),
+        Column("pinned", "", 8, pinned, lambda row: bool(row.get("pinned"))),
+        _text("path", "WHERE", 16, 5, stretches=True),
+    )
+
+
+def key_columns() -> tuple[Column[KeyRow], ...]:
+    def state(row: KeyRow, now: float) -> Span:
+        return Span(f"revoked {moment(row.revoked_at)}" if row.revoked_at else "", Tone.WARN)
+
+    return (
+        Column("name", "KEY", 20, lambda row, now: span(row.name, Tone.STRONG), lambda row: row.name),
+        Column("may", "MAY", 9, lambda row, now: span(row.permission.value), lambda row: row.permission.value),
+        Column("made", "MADE", 19, lambda row, now: Span(moment(row.created_at), Tone.DIM), lambda row: row.created_at),
+        Column("state", "", 28, state, lambda row: row.revoked_at, rank=1),
+        Column("public", "PUBLIC", 12, lambda row, now: span(row.public, Tone.DIM), lambda row: 0, stretches=True),
+    )
+
 
 NEWEST = {"list_tasks": "-admitted_at", "list_checkpoints": "-at"}
 
@@ -28,13 +116,13 @@ class Stored(QueryTable):
 
     command: str
     words: str
-    """The group of verbs of the command line."""
+    """The command group of the command line."""
 
     async def ask(self, client: Client) -> dict[str, Any]:
         asked = ListRows(filter=self.filter_text, sort=NEWEST[self.command], limit=self._wanted)
         found: Page = await client.call(self.command, asked, deadline_s=ANSWER_S)
         self._more = bool(found.after)
-        return {str(row["id"]): {**row, "~order": place} for place, row in enumerate(found.rows)}
+        return in_order(found.rows)
 
     def cli_line(self) -> tuple[str, ...]:
         return (self.words, "list", *(("--filter", self.filter_text) if self.filter_text else ()))
@@ -48,16 +136,12 @@ class Tasks(Stored):
     words = "tasks"
 
     def columns(self) -> tuple[Column[Any], ...]:
-        return inventory.task_columns()
-
-    def do_mark(self) -> None:
-        self.table.model.toggle_mark()
-        self.do_move("down")
+        return task_columns()
 
     def do_task_requeue(self) -> None:
-        """Those that are marked, or the one under the cursor."""
+        """Requeue the marked tasks, or the selected one."""
         marked = sorted(self.table.model.marked)
-        if not marked and (row := self._target()) is not None:
+        if not marked and (row := self.selected()) is not None:
             marked = [str(row["id"])]
         if not marked:
             return
@@ -81,9 +165,8 @@ class Tasks(Stored):
         fields = (Field("environment", hint="whose tasks they become"), Field("file", hint="on the steward's host"))
         self.app.push_screen(Form(Question("Queue the rows of a file", (), fields, "preview it", wrong)), then)
 
-    def do_drill(self) -> None:
-        if (row := self._target()) is not None:
-            self.console_app.navigation.open_page(TaskPage(str(row["id"])))
+    def open_row(self, row: Any) -> None:
+        self.actions.navigation.open_page(TaskPage(str(row["id"])))
 
 
 class Checkpoints(Stored):
@@ -94,19 +177,18 @@ class Checkpoints(Stored):
     words = "checkpoints"
 
     def columns(self) -> tuple[Column[Any], ...]:
-        return inventory.checkpoint_columns()
+        return checkpoint_columns()
 
     def do_checkpoint_pin(self) -> None:
-        if (row := self._target()) is not None:
+        if (row := self.selected()) is not None:
             self.perform(pending_commands.pin(str(row["id"])))
 
     def do_checkpoint_unpin(self) -> None:
-        if (row := self._target()) is not None:
+        if (row := self.selected()) is not None:
             self.perform(pending_commands.unpin(str(row["id"])))
 
-    def do_drill(self) -> None:
-        if (row := self._target()) is not None:
-            self.console_app.navigation.open_page(CheckpointPage(str(row["id"])))
+    def open_row(self, row: Any) -> None:
+        self.actions.navigation.open_page(CheckpointPage(str(row["id"])))
 
 
 class Keys(QueryTable):
@@ -119,31 +201,26 @@ class Keys(QueryTable):
     filters_at_once = True
 
     def columns(self) -> tuple[Column[Any], ...]:
-        return inventory.key_columns()
+        return key_columns()
 
     async def ask(self, client: Client) -> dict[str, Any]:
         return {row.name: row for row in await client.list_keys()}
 
-    def apply_filter(self, words: frozenset[str]) -> None:
-        def keep(row: KeyRow) -> bool:
-            return all(word in f"{row.name} {row.permission.value}".casefold() for word in words)
-
-        self.table.model.filter(keep if words else None)
+    def searched_text(self, row: KeyRow) -> str:
+        return f"{row.name} {row.permission.value}"
 
     def cli_line(self) -> tuple[str, ...]:
         return ("keys", "list")
 
-    def do_drill(self) -> None:
-        row: KeyRow | None = self._target()
-        if row is not None:
-            lines = partial(inventory.of_key, row)
-            self.console_app.navigation.open_page(PlainPage(f"key {row.name}", lines, ("keys", "list")))
+    def open_row(self, row: KeyRow) -> None:
+        lines = partial(_key_lines, row)
+        self.actions.navigation.open_page(PlainPage(f"key {row.name}", lines, ("keys", "list")))
 
     def do_key_new(self) -> None:
-        self.console_app.cli.ask_new_key()
+        self.actions.cli.ask_for_new_key()
 
     def do_key_revoke(self) -> None:
-        row: KeyRow | None = self._target()
+        row: KeyRow | None = self.selected()
         if row is not None:
             self.perform(pending_commands.revoke_key(row.name))
 
@@ -158,8 +235,8 @@ class TaskPage(RecordLinksPage):
     async def ask(self, client: Client) -> Story:
         return await client.show_task(self._named, deadline_s=ANSWER_S)
 
-    def told(self, width: int) -> list[Line]:
-        return inventory.of_task(self._answer, width)
+    def content(self, width: int) -> list[Line]:
+        return _task_lines(self._answer, width)
 
     def records(self) -> Sequence[Mapping[str, Any]]:
         return cast(Story, self._answer).records
@@ -173,8 +250,8 @@ class CheckpointPage(QueryPage):
     async def ask(self, client: Client) -> Story:
         return await client.show_checkpoint(self._checkpoint, deadline_s=ANSWER_S)
 
-    def told(self, width: int) -> list[Line]:
-        return inventory.of_checkpoint(self._answer, width)
+    def content(self, width: int) -> list[Line]:
+        return _checkpoint_lines(self._answer, width)
 
 
 class AccountPage(QueryPage):
@@ -186,5 +263,59 @@ class AccountPage(QueryPage):
     async def ask(self, client: Client) -> AccountReport:
         return await client.accounting(deadline_s=ANSWER_S)
 
-    def told(self, width: int) -> list[Line]:
-        return inventory.of_account(self._answer, width)
+    def content(self, width: int) -> list[Line]:
+        return _account_lines(self._answer, width)
+
+
+# ---- the lines of the pages ----
+
+
+def _key_lines(row: KeyRow, width: int) -> list[Line]:
+    return page(
+        (
+            ("name", span(row.name, Tone.STRONG)),
+            ("may", row.permission.value),
+            ("made", moment(row.created_at)),
+            ("revoked", moment(row.revoked_at) if row.revoked_at else ""),
+            ("public", row.public),
+        ),
+        width,
+    )
+
+
+def _task_lines(story: Story, width: int) -> list[Line]:
+    return [
+        *_document_lines(story, ("query", "answer", "status", "reason", "round", "n"), width),
+        *_record_lines(story),
+    ]
+
+
+def _account_lines(report: AccountReport, width: int) -> list[Line]:
+    wrong = [
+        (span(part, Tone.BAD),) for each in report.problems for part in wrapped(account_lines.disagreement(each), width)
+    ]
+    agrees: list[Line] = [(Span(f"✓ {account_lines.ALL_AGREE}", Tone.GOOD),)] if report.balanced else []
+    lines_shown = [(span(part),) for line in account_lines.sums(report) for part in wrapped(line, width)]
+    return [*agrees, *wrong, (), *lines_shown]
+
+
+def _checkpoint_lines(story: Story, width: int) -> list[Line]:
+    lines = _document_lines(story, ("status", "step", "version", "pinned", "at", "path"), width)
+    files = story.document.get("files") or {}
+    lines_shown = [span(f"  {name}  {size(int(file.get('bytes', 0)))}") for name, file in sorted(files.items())]
+    return [*lines, (), (Span("files", Tone.ACCENT),), *((each,) for each in lines_shown)]
+
+
+def _document_lines(story: Story, names: tuple[str, ...], width: int) -> list[Line]:
+    title = (span(story.document.get("id", ""), Tone.STRONG),)
+    return [title, (), *page(((name, _plain(story.document.get(name))) for name in names), width)]
+
+
+def _plain(value: Any) -> Any:
+    return moment(seconds(value)) if isinstance(value, datetime) else value
+
+
+def _record_lines(story: Story) -> list[Line]:
+    count = len(story.records)
+    head = (Span(f"its attempts ({count} of {count + story.more_records})", Tone.ACCENT),)
+    return [(), head, *((span(f"  {row.get('id')}  {row.get('status')}  {doing(row)}"),) for row in story.records)]

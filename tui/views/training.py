@@ -1,9 +1,8 @@
-"""Steps, the newest first, below their curves; one cursor for both. In a recording: those that it told of until then.
+"""The list of steps, the newest first, below their curves; in playback the steps recorded up to the moment shown.
 
-Invariants: the Step under the cursor is the one that is marked in every curve, the newest until a person moves it;
-what happened meanwhile is asked for when something happens, until it is told, and stands under each curve; from a tick
-one comes to what it tells of, from a Step to its records. While a recording is played, all of it is of the moment that
-is shown.
+Invariants: table and curves share one cursor, which follows the newest step until a person moves it; a tick leads to
+its event and a step to its records; a new event is queried until it is answered; in playback everything belongs to the
+moment shown.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tui.model.playback import Playback
 from tui.model.recorded_steps import Told
 from tui.model.step_cache import NEWEST_FIRST
 from tui.model.styled_text import Line, Span, Tone, cut
-from tui.model.table import Column
+from tui.model.table import Column, in_order
 from tui.playback_connection import Replay
 from tui.views.detail_pages import DetailPage as PlainPage
 from tui.views.query_views import ANSWER_S, ASK_EVERY_S, MOST, QueryTable, StepPage, catch_up
@@ -46,17 +45,17 @@ class Training(QueryTable):
         super().__init__(id=id)
         self._ticks: list[Tick] = []
         self._first: list[str] = []
-        """Metrics that a person wants to see before others."""
+        """Metrics that were put first."""
         self._top = 0
         """Curves that are scrolled past."""
         self._changes: Changes | None = None
         self._unknown = False
-        """Something happened that nobody has told yet."""
+        """An event was not queried successfully yet."""
         self._ask_from = 0.0
-        """Clock before which nobody is asked about it: the question before was not answered."""
+        """The clock before which events are not queried again, after a failed query."""
         self._wide = False
-        self._retold: tuple[Told, str, int] | None = None
-        """What of a recording stands in the table, for which filter, and how many of it were wanted."""
+        self._shown_steps: tuple[Told, str, int] | None = None
+        """In playback: the steps in the table, their filter, and how many were requested."""
 
     def compose(self) -> ComposeResult:
         yield Lines(self._curves, id="curves")
@@ -65,11 +64,11 @@ class Training(QueryTable):
     def columns(self) -> tuple[Column[Any], ...]:
         return data_tables.step_columns()
 
-    # ---- what is known ----
+    # ---- data ----
 
     async def ask(self, client: Client) -> dict[str, Any]:
-        """The curves have the newest Steps, whatever the filter; the table has those of the filter."""
-        steps, filter = self.console_app.steps, self.filter_text
+        """Curves show the newest steps, whatever the filter; the table shows those of the filter."""
+        steps, filter = self.actions.steps, self.filter_text
         await catch_up(steps, client)
         rows: Sequence[Mapping[str, Any]] = steps.rows
         more = steps.more
@@ -80,25 +79,25 @@ class Training(QueryTable):
 
     def _first_of(self, rows: Sequence[Mapping[str, Any]], *, more: bool) -> dict[str, Any]:
         self._more = more or len(rows) > self._wanted
-        return _in_order(rows[: self._wanted])
+        return in_order(rows[: self._wanted])
 
     async def answered(self) -> dict[str, Any]:
-        link = self.console_app.connection
+        link = self.actions.connection
         if not isinstance(link, Replay):
             return await super().answered()
         await link.read_back()
         return self._of_moment(link.playback)
 
     def _of_moment(self, playback: Playback) -> dict[str, Any]:
-        told = playback.tell(self.console_app.steps)
-        self._retold = told, self.filter_text, self._wanted
-        return self._first_of(recorded_steps.chosen(told.rows, self.filter_text, self.now()), more=told.more)
+        steps = playback.tell(self.actions.steps)
+        self._shown_steps = steps, self.filter_text, self._wanted
+        return self._first_of(recorded_steps.chosen(steps.rows, self.filter_text, self.now()), more=steps.more)
 
-    def _retell(self, playback: Playback) -> None:
-        """Whichever way one came to the moment that is shown."""
+    def _show_recorded(self, playback: Playback) -> None:
+        """Show the steps of the present moment of a recording."""
         if playback.unread:
             self._ask_now.set()
-        if self._retold == (playback.tell(self.console_app.steps), self.filter_text, self._wanted):
+        if self._shown_steps == (playback.tell(self.actions.steps), self.filter_text, self._wanted):
             return
         try:
             self.take_answer(self._of_moment(playback), self.filter_text)
@@ -106,40 +105,40 @@ class Training(QueryTable):
             self.refused(error)
 
     def none_yet(self) -> str:
-        if self.console_app.replay is None:
+        if self.actions.replay is None:
             return super().none_yet()
-        if self.console_app.replay.unread:
+        if self.actions.replay.unread:
             return "earlier minutes of the recording are still being read"
-        return "up to this moment no trainer's row of the recording told of one"
+        return "up to this moment no trainer's row of the recording had one"
 
     def heading(self) -> str:
-        playback = self.console_app.replay
-        untold = self._retold[0].untold if self._retold else 0
+        playback = self.actions.replay
+        untold = self._shown_steps[0].untold if self._shown_steps else 0
         between = f", {untold} between them not told" if untold else ""
         return f"{super().heading()}{between}{', still reading' if playback is not None and playback.unread else ''}"
 
     @property
     def _points(self) -> Sequence[curves.Point]:
-        return self.console_app.steps.points
+        return self.actions.steps.points
 
     def update(self) -> None:
         changes = self._changes = self._changes or self.mirror.watch("op", "incident", "knob")
-        if (playback := self.console_app.replay) is not None:
+        if (playback := self.actions.replay) is not None:
             if changes.take():
                 self._happened([*self.mirror.of(OperationRow), *self.mirror.of(IncidentRow)])
-            self._retell(playback)
-            self._answered_at = self.console_app.clock()
-        elif not self.is_asking("happenings"):
+            self._show_recorded(playback)
+            self._answered_at = self.actions.clock()
+        elif not self.is_querying("happenings"):
             self._unknown = bool(changes.take()) or self._unknown
-            if self._unknown and self.console_app.clock() >= self._ask_from:
-                self.ask_in_rounds(self._ask_happenings, "happenings")
+            if self._unknown and self.actions.clock() >= self._ask_from:
+                self.run_query(self._ask_happenings, "happenings")
         super().update()
 
     async def _ask_happenings(self) -> None:
         try:
-            found = await self.console_app.connection.client.events(HAPPENINGS, limit=MOST_HAPPENINGS)
+            found = await self.actions.connection.client.events(HAPPENINGS, limit=MOST_HAPPENINGS)
         except AgentrlError:
-            self._ask_from = self.console_app.clock() + ASK_EVERY_S
+            self._ask_from = self.actions.clock() + ASK_EVERY_S
             return
         self._unknown = False
         self._happened(found)
@@ -152,7 +151,7 @@ class Training(QueryTable):
     # ---- the curves ----
 
     def _chart(self, width: int) -> Chart:
-        return Chart(self._points, self._ticks, width, from_the_first=not self.console_app.steps.more)
+        return Chart(self._points, self._ticks, width, from_the_first=not self.actions.steps.more)
 
     def _column(self, chart: Chart) -> int | None:
         target = self.table.model.target
@@ -164,17 +163,17 @@ class Training(QueryTable):
 
     def _curves(self, width: int, height: int) -> list[Line]:
         if not self._points:
-            # Where nobody answered, the table says who, and that is no word about steps; nor is what nobody recorded.
-            unknown = self._said or self.console_app.replay is not None
+            # Without an answer the table shows the reason, and in playback steps may not be recorded.
+            unknown = self._reason or self.actions.replay is not None
             return [] if unknown else [(Span("  no step is committed yet", Tone.DIM),)]
         chart = self._chart(width - 4)
         cursor, metrics = self._column(chart), self._metrics()
         if not metrics:
-            return [cut((Span("  "), *chart.told(cursor)), width)]
+            return [cut((Span("  "), *chart.caption(cursor)), width)]
         many = max(1, (height - 1) // (curves.LEAST_LINES + 1))
         self._top = max(0, min(self._top, len(metrics) - many))
         each = (height - 1) // min(many, len(metrics)) - 2
-        lines = [chart.told(cursor)]
+        lines = [chart.caption(cursor)]
         for name in metrics[self._top : self._top + many]:
             lines += chart.curve(name, max(1, each), cursor)
         return [cut((Span("  "), *line), width) for line in lines[:height]]
@@ -202,7 +201,7 @@ class Training(QueryTable):
         column = self._column(chart)
         found = chart.neighbour(chart.columns if column is None else column, by)
         if found is None:
-            self.console_app.say(f"Nothing happened {'before' if by < 0 else 'after'} this.")
+            self.actions.say(f"Nothing happened {'before' if by < 0 else 'after'} this.")
         else:
             self._aim(chart, found)
 
@@ -214,21 +213,21 @@ class Training(QueryTable):
         if point is None:
             return
         if not self.table.model.aim(point.id):
-            # It is older than what the table has, and was asked for already.
+            # The step is older than the rows of the table, and the curves have it.
             self._wanted = MOST
-            self.table.model.replace(_in_order(self.console_app.steps.rows))
+            self.table.model.replace(in_order(self.actions.steps.rows))
             self.table.model.aim(point.id)
         self.repaint()
 
     def do_curves_event(self) -> None:
-        """What the tick under the cursor tells of."""
+        """Open the event of the tick under the cursor."""
         chart = self._width_chart()
         column = self._column(chart)
         found = chart.ticks.get(column, []) if column is not None else []
         if not found:
-            self.console_app.say("Nothing happened at this step; [ and ] go to where something did.")
+            self.actions.say("This step has no event; [ and ] go to the next one.")
         elif len(found) == 1:
-            self.console_app.navigation.open_happening(found[0].row)
+            self.actions.navigation.open_event(found[0].row)
         else:
             self._choose(found)
 
@@ -239,12 +238,12 @@ class Training(QueryTable):
         def then(id: str | None) -> None:
             row: AnyRow | None = by_id.get(id or "")
             if row is not None:
-                self.console_app.navigation.open_happening(row)
+                self.actions.navigation.open_event(row)
 
-        self.console_app.push_screen(Palette(choices, hint="which of them"), then)
+        self.app.push_screen(Palette(choices, hint="which of them"), then)
 
     def do_curves_metric(self) -> None:
-        """Another metric first."""
+        """Put another metric first."""
 
         def then(name: str | None) -> None:
             if name is not None:
@@ -253,7 +252,7 @@ class Training(QueryTable):
                 self.repaint()
 
         choices = [Choice(name, name) for name in self._metrics()]
-        self.console_app.push_screen(Palette(choices, hint="which metric is drawn first"), then)
+        self.app.push_screen(Palette(choices, hint="which metric is drawn first"), then)
 
     def do_curves_next(self) -> None:
         self._top += 1
@@ -273,19 +272,12 @@ class Training(QueryTable):
     def cli_line(self) -> tuple[str, ...]:
         return ("steps", "list", *(("--filter", self.filter_text) if self.filter_text else ()))
 
-    def do_drill(self) -> None:
-        if (row := self._target()) is None:
-            return
+    def open_row(self, row: Mapping[str, Any]) -> None:
         id = str(row["id"])
-        if self.console_app.replay is None:
-            self.console_app.navigation.open_page(StepPage(id))
+        if self.actions.replay is None:
+            self.actions.navigation.open_page(StepPage(id))
         else:
-            # Steps have longer names in the store.
+            # The ids of steps in the store are longer.
             same = ("steps", "list", "--filter", f"step={row['step']}")
-            lines = partial(data_tables.of_told_step, row)
-            self.console_app.navigation.open_page(PlainPage(id, lines, same))
-
-
-def _in_order(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By their keys, with the places that they were told in."""
-    return {str(row["id"]): {**row, "~order": place} for place, row in enumerate(rows)}
+            lines = partial(data_tables.of_recorded_step, row)
+            self.actions.navigation.open_page(PlainPage(id, lines, same))

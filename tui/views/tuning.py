@@ -1,12 +1,12 @@
-"""Every knob, and the way to turn it; below them who turned it, and for the bound what waits for training by age.
+"""The list of knobs, with their changes below and, for the staleness bound, the ready records by age.
 
-Invariants: what stands below belongs to the knob under the cursor, or says nothing; a mark is a question and changes
-nothing: to apply it goes the way of every knob.
+Invariants: the lines below belong to the selected knob or are empty; a mark on another bound only previews it, and
+applying it takes the same way as for every knob.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeGuard
 
@@ -15,14 +15,18 @@ from textual.app import ComposeResult
 from agentrl.client import Client
 from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import age, moment
-from agentrl.formatting.row_text import owner_done
+from agentrl.formatting.row_text import allowed, owner_done, takes_effect
 from agentrl.protocol.data_commands import StalenessReport
+from agentrl.protocol.knob import KnobValue, knob_of, plain_value
 from agentrl.protocol.rows import AnyRow, AuditRow, KnobRow
-from tui.model import detail_lines, knob_table, pending_commands, staleness_histogram
+from tui.dialogs.form import Field, Form, Question, Values
+from tui.model import cell_text, detail_lines, pending_commands, staleness_histogram
 from tui.model.actions import Action
 from tui.model.effect_text import effect_sentence
+from tui.model.mirror import Mirror
+from tui.model.pending_commands import PendingCommand
 from tui.model.styled_text import Line, Span, Tone, cut, folded, span
-from tui.model.table import TableModel
+from tui.model.table import Column, TableModel, text_column
 from tui.views.query_views import ANSWER_S, ASKING, QueryPage
 from tui.views.view import FeedTable, View
 from tui.widgets.lines import Lines, Table
@@ -30,33 +34,66 @@ from tui.widgets.lines import Lines, Table
 BOUND = "bound"
 """The knob whose values are ages."""
 OF_THE_BOUND = frozenset({"knob.bound", "knob.less", "knob.more"})
-"""Actions that mean nothing in a run without it."""
+"""Actions that are not offered in a run without it."""
 ASK_AFTER_S = 0.15
 AGES_EVERY_S = 2.0
 MOST_LINES = 2
-"""Of what another bound would do."""
+"""Lines of the preview of another bound."""
+
+
+def columns(mirror: Mirror) -> tuple[Column[KnobRow], ...]:
+    return (
+        text_column("name", "KNOB", 34, lambda row: row.name, Tone.STRONG, least=16),
+        Column("value", "VALUE", 12, _value, lambda row: plain_value(row.value), True),
+        Column("in-force", "IN FORCE", 10, _in_force, lambda row: plain_value(row.in_force), True, 6, optional=True),
+        Column("default", "DEFAULT", 9, _default, lambda row: plain_value(row.default), True, 4),
+        text_column("allowed", "ALLOWED", 20, allowed, Tone.DIM, rank=5),
+        Column(
+            "boundary", "TAKES EFFECT", 14, lambda row, now: _boundary(row, mirror), lambda row: row.boundary, rank=2
+        ),
+        Column("changed", "CHANGED", 7, _changed, lambda row: -row.changed_at, True, 1, optional=True),
+        text_column("by", "BY", 14, lambda row: row.changed_by, Tone.DIM, rank=3, optional=True),
+        text_column("help", "WHAT", 12, lambda row: row.help, Tone.DIM, rank=7, stretches=True),
+    )
+
+
+def _value(row: KnobRow, now: float) -> Span:
+    tuned = row.value != row.default
+    return span(f"{plain_value(row.value)}{f' {row.unit}' if row.unit else ''}", Tone.ACCENT if tuned else Tone.PLAIN)
+
+
+def _in_force(row: KnobRow, now: float) -> Span:
+    waits = row.in_force is not None and row.in_force != row.value
+    return span(f"still {plain_value(row.in_force)}" if waits else "", Tone.BUSY)
+
+
+def _default(row: KnobRow, now: float) -> Span:
+    return span(plain_value(row.default), Tone.DIM)
+
+
+def _boundary(row: KnobRow, mirror: Mirror) -> Span:
+    text = f"{takes_effect(row, mirror.groups)}{' ◆' if row.scientific else ''}"
+    return span(text, Tone.WARN if row.scientific else Tone.DIM)
+
+
+def _changed(row: KnobRow, now: float) -> Span:
+    return Span(cell_text.ago(row.changed_at, now), Tone.PLAIN)
 
 
 class KnobVerbs(View):
-    """Verbs on one knob: the one under the cursor, or the one whose page this is."""
+    """Actions on one knob: the selected one, or that of the page."""
 
-    def knob(self) -> KnobRow | None:
+    def selected(self) -> KnobRow | None:
         raise NotImplementedError
 
-    def aimed(self) -> KnobRow | None:
-        row = self.knob()
-        if row is None:
-            self.console_app.say("No knob is aimed at.", Tone.WARN)
-        return row
-
     def do_knob_undo(self) -> None:
-        row = self.aimed()
+        row = self.selected()
         if row is None:
             return
         if row.changed_at:
-            self.console_app.perform(pending_commands.undo_tune(row))
+            self.perform(pending_commands.undo_tune(row))
         else:
-            self.console_app.say(f"{row.name} was never changed.")
+            self.actions.say(f"{row.name} was never changed.")
 
 
 class Tuning(FeedTable[KnobRow], KnobVerbs):
@@ -72,15 +109,15 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         """Why the ages are not known."""
         self._mark: int | None = None
         self._would = ""
-        """What the knob itself says of the mark."""
+        """The preview of the mark."""
         self._history: tuple[AuditRow, ...] = ()
-        self._told_of = ("", 0)
+        self._history_of = ("", 0)
         """Name and revision of the knob that the history is of."""
-        self._asked_of = ("", 0)
-        """Of the knob whose history was asked for: never of nobody, and again after a silence."""
+        self._history_queried = ("", 0)
+        """Name and revision of the knob whose history was queried; empty after a failed query."""
 
     def compose(self) -> ComposeResult:
-        model: TableModel[KnobRow] = TableModel(knob_table.columns(self.mirror), "name")
+        model: TableModel[KnobRow] = TableModel(columns(self.mirror), "name")
         self.table = Table(model, self.now, empty="no knob yet")
         yield self.table
         yield Lines(self._help, id="help")
@@ -89,10 +126,10 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
     def on_mount(self) -> None:
         self.set_interval(AGES_EVERY_S, self._ask_ages, name="ages")
 
-    # ---- what stands below ----
+    # ---- the lines below the table ----
 
     def _help(self, width: int, _: int) -> list[Line]:
-        row = self.knob()
+        row = self.under_cursor()
         if row is None:
             return []
         owner = f" It is applied by {row.owner}." if row.owner else ""
@@ -106,7 +143,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         ]
 
     def _beside(self, width: int, height: int) -> list[Line]:
-        row = self.knob()
+        row = self.under_cursor()
         if row is None:
             return []
         made: list[Line] = []
@@ -115,73 +152,73 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
             picture = staleness_histogram.histogram(self._ages, mark, width - 2)
             made += picture if len(picture) + MOST_LINES <= height else []
             asked = self._mark is not None and mark != row.value
-            said = f"at {mark}: {self._would or ASKING}" if asked else "← → try another bound"
-            counted = Span(f"  counted {age(self.console_app.clock() - self._ages_at)} ago", Tone.DIM)
-            made += folded((span(said, Tone.STRONG), counted), width - 2, MOST_LINES)
+            text = f"at {mark}: {self._would or ASKING}" if asked else "← → try another bound"
+            counted = Span(f"  counted {age(self.actions.clock() - self._ages_at)} ago", Tone.DIM)
+            made += folded((span(text, Tone.STRONG), counted), width - 2, MOST_LINES)
             if hit := staleness_histogram.dropped(self._ages):
                 made.append(hit)
-        if self._told_of == (row.name, row.revision):
+        if self._history_of == (row.name, row.revision):
             made += [_change(each) for each in reversed(self._history)]
         return [cut((Span("  "), *line), width) for line in made[:height]]
 
     def update(self) -> None:
         super().update()
-        row = self.knob()
+        row = self.under_cursor()
         if row is None:
             return
-        if self._told_of != (row.name, row.revision):
-            self._told_of, self._history = (row.name, row.revision), ()
+        if self._history_of != (row.name, row.revision):
+            self._history_of, self._history = (row.name, row.revision), ()
             self._forget_mark()
             self._ask_ages()
-        if self._asked_of != self._told_of and self.mirror.link.connected:
-            self._asked_of = self._told_of
-            self.set_timer(ASK_AFTER_S, partial(self._ask_history, self._told_of))
+        if self._history_queried != self._history_of and self.mirror.link.connected:
+            self._history_queried = self._history_of
+            self.set_timer(ASK_AFTER_S, partial(self._ask_history, self._history_of))
 
     def do_move(self, how: str) -> None:
         super().do_move(how)
         self.update()
 
     def _live(self) -> bool:
-        return self.display and self.console_app.view is self and self.console_app.replay is None
+        return self.display and self.actions.navigation.is_shown(self) and self.actions.replay is None
 
     def _ask_history(self, of: tuple[str, int]) -> None:
         async def ask() -> None:
             try:
-                found = await self.console_app.connection.client.knob_history(of[0])
+                found = await self.actions.connection.client.knob_history(of[0])
             except AgentrlError:
                 if not self.mirror.link.connected:
-                    self._asked_of = "", 0  # asked again once somebody is heard
+                    self._history_queried = "", 0  # queried again after the next connection
                 return
-            if of == self._told_of:
+            if of == self._history_of:
                 self._history = tuple(found)
                 self.repaint()
 
-        # Only where the cursor came to rest.
-        if of != self._told_of:
+        # Only if the cursor has stayed on this knob.
+        if of != self._history_of:
             return
         if self._live():
             self.run_worker(ask(), group="history", exclusive=True)
         else:
-            self._asked_of = "", 0  # asked once somebody looks again
+            self._history_queried = "", 0  # queried when the view is shown again
 
     def _ask_ages(self) -> None:
         async def ask() -> None:
             try:
-                client = await self.console_app.connection.to_ask()
+                client = await self.actions.connection.to_ask()
                 self._ages = await client.staleness(deadline_s=ANSWER_S)
-                self._ages_at = self.console_app.clock()
+                self._ages_at = self.actions.clock()
             except AgentrlError as error:
                 self._ages, self._unknown = None, str(error)
             self.repaint()
-            # What the knob says of the mark is asked with it: numbers beside each other are of one time.
+            # The preview is queried together with the ages, so that both show the same moment.
             if row is not None and self._ages is not None and self._mark is not None and self._mark != row.value:
                 await self._preview(row, self._mark)
 
-        row = self.knob()
+        row = self.under_cursor()
         if row is not None and row.name == BOUND and self._live():
-            self.ask_in_rounds(ask, "ages")
+            self.run_query(ask, "ages")
 
-    # ---- what-if ----
+    # ---- previewing another bound ----
 
     def has_use_for(self, action: Action) -> bool:
         return action.id not in OF_THE_BOUND or self.mirror.get(f"knob/{BOUND}") is not None
@@ -194,7 +231,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
 
     def do_knob_bound(self) -> None:
         if not self.table.model.aim(BOUND):
-            self.console_app.say("This run has no staleness bound.")
+            self.actions.say("This run has no staleness bound.")
         self.update()
 
     def do_knob_less(self) -> None:
@@ -204,12 +241,12 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         self._try(1)
 
     def _try(self, by: int) -> None:
-        row = self.knob()
+        row = self.under_cursor()
         if row is None or row.name != BOUND:
-            self.console_app.say("b goes to the bound; what-if is for that knob.")
+            self.actions.say("Only the bound has a preview by keys; b goes to it.")
             return
         if self._ages is None:
-            self.console_app.say(f"What another bound would do is not known: {self._unknown}", Tone.WARN)
+            self.actions.say(f"What another bound would do is not known: {self._unknown}", Tone.WARN)
             return
         self._mark, self._would = max(0, self._mark_of(self._ages) + by), ""
         self.set_timer(ASK_AFTER_S, partial(self._ask_preview, row, self._mark))
@@ -223,12 +260,12 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
     async def _preview(self, row: KnobRow, mark: int) -> None:
         intent = pending_commands.tune(row, mark)
         try:
-            found = await self.console_app.connection.client.preview(intent.command, intent.args)
-            said = effect_sentence(found.effect, self.mirror)
+            found = await self.actions.connection.client.preview(intent.command, intent.args)
+            text = effect_sentence(found.effect, self.mirror)
         except AgentrlError as error:
-            said = str(error)
+            text = str(error)
         if mark == self._mark:
-            self._would = said
+            self._would = text
             self.repaint()
 
     # ---- the list ----
@@ -236,33 +273,48 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
     def takes(self, row: AnyRow | None) -> TypeGuard[KnobRow]:
         return isinstance(row, KnobRow)
 
-    def apply_filter(self, words: frozenset[str]) -> None:
-        self.table.model.filter((lambda row: knob_table.keeps(words, row)) if words else None)
+    def searched_text(self, row: KnobRow) -> str:
+        scientific = " scientific" if row.scientific else ""
+        tuned = " changed tuned" if row.value != row.default else ""
+        return f"{row.name} {row.owner} {row.boundary} {row.help} {row.changed_by}{scientific}{tuned}"
 
     def select(self, name: str) -> None:
         self.table.model.aim(name)
         self.update()
 
-    def knob(self) -> KnobRow | None:
-        return self.under_cursor()
-
     def cli_line(self) -> tuple[str, ...]:
-        row = self.knob()
+        row = self.under_cursor()
         return ("tune", row.name) if row else ("tune",)
 
-    def do_drill(self) -> None:
-        row = self.aimed()
-        if row is not None and not self.console_app.commands.may_ever("tune"):
+    def open_row(self, row: KnobRow) -> None:
+        if not self.actions.commands.may_ever("tune"):
             self.do_knob_history()
-        elif row is not None:
-            marked = row.name == BOUND and self._mark is not None and self._mark != row.value
-            known = self._history if self._told_of == (row.name, row.revision) else ()
-            self.console_app.prompts.ask_value(row, known, f"{self._mark}" if marked else "")
+            return
+        marked = row.name == BOUND and self._mark is not None and self._mark != row.value
+        known = self._history if self._history_of == (row.name, row.revision) else ()
+        self._ask_value(row, known, f"{self._mark}" if marked else "")
+
+    def _ask_value(self, row: KnobRow, history: Sequence[AuditRow], value: str) -> None:
+        """Ask for a new value and show what it would do. The form opens at once: keys typed next are for its field."""
+
+        async def preview(values: Values) -> str:
+            pending = _tuned(row, values)
+            found = await self.actions.connection.client.preview(pending.command, pending.args)
+            return f"{found.tier.name.lower()}: {effect_sentence(found.effect, self.mirror)}"
+
+        def then(values: Values | None) -> None:
+            if values is not None:
+                self.perform(_tuned(row, values))
+
+        lines = detail_lines.of_knob(row, history[-3:], self.mirror, 72)
+        fields = (Field("new value", value, hint=f"it is {row.value} now"), Field("note", hint="why"))
+        question = Question(row.name, tuple(lines), fields, "change it", partial(_wrong_value, row), preview)
+        self.app.push_screen(Form(question), then)
 
     def do_knob_history(self) -> None:
-        row = self.aimed()
+        row = self.selected()
         if row is not None:
-            self.console_app.navigation.open_page(KnobPage(row))
+            self.actions.navigation.open_page(KnobPage(row))
 
 
 class KnobPage(QueryPage, KnobVerbs):
@@ -276,10 +328,10 @@ class KnobPage(QueryPage, KnobVerbs):
         self._asked_at = row.revision
 
     def heading(self) -> str:
-        """Without an age: what was asked is asked anew with every change."""
+        """Without an age, because every change is queried at once."""
         return self._row.name
 
-    def knob(self) -> KnobRow | None:
+    def selected(self) -> KnobRow | None:
         """As it was drawn, so that an undo takes back the change that a person saw."""
         return self._row
 
@@ -294,8 +346,33 @@ class KnobPage(QueryPage, KnobVerbs):
             self.run_worker(self._ask(), name=self._row.name, group="page")
         super().update()
 
-    def told(self, width: int) -> list[Line]:
+    def content(self, width: int) -> list[Line]:
         return detail_lines.of_knob(self._row, self._answer, self.mirror, width)
+
+
+def _parsed(row: KnobRow, text: str) -> tuple[KnobValue, str]:
+    """The value that was typed, and what is wrong with it."""
+    try:
+        return knob_of(row).parse(text.strip()), ""
+    except AgentrlError as wrong:
+        return None, wrong.message
+
+
+def _wrong_value(row: KnobRow, values: Values) -> str:
+    """What is wrong with a new value and its note; empty if nothing is."""
+    if not values[0].strip():
+        return f"Type a value: {allowed(row)}."
+    value, wrong = _parsed(row, values[0])
+    if wrong:
+        return wrong
+    if value == row.value:
+        return "This is its value now."
+    return "A scientific knob wants a note." if row.scientific and not values[1].strip() else ""
+
+
+def _tuned(row: KnobRow, values: Values) -> PendingCommand:
+    value, _ = _parsed(row, values[0])
+    return pending_commands.tune(row, value, values[1].strip())
 
 
 def _change(row: AuditRow) -> Line:

@@ -1,41 +1,101 @@
-"""What all views share.
+"""Base classes of all views, and what a view may ask of the application.
 
-Invariants: a view reads the mirror and asks the application to act; it holds no connection. Its actions are methods
-named after the registry (`unit.restart` is `do_unit_restart`), and nothing else answers keys.
+Invariants: a view reads the mirror and acts through `Actions`; it holds no connection. Keys reach it only through the
+registry of actions, which calls its `do_...` methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, ClassVar, Generic, Protocol, TypeGuard, TypeVar, cast
 
 from textual import events
 from textual.containers import Vertical
 
+from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.rows import AnyRow
+from tui.cli_runner import CliRunner
+from tui.command_runner import CommandRunner
+from tui.connection import Connection
+from tui.export import Exporter
+from tui.host import Host
 from tui.model.actions import Action
+from tui.model.command_line import Destination
 from tui.model.mirror import Changes, Mirror
+from tui.model.pending_commands import PendingCommand
+from tui.model.step_cache import StepCache
+from tui.model.styled_text import Tone
+from tui.playback_connection import Replay
+from tui.run_list import Place
 from tui.widgets.lines import Painted, Table
-
-if TYPE_CHECKING:
-    from tui.app import Console
 
 R = TypeVar("R", bound=AnyRow)
 ROWS_FIRST = 4
 """Lines that the titles and rows of a table have before anything beside it has one."""
 
 
+class Pages(Protocol):
+    """What a view may open in its place."""
+
+    def go_to(self, destination: Destination) -> None: ...
+    def open_page(self, page: View) -> None: ...
+    def open_row(self, key: str) -> None:
+        """The page of a row of the mirror."""
+
+    def open_event(self, row: AnyRow) -> None: ...
+    def open_unit(self, name: str) -> None: ...
+    def open_record(self, id: str) -> None: ...
+    def open_logs(self, units: Sequence[str], life: int = 0) -> None: ...
+    def do_back(self) -> None: ...
+    def is_shown(self, view: View) -> bool: ...
+
+
+class Actions(Host, Protocol):
+    """What a view may ask of the application."""
+
+    @property
+    def navigation(self) -> Pages: ...
+    @property
+    def commands(self) -> CommandRunner: ...
+    @property
+    def exporter(self) -> Exporter: ...
+    @property
+    def cli(self) -> CliRunner: ...
+    @property
+    def steps(self) -> StepCache:
+        """The newest steps, shared by the views that show them."""
+
+    @property
+    def why(self) -> WhyReport | None:
+        """The newest answer on who waits for whom."""
+
+    @property
+    def why_at(self) -> float:
+        """The clock of that answer."""
+
+    def allowed(self) -> Iterable[Action]:
+        """All actions that this console may do."""
+
+    def follow(self, link: Callable[[Mirror], Connection | Replay], place: Place, name: str) -> None:
+        """Leave this run and show another one."""
+
+    def add_key_file(self, path: str) -> None:
+        """Add a run to the list of runs."""
+
+
 class View(Vertical):
-    """One screenful."""
+    """What fills the screen between header and footer."""
 
     DEFAULT_CSS = "View { height: 1fr; } View Lines { height: auto; }"
     name_in_registry: ClassVar[str]
     shares: ClassVar[tuple[tuple[str, int], ...]] = ()
-    """Parts beside the table and the lines that each wants, what matters most first; on a low screen after the rows."""
+    """Parts beside the table and the lines that each wants, the most important first; rows of the table come before."""
     vocabulary: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """What is shown in few words, and what each means, for the help of this view."""
+    """Short words of this view and their meanings, for its help."""
     filters_at_once: ClassVar[bool] = True
-    """Rows are chosen while the filter is typed, not when it is finished."""
+    """The filter is applied while it is typed, not when it is entered."""
+    moves: ClassVar[bool] = True
+    """Whether the keys that move a cursor or scroll mean something here."""
 
     def on_resize(self, event: events.Resize) -> None:
         left = max(0, event.size.height - ROWS_FIRST)
@@ -45,48 +105,52 @@ class View(Vertical):
             left -= taken
 
     @property
-    def console_app(self) -> Console:
-        return cast("Console", self.app)
+    def actions(self) -> Actions:
+        return cast(Actions, self.app)
 
     @property
     def mirror(self) -> Mirror:
-        return self.console_app.mirror
+        return self.actions.mirror
 
     def now(self) -> float:
-        """The time that is shown."""
-        return self.console_app.now()
+        """The time that the screens show."""
+        return self.actions.now()
 
     @property
     def fresh(self) -> bool:
-        """Whether its rows may be acted on, besides what the feed tells."""
+        """Whether its rows are recent enough to act on, apart from the feed."""
         return True
+
+    def perform(self, pending: PendingCommand) -> None:
+        """Run a command on what was chosen here."""
+        self.actions.commands.perform(pending, self)
 
     @property
     def filter_text(self) -> str:
         return ""
 
     def heading(self) -> str:
-        """What is shown here, for the header; empty where the tab says it."""
+        """What is shown, for the header; empty where the name of the tab says it."""
         return ""
 
     def why_old(self) -> str:
-        """Why what is shown was not told anew, as long as that is so."""
+        """Why the rows could not be refreshed, as long as that holds."""
         return ""
 
     def take_filter(self, text: str) -> str:
-        """Show only what matches; what is wrong with the filter, if something is."""
+        """Show only what matches. Returns what is wrong with the filter, or an empty string."""
         return ""
 
     def update(self) -> None:
-        """Take in what is new and paint it. Called a few times a second while the view is seen."""
+        """Read new rows and paint them. Called a few times a second while the view is shown."""
         self.repaint()
 
-    def ask_in_rounds(self, work: Callable[[], Awaitable[None]], group: str) -> None:
-        """Ask, unless the question of a round before waits for its answer: one begun anew each round gets none."""
-        if not self.is_asking(group):
+    def run_query(self, work: Callable[[], Awaitable[None]], group: str) -> None:
+        """Start a query unless one of this group is still running: a query restarted at every round never ends."""
+        if not self.is_querying(group):
             self.run_worker(work, group=group)
 
-    def is_asking(self, group: str) -> bool:
+    def is_querying(self, group: str) -> bool:
         return any(each.group == group and each.node is self and not each.is_finished for each in self.workers)
 
     def repaint(self, *, all: bool = False) -> None:
@@ -94,22 +158,26 @@ class View(Vertical):
             widget.repaint(all=all)
 
     def shown(self) -> None:
-        """It has come into sight."""
+        """Called when the view appears."""
         self.update()
         focusable = [widget for widget in self.query(Painted) if widget.can_focus]
         if focusable:
             self.screen.set_focus(focusable[0], scroll_visible=False)
 
     def hidden(self) -> None:
-        """It is not seen any more."""
+        """Called when the view disappears."""
 
     def has_use_for(self, action: Action) -> bool:
-        """Whether one of its actions can do anything in this run; what cannot is not offered."""
+        """Whether one of its actions can do anything in this run; others are not offered."""
         return True
 
     def cli_line(self) -> tuple[str, ...]:
         """The words behind `agentrl` that show the same in a shell."""
         return ("status",)
+
+    def do_move(self, how: str) -> None:
+        """Move the cursor or scroll: up, down, page-up, page-down, first, last, left, right."""
+        raise NotImplementedError
 
 
 class TableView(View):
@@ -120,6 +188,7 @@ class TableView(View):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._filter = ""
+        self._words: frozenset[str] = frozenset()
 
     @property
     def filter_text(self) -> str:
@@ -127,17 +196,27 @@ class TableView(View):
 
     def take_filter(self, text: str) -> str:
         self._filter = text
-        self.apply_filter(frozenset(text.casefold().split()))
+        self._words = frozenset(text.casefold().split())
+        self.apply_filter()
         self.table.model.aim_first()
         self.table.repaint()
         return ""
 
-    def apply_filter(self, words: frozenset[str]) -> None:
+    def apply_filter(self) -> None:
+        self.table.model.filter(self.keeps if self._filter else None)
+
+    def keeps(self, row: Any) -> bool:
+        """Whether the filter lets a row through."""
+        text = self.searched_text(row).casefold()
+        return all(word in text for word in self._words)
+
+    def searched_text(self, row: Any) -> str:
+        """The text in which the words of the filter are looked for."""
         raise NotImplementedError
 
     def do_move(self, how: str) -> None:
         self.table.move(how)
-        # What is told of the row under the cursor stands beside the table.
+        # Other parts of the view show details of the row under the cursor.
         self.repaint()
 
     def do_sort_left(self) -> None:
@@ -151,14 +230,33 @@ class TableView(View):
         self.table.repaint()
 
     def export_rows(self) -> list[Any]:
-        """The rows as they are shown, in their order."""
+        """The rows in the order shown."""
         return [self.table.model.get(key) for key in self.table.model.ordered()]
 
+    def do_mark(self) -> None:
+        self.table.model.toggle_mark()
+        self.do_move("down")
+
+    def selected(self) -> Any | None:
+        """The row under the cursor; says so if there is none."""
+        target = self.table.model.target
+        if target is None:
+            self.actions.say("No row is selected: it is gone or out of view. Move the cursor to one.", Tone.WARN)
+        return target[1] if target else None
+
+    def open_row(self, row: Any) -> None:
+        """Open everything about a row."""
+        raise NotImplementedError
+
+    def do_open(self) -> None:
+        if (row := self.selected()) is not None:
+            self.open_row(row)
+
     def do_export(self) -> None:
-        self.console_app.exporter.ask(self.name_in_registry, self.export_rows())
+        self.actions.exporter.ask_for_rows(self.name_in_registry, self.export_rows())
 
     def _sort(self, by: int) -> None:
-        """By the next column that has a title and is in sight."""
+        """By the next column that has a title and is shown."""
         model = self.table.model
         names = [column.name for column in self.table.columns_shown() if column.title]
         at = names.index(model.sort_column.name) if model.sort_column.name in names else 0
@@ -167,17 +265,17 @@ class TableView(View):
 
 
 class FeedTable(TableView, Generic[R]):
-    """A table of all rows of one kind, as the mirror has them."""
+    """A table of all rows of one kind in the mirror."""
 
     kind: ClassVar[str]
-    """What stands before the slash in the keys of these rows."""
+    """The part of their keys before the slash."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._changes: Changes | None = None
 
     def takes(self, row: AnyRow | None) -> TypeGuard[R]:
-        """Whether a row has a place here, whatever the filter says."""
+        """Whether a row belongs here, whatever the filter says."""
         raise NotImplementedError
 
     def update(self) -> None:
@@ -190,7 +288,7 @@ class FeedTable(TableView, Generic[R]):
             else:
                 model.drop(name)
         if model.cursor is None:
-            # Only until something is aimed at: the cursor of a row that went away stays where it was.
+            # Only before a row was selected: if the selected row goes away, no other one is selected.
             model.aim_first()
         self.repaint()
 

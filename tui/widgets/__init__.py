@@ -1,1 +1,1 @@
-"""One widget per file, each with the style that it needs."""
+"""Widgets that draw lines and tables, the text field, and the themes."""

@@ -1,15 +1,14 @@
-"""Drawing line by line: a widget that paints what the model wrote, and the live table on top of it.
+"""Widgets that draw styled lines, and the live table on top of them.
 
-Invariants: only lines that differ from what is on the screen are painted again; how many rows there are beside those in
-view costs nothing; a key is answered by a repaint at once, data by the next round. What a row says is made once for
-each moment: a move of the cursor writes no row anew, and ages are as old as the last round.
+Invariants: only lines that differ from the screen are painted again; rows outside the viewport cost nothing; a key is
+painted at once, data in the next round; a row is formatted once per moment, so moving the cursor formats none again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 from rich.cells import cell_len
 from textual import events
@@ -19,21 +18,25 @@ from textual.widget import Widget
 
 from tui.model.styled_text import Line, Span, Tone, wrapped
 from tui.model.table import Column, Layout, LineCache, TableModel, heading, layout
-
-if TYPE_CHECKING:
-    from tui.app import Console
+from tui.widgets.themes import Styles
 
 R = TypeVar("R")
 Drawn = tuple[Line, str]
-"""A line and the ground that it stands on."""
+"""A line and the name of its background."""
 
 WHEEL_ROWS = 3
 STRIPS_PER_LINE = 4
-"""How many painted lines are kept for each line of the screen."""
+"""Painted lines that are cached for each line of the screen."""
+
+
+class StyledApp(Protocol):
+    """An application that knows the styles of its lines."""
+
+    line_styles: Styles
 
 
 class Painted(Widget):
-    """Lines that know how to compare themselves with the screen."""
+    """A widget that repaints only the lines that changed."""
 
     DEFAULT_CSS = "Painted { height: 1fr; }"
 
@@ -41,18 +44,14 @@ class Painted(Widget):
         super().__init__(id=id)
         self._drawn: list[Drawn] = []
         self._strips: dict[Drawn, Strip] = {}
-        """Of lines that were seen lately, wherever they stood: most of what scrolls was seen a line further."""
-
-    @property
-    def console_app(self) -> Console:
-        return cast("Console", self.app)
+        """A cache of recent lines: after scrolling, most lines were on the screen before."""
 
     def drawing(self, width: int, height: int) -> Iterable[Drawn]:
-        """What is to be seen now, from the first line."""
+        """The lines to show now, from the first."""
         raise NotImplementedError
 
     def repaint(self, *, all: bool = False) -> int:
-        """Paint what has changed; how many lines that were."""
+        """Paint what has changed. Returns the number of lines."""
         width, height = self.size
         if not width or not height or not self.is_mounted:
             return 0
@@ -75,7 +74,7 @@ class Painted(Widget):
         strip = self._strips.get(drawn)
         if strip is None:
             line, ground = drawn
-            strip = self._strips[drawn] = self.console_app.paint.strip(line, self.size.width, ground)
+            strip = self._strips[drawn] = cast(StyledApp, self.app).line_styles.strip(line, self.size.width, ground)
         return strip
 
     def on_resize(self, _: events.Resize) -> None:
@@ -83,7 +82,7 @@ class Painted(Widget):
 
 
 def _changed_part(before: Drawn | None, now: Drawn, width: int) -> tuple[int, int]:
-    """Column and width of the part of a line that has changed: a terminal far away gets no more than that."""
+    """Column and width of the changed part of a line, so that little goes to a remote terminal."""
     if before is None or before[1] != now[1] or len(before[0]) != len(now[0]):
         return 0, width
     at, start, end = 0, width, 0
@@ -98,7 +97,7 @@ def _changed_part(before: Drawn | None, now: Drawn, width: int) -> tuple[int, in
 
 
 class Lines(Painted):
-    """Lines that a function makes."""
+    """Lines made by a function."""
 
     def __init__(self, make: Callable[[int, int], Iterable[Line]], *, ground: str = "", id: str | None = None) -> None:
         super().__init__(id=id)
@@ -119,7 +118,7 @@ class Table(Painted, Generic[R]):
         self.model = model
         self._now = now
         self.empty = empty
-        """What stands there in place of rows."""
+        """The text in place of rows."""
         self._needed: set[str] = set()
         """Optional columns that had something to show."""
         self._said = LineCache[R]()
@@ -158,7 +157,7 @@ class Table(Painted, Generic[R]):
     # ---- moving ----
 
     def move(self, how: str) -> None:
-        """One of the moves of the registry. The view paints: other widgets tell of the row under the cursor."""
+        """One of the moves of the registry. The view paints, because other widgets show the row under the cursor."""
         page = max(1, self.model.height - 1)
         match how:
             case "up":

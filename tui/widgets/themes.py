@@ -1,7 +1,7 @@
-"""From tones to colours.
+"""The themes: colours and styles of tones.
 
-Invariants: colours are told apart by people who see fewer of them (after Okabe and Ito), on dark and on light; without
-colours the same is said by bold, dim and reverse; what is not heard of any more is dim altogether.
+Invariants: the colours are distinct for colour-blind people (after Okabe and Ito), on dark and on light; without
+colours bold, dim and reverse replace them; stale data is all dim.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COLOURS = {
     },
 }
 _GROUNDS = {
-    # ground, bars, the row under the cursor, what matched
+    # screen, bars, the row under the cursor, matches
     DARK: ("#12161c", "#1d242d", "#2b3c50", "#5a4a12"),
     LIGHT: ("#fbfbf8", "#e9ebe6", "#cfe2f3", "#f6e3a1"),
 }
@@ -56,11 +56,11 @@ _WITHOUT_COLOUR = {
 
 
 Own = Mapping[str, Mapping[str, str]]
-"""Colours that a person wants otherwise, by `dark` or `light` and their name."""
+"""The person's own colours, by `dark` or `light` and their name."""
 
 
 def _table(theme: str, own: Own) -> tuple[dict[Tone, str], tuple[str, ...]]:
-    """The colours of text and of grounds, a person's own in the place of ours."""
+    """The colours of tones and backgrounds, with the person's own."""
     mine = own.get(theme.removeprefix("agentrl-"), {})
     tones = {tone: mine.get(tone.value, usual) for tone, usual in _COLOURS[theme].items()}
     grounds = zip(GROUND_NAMES, _GROUNDS[theme], strict=True)
