@@ -177,7 +177,7 @@ async def test_slow_query_is_not_started_again(coordinator: Scripted) -> None:
     coordinator.hold("list_steps")
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         view = screen.app.view
-        await aeventually(lambda: view.is_querying("outlook"))
+        await aeventually(lambda: view.is_querying("overview"))
         first = [each for each in screen.app.workers if each.group == "outlook"]
         for _ in range(3):
             view._ask()  # type: ignore[attr-defined]
