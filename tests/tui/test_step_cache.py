@@ -178,10 +178,10 @@ async def test_slow_query_is_not_started_again(coordinator: Scripted) -> None:
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         view = screen.app.view
         await aeventually(lambda: view.is_querying("overview"))
-        first = [each for each in screen.app.workers if each.group == "outlook"]
+        first = [each for each in screen.app.workers if each.group == "overview"]
         for _ in range(3):
             view._ask()  # type: ignore[attr-defined]
-        assert [each for each in screen.app.workers if each.group == "outlook"] == first
+        assert [each for each in screen.app.workers if each.group == "overview"] == first
         assert not first[0].is_cancelled
         coordinator.let_go("list_steps")
         await aeventually(lambda: len(screen.app.steps.rows) == 3)

@@ -310,8 +310,10 @@ def test_age_of_an_old_answer_is_counted_from_its_arrival() -> None:
     assert text([training_status.moved(old, later)]).startswith(
         "answered 13 min ago: last step 10s before  last publication 5s before"
     )
-    assert training_status.at_risk(found, old, later).text == "9 steps since checkpoint 20 (14m ago, told 13 min ago)"
-    assert text(training_status.data(found, old, None)) == "dropped in 10 steps 10 too old, told 13 min ago"
+    assert (
+        training_status.at_risk(found, old, later).text == "9 steps since checkpoint 20 (14m ago, answered 13 min ago)"
+    )
+    assert text(training_status.data(found, old, None)) == "dropped in 10 steps 10 too old, answered 13 min ago"
     assert "told" not in text(overview_blocks.blocks(Mirror(), None, NOW, 78, 20, seen))
 
 
