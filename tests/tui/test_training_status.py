@@ -314,7 +314,7 @@ def test_age_of_an_old_answer_is_counted_from_its_arrival() -> None:
         training_status.at_risk(found, old, later).text == "9 steps since checkpoint 20 (14m ago, answered 13 min ago)"
     )
     assert text(training_status.data(found, old, None)) == "dropped in 10 steps 10 too old, answered 13 min ago"
-    assert "told" not in text(overview_blocks.blocks(Mirror(), None, NOW, 78, 20, seen))
+    assert "answered" not in text(overview_blocks.blocks(Mirror(), None, NOW, 78, 20, seen))
 
 
 def test_valid_and_infrastructure_are_shares_of_the_same_attempts() -> None:
