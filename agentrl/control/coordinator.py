@@ -12,6 +12,8 @@ import secrets
 import socket
 from pathlib import Path
 
+import msgspec
+
 from agentrl import __version__
 from agentrl.config.paths import RunFile, read_run
 from agentrl.config.supervision_times import SupervisionTimes
@@ -102,7 +104,7 @@ class Coordinator:
     # ---- creation ----
 
     def _make_context(self, run: RunFile, host: str, journal: Journal) -> Context:
-        pid, self._start_ticks, self._boot_id = address_file.own_identity()
+        self._identity = address_file.own_identity()
         times = SupervisionTimes()
         state = recovery.load_state(journal)
         leases = Leases(times.suspect_after_s, times.dead_after_s)
@@ -113,7 +115,7 @@ class Coordinator:
             secret=recovery.run_secret(journal),
             host=host,
             clock=self._clock,
-            life=RunLife(started=self._clock.now(), pid=pid),
+            life=RunLife(started=self._clock.now(), pid=self._identity.pid),
             state=state,
             supervisor=Supervisor(state, times),
             leases=leases,
@@ -159,7 +161,7 @@ class Coordinator:
         self._settings.may_refuse = self._listener.check
         self._settings.on_times = hosts.send_times
         self._settings.on_config += [self._alerting.configure, self._listener.configure, self._recorder.configure]
-        self._marker = RunDirMarker(Path(run.run_dir), context.host, self._boot_id, run.name, run.uuid)
+        self._marker = RunDirMarker(Path(run.run_dir), context.host, self._identity.boot_id, run.name, run.uuid)
 
     def _commands(self, stacks: Stacks) -> dict[str, Prepare]:
         alerting = self._alerting
@@ -239,9 +241,7 @@ class Coordinator:
     def _write_address(self) -> None:
         run = self._run
         address_file.CoordinatorAddress(
-            pid=self._context.life.pid,
-            start_ticks=self._start_ticks,
-            boot_id=self._boot_id,
+            **msgspec.structs.asdict(self._identity),
             host=self._context.host,
             run=run.uuid,
             name=run.name,
@@ -256,15 +256,10 @@ class Coordinator:
 
     def _close(self) -> None:
         self._context.executor.flush()
-        self._clients.close()
-        self._alerting.close()
-        self._recorder.close()
-        self._instructions.close()
-        self._listener.close()
-        self._hub.close()
-        self._feed_out.close()
-        self._metrics_out.close()
-        self._gate.close()
+        for part in (self._clients, self._alerting, self._recorder, self._instructions, self._listener):
+            part.close()
+        for opened in (self._hub, self._feed_out, self._metrics_out, self._gate):
+            opened.close()
         self._marker.remove()
         address_file.remove(self._state_dir)
         addresses.remove_sockets(self._run.uuid)

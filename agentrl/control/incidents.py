@@ -9,6 +9,7 @@ import logging
 import signal
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 from agentrl import __version__
 from agentrl.control.context import Context
@@ -45,55 +46,43 @@ class Incidents:
             self._show(row)
 
     def unit_ended(self, report: do.Report) -> None:
+        name = f"{report.unit}.{report.incarnation}"
         last = self._context.observed.last_report(report.unit, report.incarnation)
         self._record(
-            IncidentRow(
-                id=f"{report.unit}.{report.incarnation}",
-                unit=report.unit,
-                incarnation=report.incarnation,
-                at=self._context.clock.now(),
-                what=f"{report.unit}.{report.incarnation} {report.what}",
-                exit=report.exit,
-                host=report.host,
-                phase=last.phase,
-                status=last.status,
-                tail=self._tails.get((report.unit, report.incarnation), ()),
-                versions={"agentrl": __version__},
-                done=report.done,
-                stacks=self._stacks_of(report),
-                swept=report.swept,
-            )
+            id=name,
+            unit=report.unit,
+            incarnation=report.incarnation,
+            what=f"{name} {report.what}",
+            exit=report.exit,
+            host=report.host,
+            phase=last.phase,
+            status=last.status,
+            tail=self._tails.get((report.unit, report.incarnation), ()),
+            done=report.done,
+            stacks=self._stacks_of(report),
+            swept=report.swept,
         )
 
     def unit_stopped_by_signal(self, host: str, unit: str, incarnation: int) -> None:
         """A signal stopped the process of a unit, and the supervisor continues it."""
-        now = self._context.clock.now()
+        name = f"{unit}.{incarnation}"
         self._record(
-            IncidentRow(
-                id=f"{unit}.{incarnation}-stopped-{now:.0f}",
-                unit=unit,
-                incarnation=incarnation,
-                at=now,
-                what=f"{unit}.{incarnation} was stopped by a signal",
-                host=host,
-                done="it was continued (SIGCONT)",
-            )
+            id=f"{name}-stopped-{self._context.clock.now():.0f}",
+            unit=unit,
+            incarnation=incarnation,
+            what=f"{name} was stopped by a signal",
+            host=host,
+            done="it was continued (SIGCONT)",
         )
 
     def host_agent_ended(self, host: str, pid: int, done: str) -> None:
         """The host agent of the coordinator's own host."""
-        now = self._context.clock.now()
         self._record(
-            IncidentRow(
-                id=f"agent-{host}-{pid}-{now:.0f}",
-                unit="host agent",
-                incarnation=0,
-                at=now,
-                what=f"the host agent of {host} (process {pid}) ended",
-                host=host,
-                done=done,
-                versions={"agentrl": __version__},
-            )
+            id=f"agent-{host}-{pid}-{self._context.clock.now():.0f}",
+            unit="host agent",
+            what=f"the host agent of {host} (process {pid}) ended",
+            host=host,
+            done=done,
         )
 
     def coordinator_ended(self, host: str, trouble: messages.CoordinatorTrouble) -> None:
@@ -101,22 +90,20 @@ class Incidents:
         at = self._context.clock.now() - trouble.age_s
         aborted = trouble.exit is not None and trouble.exit.signal in _WRITES_STACKS
         self._record(
-            IncidentRow(
-                id=f"coordinator-{trouble.pid}-{at:.0f}",
-                unit="coordinator",
-                incarnation=0,
-                at=at,
-                what=f"the coordinator (process {trouble.pid}) {trouble.what}",
-                exit=trouble.exit,
-                host=host,
-                tail=trouble.tail,
-                versions={"agentrl": __version__},
-                done=trouble.done,
-                stacks=trouble.log if aborted else "",
-            )
+            id=f"coordinator-{trouble.pid}-{at:.0f}",
+            unit="coordinator",
+            at=at,
+            what=f"the coordinator (process {trouble.pid}) {trouble.what}",
+            exit=trouble.exit,
+            host=host,
+            tail=trouble.tail,
+            done=trouble.done,
+            stacks=trouble.log if aborted else "",
         )
 
-    def _record(self, row: IncidentRow) -> None:
+    def _record(self, *, at: float | None = None, incarnation: int = 0, **facts: Any) -> None:
+        at = self._context.clock.now() if at is None else at
+        row = IncidentRow(at=at, incarnation=incarnation, versions={"agentrl": __version__}, **facts)
         log.warning("%s; %s", row.what, row.done)
         self._context.executor.event("incident", row.id, row.at, encode(row))
         self._show(row)

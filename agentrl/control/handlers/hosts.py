@@ -6,6 +6,9 @@ Invariant: what a host agent reports about a process counts for the incarnation 
 from __future__ import annotations
 
 import logging
+from typing import Any
+
+import msgspec
 
 from agentrl.control.context import Context
 from agentrl.control.incidents import Incidents
@@ -18,6 +21,14 @@ from agentrl.supervision import events
 from agentrl.transport.hub import Peer
 
 log = logging.getLogger(__name__)
+
+_EVENTS: dict[type[Any], type[Any]] = {
+    messages.Spawned: events.Spawned,
+    messages.SpawnFailed: events.SpawnFailed,
+    messages.Probed: events.ProbeChanged,
+    messages.ProcessState: events.ProcessStopped,
+}
+"""Messages with the same fields as the event of the supervisor."""
 
 
 class HostHandler:
@@ -70,20 +81,12 @@ class HostHandler:
     def message(self, known: Known, message: messages.FromHost) -> None:
         context = self._context
         match message:
-            case messages.Spawned(unit, incarnation, pid, ticks):
-                context.happened(events.Spawned(unit=unit, incarnation=incarnation, pid=pid, start_ticks=ticks))
-            case messages.SpawnFailed(unit, incarnation, reason, final):
-                context.happened(events.SpawnFailed(unit=unit, incarnation=incarnation, reason=reason, final=final))
+            case messages.Spawned() | messages.SpawnFailed() | messages.Probed() | messages.ProcessState():
+                context.happened(_EVENTS[type(message)](**msgspec.structs.asdict(message)))
             case messages.Exited():
                 self._exited(known.name, message)
             case messages.GroupEmpty(unit, incarnation, swept):
                 context.happened(events.TreeGone(host=known.name, unit=unit, incarnation=incarnation, swept=swept))
-            case messages.Probed(unit, incarnation, kind, ok, detail):
-                context.happened(
-                    events.ProbeChanged(unit=unit, incarnation=incarnation, kind=kind, ok=ok, detail=detail)
-                )
-            case messages.ProcessState(unit, incarnation, stopped):
-                context.happened(events.ProcessStopped(unit=unit, incarnation=incarnation, stopped=stopped))
             case messages.CoordinatorTrouble():
                 self._incidents.coordinator_ended(known.name, message)
             case messages.HostStats():

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from agentrl.control.persistence.atomic_file import replace_file
+from agentrl.host import procfs
 
 FILE = "coordinator.json"
 
@@ -39,15 +40,7 @@ def remove(state_dir: Path) -> None:
     (state_dir / FILE).unlink(missing_ok=True)
 
 
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def start_ticks(pid: int) -> int:
-    """Field 22 of /proc/PID/stat; the name in field 2 may contain spaces and brackets."""
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[19])
-
-
-def own_identity() -> tuple[int, int, str]:
-    return os.getpid(), start_ticks(os.getpid()), boot_id()
+def own_identity() -> procfs.Identity:
+    stat = procfs.read_stat(os.getpid())
+    assert stat is not None
+    return procfs.Identity(stat.pid, stat.start_ticks, procfs.boot_id())
