@@ -82,7 +82,7 @@ class Attribution:
         self._agent = os.getpid()
 
     def members(self, tree: ProcessTree, snapshot: Snapshot) -> dict[int, str]:
-        """RunProcess processes of the tree, by pid, with the evidence."""
+        """Living processes of the tree, by pid, with the evidence."""
         roots = {pid: "cgroup" for pid in tree.group.members() or () if pid in snapshot.stats}
         for pid, stat in snapshot.stats.items():
             if pid not in roots and (why := self._evidence(tree, snapshot, stat)):
