@@ -21,7 +21,7 @@ from agentrl.control import recovery
 from agentrl.control.alerts.alert_service import AlertService
 from agentrl.control.background_tasks import restarting_task
 from agentrl.control.clock import Clock
-from agentrl.control.commands.active_config import Settings
+from agentrl.control.commands.active_config import ActiveConfig
 from agentrl.control.commands.collect_stacks import Stacks
 from agentrl.control.commands.desired_state import DesiredState
 from agentrl.control.commands.key_commands import KeyCommands
@@ -140,7 +140,7 @@ class Coordinator:
         self._incidents = Incidents(context)
         units = UnitHandler(context, requests)
         hosts = HostHandler(context, requests, self._incidents)
-        self._settings = Settings(context, self._state_dir)
+        self._settings = ActiveConfig(context, self._state_dir)
         self._queries = Queries(context, requests, lambda all: self._alerting.rows(all))
         self._alerting = AlertService(context, self._queries.chains)
         self._recorder = FeedRecorder(context, self._state_dir)

@@ -1,1 +1,1 @@
-"""Every message, row and command that crosses a process border. Pure: no sockets, no clock, no files."""
+"""Every message, row and command between processes. Pure: no sockets, no clock, no files."""

@@ -1,8 +1,8 @@
-"""The one table of commands. CLI, Python client, console and coordinator all bind to it.
+"""The table of commands. The command line, the Python client, the console and the coordinator use it.
 
-Invariants: every command has a permission, a tier function and (where there is one) the command that takes it back;
-a mutation changes desired state only, so executing it twice is harmless; a unit is named together with the incarnation
-that the caller saw, where the act is aimed at a living process.
+Invariants: every command has a permission, a tier function and, if one exists, the command that reverses it; a mutation
+changes only desired state, so executing it twice is harmless; a command on a living process names the unit together
+with the incarnation that the caller saw.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Alerts(Args, frozen=True):
     """-> list[AlertRow]"""
 
     all: bool = False
-    """Also those that are resolved."""
+    """Include resolved alerts."""
 
 
 class ListKeys(Args, frozen=True):
@@ -106,9 +106,9 @@ class Apply(Args, frozen=True):
     """The resolved configuration, as `agentrl.config` dumps it."""
     source: str = ""
     given: tuple[str, ...] = ()
-    """Dotted keys that stand in the file, environment or command line; the others are defaults."""
+    """Dotted keys from the file, the environment or the command line; the others are defaults."""
     reading: bool = False
-    """Bring up only what records are read from, as it was last; `config` is not looked at."""
+    """Bring up only the groups that records are read from, as they were last; `config` is ignored."""
 
 
 class Down(Args, frozen=True):
@@ -116,14 +116,14 @@ class Down(Args, frozen=True):
 
     now: bool = False
     unless_up: bool = False
-    """Refused where the run is wanted up: for who ends a coordinator that came to nothing, not the run of others."""
+    """Refuse if the run is wanted up. An `up` that failed ends its own coordinator with this, and no other run."""
 
 
 class Scale(Args, frozen=True):
     group: str
     to: int | None = None
     by: int | None = None
-    """Made absolute at acceptance. Exactly one of `to` and `by` is given."""
+    """A difference, made absolute at acceptance. Exactly one of `to` and `by` is given."""
     seen: int | None = None
     """The count that the caller saw. The command is refused if the desired count has changed since."""
 
@@ -133,7 +133,7 @@ class Scale(Args, frozen=True):
 
 
 class DrainUnits(Args, frozen=True):
-    """Stop units after they finished what is under way: one unit, or all of a host."""
+    """Stop one unit, or all units of a host, after they finished their work."""
 
     unit: str = ""
     host: str = ""
@@ -154,7 +154,7 @@ class Restart(Args, frozen=True):
 
 
 class Stop(Args, frozen=True):
-    """The unit is no longer desired, until `restart` or `up` wants it again."""
+    """The unit is not wanted until `restart` or `up`."""
 
     unit: str
     incarnation: int = 0
@@ -174,12 +174,12 @@ class Tune(Args, frozen=True):
     name: str
     value: KnobValue
     seen_revision: int | None = None
-    """Compare-and-set: refused if the knob was changed since. None overwrites nothing but the revision just read."""
+    """The revision that the caller saw. The command is refused if the knob was changed since."""
     note: str = ""
 
 
 class UndoTune(Args, frozen=True):
-    """Give a knob the value that it had before its last change."""
+    """Restore the value that a knob had before its last change."""
 
     name: str
     seen_revision: int | None = None
@@ -201,13 +201,13 @@ class SendTestAlert(Args, frozen=True):
 
 
 class CollectStacks(Args, frozen=True):
-    """Stacks of all units into one file; the operation's result names it."""
+    """Write the stacks of all units into one file; the result of the operation names it."""
 
     units: tuple[str, ...] = ()
 
 
 class ForceStopped(Args, frozen=True):
-    """A person vouches that a lost unit is dead, so that it may be replaced or forgotten."""
+    """A person declares a lost unit dead, so that it may be replaced or forgotten."""
 
     unit: str
     incarnation: int
@@ -233,7 +233,7 @@ class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
     effect: Effect
     tier: Tier
     duplicate: bool = False
-    """This id was accepted before; nothing was done a second time."""
+    """This id was accepted before; it was not executed again."""
 
 
 class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -245,9 +245,9 @@ class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True):
     hosts: tuple[HostRow, ...] = ()
     alerts: tuple[AlertRow, ...] = ()
     operations: tuple[OperationRow, ...] = ()
-    """Those that have not ended."""
+    """Operations that have not ended."""
     pulse: PulseRow | None = None
-    """How busy the data plane is, and what holds it up."""
+    """How busy the data plane is, and its bottleneck."""
 
 
 class WaitLink(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -262,10 +262,10 @@ class WaitChain(msgspec.Struct, frozen=True, omit_defaults=True):
     links: tuple[WaitLink, ...]
     culprit: str
     because: str
-    """What is wrong with the culprit (hung, fatal, restarting, a circle of waits), or that it is at work."""
+    """What is wrong with the culprit (hung, fatal, restarting, a circle of waits), or that it is working."""
     sentence: str
     amiss: bool = True
-    """Somebody has to see to it; else it ends at work, or at what nobody here can say more of, in good time."""
+    """True if a person has to act. False if the chain ends at a unit that works in time, or outside the run."""
 
 
 class WhyReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -301,9 +301,9 @@ class CommandSpec(msgspec.Struct, frozen=True):
     reverse: str = ""
     """The command that takes it back, if there is one."""
     result: Any = Accepted
-    """Type of the answer; None for a snapshot, which is a stream of rows."""
+    """The type of the answer; None for a snapshot, which is a stream of rows."""
     served_by: str = ""
-    """The group whose units know the answer, or carry it out; empty for the coordinator itself."""
+    """The group whose units answer or execute it; empty for the coordinator."""
 
 
 def _query(

@@ -1,7 +1,7 @@
-"""What is asked of the data plane, and what is answered. The steward serves all of it.
+"""Arguments and results of the commands that the steward serves.
 
-Invariants: a row is a document of the store with its own names, less what is only for machines (tokens, manifests);
-its times are UTC; a list goes on behind the last row that was seen, so pages neither repeat nor skip one.
+Invariants: a row has the field names of its document, without what is only for programs (tokens, manifests); its times
+are UTC; a page begins after the last row of the page before, so pages neither repeat nor skip rows.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ class ListRows(Args, frozen=True):
     """-> Page"""
 
     filter: str = ""
-    """In the language of `agentrl.filters`."""
+    """A query in the language of `agentrl.filters`."""
     sort: str = ""
-    """Fields with commas, `-` before one for descending; empty: by id."""
+    """Fields separated by commas; `-` before a field means descending. Empty sorts by id."""
     after: str = ""
-    """What the page before gave, or the id of a row."""
+    """The `after` of the previous page, or the id of a row."""
     limit: int = 100
 
 
 class Page(msgspec.Struct, frozen=True, omit_defaults=True):
     rows: tuple[dict[str, Any], ...] = ()
     after: str = ""
-    """Ask for what is behind it; empty at the end."""
+    """Pass it on to get the next page; empty after the last one."""
 
 
 class ShowOne(Args, frozen=True):
@@ -39,15 +39,15 @@ class ShowOne(Args, frozen=True):
 
 
 class Story(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing with everything that belongs to it."""
+    """One document with everything that belongs to it."""
 
     document: dict[str, Any]
     records: tuple[dict[str, Any], ...] = ()
     """Rows as in lists."""
     more_records: int = 0
-    """How many are not told here; the list has them."""
+    """How many records are left out here; `records list` has them."""
     related: dict[str, Any] = {}
-    """What else a person asks next, by name."""
+    """Related facts, by name."""
 
 
 class ShowRecord(Args, frozen=True):
@@ -58,7 +58,7 @@ class ShowRecord(Args, frozen=True):
     limit: int = 100
     """Turns."""
     chars: int = 4000
-    """Of each text; what is longer keeps both ends. 0 leaves all of it."""
+    """Characters of each text; a longer text keeps both ends. 0 means no limit."""
 
 
 class RecordStory(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -69,11 +69,11 @@ class RecordStory(msgspec.Struct, frozen=True, omit_defaults=True):
     ending: dict[str, Any]
     """The one reason why it ended: `outcome`, `class`, `error`, and a `sentence`."""
     turns: tuple[dict[str, Any], ...] = ()
-    """With the model call and the tool calls of each."""
+    """Each with its model call and tool calls."""
     under_way: tuple[dict[str, Any], ...] = ()
-    """Calls that belong to no turn yet."""
+    """Calls without a turn yet."""
     attempts: tuple[dict[str, Any], ...] = ()
-    """All attempts at the same seat, this one among them."""
+    """All attempts at the same seat, including this one."""
     training: dict[str, Any] = {}
     """Advantage, trained tokens and versions, and the steps that trained it."""
     more_turns: bool = False
@@ -84,43 +84,43 @@ class RecordTokens(Args, frozen=True):
 
     id: str
     start: int = 0
-    """Tokens before it are on the caller's side already."""
+    """The first token to send."""
     limit: int = 5000
 
 
 class TokenStretch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Neighbouring tokens of one segment of a token tree, all of them or those that a part has."""
+    """Adjacent tokens of one segment of a token tree: the whole segment, or what fits into one part."""
 
     segment: int
     """Its place, depth first."""
     parent: int
-    """The segment before it; -1 at the root."""
+    """The segment that it continues; -1 for the root."""
     kind: str
     """`model` generated it, or it came from the `environment`."""
     call: str
     turn: int = -1
-    """The turn of that call; -1 while it belongs to none."""
+    """The turn of that call; -1 if it has none yet."""
     trains: bool = False
     offset: int = 0
-    """Tokens of the segment that stand before these."""
+    """How many tokens of the segment come before these."""
     ids: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()
-    """One for each id, empty where a character goes on; none at all where nobody knows the tokenizer."""
+    """One per id, empty if the character continues; no texts at all if the tokenizer is unknown."""
     log_probs: tuple[float, ...] = ()
-    """Of generated tokens."""
+    """Of the generated tokens."""
     versions: tuple[tuple[int, int], ...] = ()
     """Runs of (version, count)."""
 
 
 class TokenPart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A part of a record's tokens, every token once, in the order of the tree."""
+    """A part of the tokens of a record: each token once, in the order of the tree."""
 
     stretches: tuple[TokenStretch, ...] = ()
     next: int | None = None
-    """Where the next part starts; none behind the last one."""
+    """Where the next part starts; None after the last one."""
     total: int = 0
     note: str = ""
-    """What is not told, and why."""
+    """What is missing, and why."""
 
 
 class ExportRecords(Args, frozen=True):
@@ -128,15 +128,15 @@ class ExportRecords(Args, frozen=True):
 
     filter: str = ""
     after: str = ""
-    """The id of the last record that is complete on the caller's side."""
+    """The id of the last record that the caller has completely."""
     offset: int = 0
-    """Bytes of the line behind it that the caller has already."""
+    """How many bytes of the next line the caller has already."""
     limit: int = 0
-    """At most so many records in the answer; 0 for as many as fit."""
+    """The most records in the answer; 0 means as many as fit."""
 
 
 class ExportPart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A stretch of JSON lines, each a whole trajectory. A line that is too long for one answer goes on in the next."""
+    """A part of the JSON lines, one per trajectory. A line that is too long for one answer continues in the next."""
 
     data: bytes = b""
     after: str = ""
@@ -150,23 +150,23 @@ class ToolErrors(Args, frozen=True):
     """-> list[ToolErrorGroup], the most frequent first."""
 
     filter: str = ""
-    """Fields are those of tool calls; a call that could not be read has the status `malformed`."""
+    """A query on fields of tool calls. A call that could not be parsed has the status `malformed`."""
     limit: int = 50
 
 
 class ToolErrorSample(msgspec.Struct, frozen=True, omit_defaults=True):
     record: str
     call: str
-    """The tool call, or the turn in which it could not be read."""
+    """The tool call, or the turn in which it could not be parsed."""
     text: str = ""
 
 
 VARIES = "…"
-"""Stands in a group for what differs among its errors."""
+"""Replaces the parts in which the messages of a group differ."""
 
 
 class ToolErrorGroup(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Errors that say the same, but for numbers and names."""
+    """Errors with the same message apart from numbers and names."""
 
     server: str
     tool: str
@@ -190,7 +190,7 @@ class AccountProblem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AccountReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sums over everything that there is, and what does not agree."""
+    """Sums over all documents, and what does not agree."""
 
     tasks: dict[str, dict[str, int]] = {}
     """By purpose and status."""
@@ -210,7 +210,7 @@ class Staleness(Args, frozen=True):
 
 
 class BoundPreview(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What another bound would void now."""
+    """How many records another bound would make too old now."""
 
     bound: int
     voids_ready: int = 0
@@ -218,25 +218,25 @@ class BoundPreview(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DurationShare(msgspec.Struct, frozen=True):
-    """A quarter of the records that recent steps trained or could have, by how long they took."""
+    """A quarter of the records that recent steps trained or could have trained, by duration."""
 
     from_s: float
     to_s: float
     records: int
     dropped: int
-    """Those that were too old when their group could have been trained."""
+    """Records that were too old when their group could have been trained."""
 
 
 class StalenessReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far what is ready and under way lies behind the newest version, all of it counted at one time."""
+    """The ages of records that are ready or under way, all counted at one time."""
 
     bound: int
     version: int | None = None
-    """The newest."""
+    """The newest version."""
     ready: dict[int, int] = {}
     """Records by age, in publications, of their oldest trained token."""
     under_way: dict[int, int] = {}
-    """The same of those that have not ended."""
+    """The same for records that have not ended."""
     previews: tuple[BoundPreview, ...] = ()
     dropped: tuple[DurationShare, ...] = ()
     """The shortest records first."""
@@ -251,15 +251,15 @@ class RequeueTasks(Args, frozen=True):
 
 
 class AddTasks(Args, frozen=True):
-    """Rows of a file become tasks of an environment, behind what is queued."""
+    """Rows of a file become tasks of an environment, at the end of its queue."""
 
     environment: str
     file: str
-    """On the steward's host."""
+    """A path on the host of the steward."""
 
 
 class PinCheckpoint(Args, frozen=True):
-    """Keep it, whatever retention says."""
+    """Exempt a checkpoint from retention."""
 
     id: str
 
@@ -269,7 +269,7 @@ class UnpinCheckpoint(Args, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a command did that a unit served."""
+    """The result of a command that a unit executed."""
 
     lines: tuple[str, ...] = ()
     result: dict[str, KnobValue] = {}

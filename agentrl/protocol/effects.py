@@ -41,7 +41,7 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
     notes: tuple[str, ...] = ()
     """Sentences: what stays as it is, though one might expect otherwise."""
     scientific: bool = False
-    """Starts a new segment on all curves and wants a note."""
+    """Starts a new segment on all curves and needs a note."""
 
     @property
     def empty(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is published to whoever listens: rows as they change, and metrics."""
+"""Messages of the feed: rows as they change, and metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agentrl.protocol.message_base import Message
 
 
 class FeedRow(Message, tag="feed_row", frozen=True):
-    """A row as it is now, whole; nil means that it is gone."""
+    """The whole present row; nil means that the row was removed."""
 
     epoch: str
     seq: int
@@ -17,7 +17,7 @@ class FeedRow(Message, tag="feed_row", frozen=True):
 
 
 class FeedBeat(Message, tag="feed_beat", frozen=True):
-    """Every second, also when nothing changes: a subscriber that sees a gap takes a new snapshot."""
+    """Sent every second, also if nothing changes. A subscriber that sees a gap takes a new snapshot."""
 
     epoch: str
     seq: int

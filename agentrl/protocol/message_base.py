@@ -1,4 +1,4 @@
-"""What all messages have in common, and all arguments of commands."""
+"""Base classes of all messages and of all arguments of commands."""
 
 from __future__ import annotations
 

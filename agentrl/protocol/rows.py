@@ -1,7 +1,7 @@
-"""The rows of the feed: what every console, script and recording sees of a run.
+"""The rows of the feed, from which consoles, scripts and recordings know the state of a run.
 
-Invariants: a row is whole (never a delta) and small; its key is `kind/name`; it never carries records or prompts.
-`since_at` and other `*_at` are wall-clock seconds for people; ages are computed by whoever shows them.
+Invariants: a row is whole (never a delta) and small; its key is `kind/name`; it contains no records and no prompts.
+`since_at` and other `*_at` are wall-clock seconds for people; the reader computes ages.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class UnitState(enum.StrEnum):
 
 
 ONLY_READ = "only to be read from: nothing is sampled or trained"
-"""Why a run is up in which nothing happens."""
+"""How messages describe a run that was brought up with `--read-only`."""
 COMPLETED = "completed"
-"""What a job that came to its end is called beside the states of units."""
+"""The state that is shown for a finished job."""
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,30 +56,30 @@ class RunRow(Row, tag="run", frozen=True):
     coordinator_pid: int = 0
     config_source: str = ""
     journal_full: str = ""
-    """A sentence while the journal cannot be written; commands are refused meanwhile."""
+    """A sentence while the journal cannot be written and commands are refused; otherwise empty."""
     segment: int = 0
     """Number of the scientific segment; raised by each change of a scientific knob."""
     not_listening: str = ""
-    """A sentence while the coordinator should be reached from other hosts and cannot."""
+    """A sentence while other hosts should reach the coordinator and cannot; otherwise empty."""
     not_recording: str = ""
-    """A sentence while what happens should be recorded and is not."""
+    """A sentence while the feed should be recorded and is not; otherwise empty."""
 
 
 class GroupRow(Row, tag="group", frozen=True):
-    """Key `group/NAME`: desired against actual."""
+    """Key `group/NAME`: desired and actual counts."""
 
     name: str
     role: str
     desired: int
     ready: int = 0
     other: dict[str, int] = {}
-    """Units by state, those that are not ready; jobs that came to their end are `completed`."""
+    """The units that are not ready, counted by state; finished jobs are `completed`."""
     paused: bool = False
     command: str = ""
 
     @property
     def done(self) -> bool:
-        """Each of its jobs came to its end."""
+        """Whether all its jobs are finished."""
         return not self.ready and self.other.keys() == {COMPLETED}
 
 
@@ -99,18 +99,18 @@ class UnitRow(Row, tag="unit", frozen=True):
     pid: int = 0
     ready_at: float = 0.0
     next_at: float = 0.0
-    """When something will be done by itself (a restart, a deadline)."""
+    """When the supervisor acts next (a restart, a deadline)."""
     next_what: str = ""
     restarts: int = 0
     """Unplanned deaths since it was brought up, restarted by a person, or changed."""
     deaths_in_window: int = 0
     attempts: int = 0
-    """Starts since then, or since it was last ready."""
+    """Starts since then, or since it was last ready, whichever is later."""
     last_exit: ExitStatus | None = None
     done: bool = False
-    """A job that came to its end."""
+    """A finished job."""
     status: str = ""
-    """The unit's own sentence."""
+    """A sentence from the unit."""
     phase: str = ""
     phase_since_at: float = 0.0
     phase_deadline_at: float = 0.0
@@ -126,16 +126,16 @@ class UnitRow(Row, tag="unit", frozen=True):
     rss_bytes: int = 0
     rss_slope_bytes_per_h: float = 0.0
     rss_over_time: tuple[int, ...] = ()
-    """Memory of this life at equal distances, a few dozen values at most, the newest last."""
+    """Memory of this incarnation at equal intervals: at most a few dozen values, the newest last."""
     rss_over_s: float = 0.0
-    """How long ago the first of them was measured when the last one was."""
+    """The time between the first and the last of them."""
     processes: int = 0
     metrics: dict[str, float] = {}
     """The newest values of the metrics that alert rules read."""
 
     @property
     def could_not_start(self) -> bool:
-        """Whether its newest life never became a process, for want of the program or of room: it has no log."""
+        """Whether its newest incarnation never became a process (no program, no memory), so it has no log."""
         return self.state in (UnitState.FATAL, UnitState.BACKOFF) and self.last_exit is None
 
 
@@ -154,7 +154,7 @@ class HostRow(Row, tag="host", frozen=True):
     disk_free_bytes: int = 0
     disk_full: str = ""
     disk_full_in_s: float | None = None
-    """When the disk will be full, counted from the last measurement, if it goes on like this; None: no sign of it."""
+    """Time until the disk is full at the present rate, from the last measurement; None if it does not fill up."""
     draining: bool = False
     strays: tuple[ProcessInfo, ...] = ()
 
@@ -168,28 +168,28 @@ class ToolPulse(msgspec.Struct, frozen=True, omit_defaults=True):
     failures: float = 0.0
     """Share of its calls that failed for infrastructure."""
     before_s: float = 0.0
-    """What p95_s was before it changed, if it did."""
+    """The earlier value of p95_s, if it changed."""
     changed_at: float = 0.0
 
 
 class PulseRow(Row, tag="pulse", frozen=True):
-    """Key `pulse`: how busy the parts of the data plane are, and which holds the others up."""
+    """Key `pulse`: how busy the parts of the data plane are, and which of them is the bottleneck."""
 
     sentence: str
     bottleneck: str = ""
-    """trainer, engines, tools, admission; empty where nobody waits."""
+    """trainer, engines, tools, admission; empty if nothing waits."""
     since_at: float = 0.0
     window_s: float = 60.0
     busy: dict[str, float] = {}
-    """By role: seconds of slots in use against seconds of slots that there were."""
+    """By role: the share of its capacity in use, in slot-seconds."""
     units: dict[str, float] = {}
-    """The same by unit."""
+    """The same for each unit."""
     in_tools: float = 0.0
-    """Share of the time of episodes that they stand in tools ..."""
+    """The share of their time that episodes spend in tool calls ..."""
     in_model: float = 0.0
     """... and in model calls."""
     tools: tuple[ToolPulse, ...] = ()
-    """What takes most of the time comes first."""
+    """The tools that take the most time come first."""
 
 
 class OperationState(enum.StrEnum):
@@ -207,12 +207,12 @@ class OperationState(enum.StrEnum):
 
 
 def short(id: str) -> str:
-    """An operation's id as people see it: enough of it to know it by."""
+    """The beginning of the id of an operation, as it is shown to people."""
     return id[:8]
 
 
 class OperationRow(Row, tag="operation", frozen=True):
-    """Key `op/ID`: an accepted command and what became of it."""
+    """Key `op/ID`: an accepted command and its progress."""
 
     id: str
     command: str
@@ -223,12 +223,12 @@ class OperationRow(Row, tag="operation", frozen=True):
     ended_at: float = 0.0
     reason: str = ""
     waiting_for: tuple[str, ...] = ()
-    """Units that are not there yet, with their state."""
+    """Units that have not reached their goal, with their state."""
     result: dict[str, KnobValue] = {}
     lines: tuple[str, ...] = ()
-    """What was done, in sentences (for `down`: what was found and removed)."""
+    """What was done, in sentences; for `down`, what was found and removed."""
     superseded_by: str = ""
-    """The command that a later wish came with, where the run as a whole was meant: `down` or `apply`."""
+    """The later command for the whole run that replaced it: `down` or `apply`."""
 
 
 class KnobRow(Row, tag="knob", frozen=True):
@@ -249,14 +249,14 @@ class KnobRow(Row, tag="knob", frozen=True):
     """now, next claim, next version, restart: when a new value takes effect."""
     scientific: bool = False
     owner: str = ""
-    """The group whose units apply it; empty for the coordinator itself."""
+    """The group whose units apply it; empty for the coordinator."""
     in_force: KnobValue = None
-    """What the owner last reported; differs from value until the boundary was passed."""
+    """The value that the owner last reported; it differs from `value` until the boundary."""
     changed_at: float = 0.0
     changed_by: str = ""
     note: str = ""
     before: KnobValue = None
-    """What it was before its last change; None where it was never changed, or nobody told."""
+    """The value before the last change; None if it was never changed, or not known."""
 
 
 class AlertState(enum.StrEnum):
@@ -273,7 +273,7 @@ class Severity(enum.StrEnum):
 
 
 class AlertRow(Row, tag="alert", frozen=True):
-    """Key `alert/ID`, where the id is rule and subject, `unit-fatal:web-0`."""
+    """Key `alert/ID`. The id is rule and subject: `unit-fatal:web-0`."""
 
     id: str
     rule: str
@@ -284,27 +284,27 @@ class AlertRow(Row, tag="alert", frozen=True):
     since_at: float
     evidence: tuple[str, ...] = ()
     suggest: str = ""
-    """The command that cures it, or shows more."""
+    """A command that repairs the cause, or shows more."""
     acknowledged_by: str = ""
     silenced_until_at: float = 0.0
     silenced_by: str = ""
     silence_why: str = ""
     resolved_at: float = 0.0
     passed: bool = False
-    """It went away before it fired: shown for a while to those who saw it coming."""
+    """It ended while it was pending; it is shown for a while, because people saw it."""
 
 
 class IncidentRow(Row, tag="incident", frozen=True):
-    """Key `incident/ID`: a unit's unplanned end with all evidence, or what befell coordinator or host agent."""
+    """Key `incident/ID`: the unplanned end of a unit, the coordinator or a host agent, with its evidence."""
 
     id: str
     unit: str
     """The unit, `coordinator` or `host agent`."""
     incarnation: int
-    """0 where there are none."""
+    """0 for coordinator and host agent."""
     at: float
     what: str
-    """One sentence: what happened, and what was done about it."""
+    """What happened and what was done, in one sentence."""
     exit: ExitStatus | None = None
     host: str = ""
     phase: str = ""

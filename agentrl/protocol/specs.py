@@ -1,7 +1,7 @@
-"""What a unit is to be: the part of desired state that is written down, sent to host agents and compared by plans.
+"""Group specs: the part of desired state that is stored, sent to host agents and compared by plans.
 
-Invariants: a spec is immutable and complete (starting a unit needs nothing else but its incarnation); secrets stand
-in it as references (`env:NAME`, `file:PATH`) and are resolved by the host agent at the moment of the spawn.
+Invariants: a spec is immutable and complete (the start of a unit needs only the spec and an incarnation); secrets are
+references in it (`env:NAME`, `file:PATH`), which the host agent resolves at the spawn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 
 class Role(enum.StrEnum):
-    """Kinds of process. Roles that do not exist yet are not listed."""
+    """The kinds of process."""
 
     COORDINATOR = "coordinator"
     HOST = "host"
@@ -27,18 +27,18 @@ class Role(enum.StrEnum):
 
 
 READ_FROM = frozenset({Role.MONGO, Role.STEWARD})
-"""What a run is up with that is only read from: its store, and who answers questions about it."""
+"""The roles of a run that is up only to be read from: its store, and the steward that answers queries."""
 
 
 class Life(enum.StrEnum):
-    """What exit 0 means: the end of a job, the death of a service."""
+    """What exit 0 means: the end of a job, or the death of a service."""
 
     SERVICE = "service"
     JOB = "job"
 
 
 class Probe(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One question asked of a process from outside; exactly one of exec, http, tcp is set."""
+    """A check of a process from outside. Exactly one of exec, http and tcp is set."""
 
     exec: tuple[str, ...] = ()
     http: str = ""
@@ -46,11 +46,11 @@ class Probe(msgspec.Struct, frozen=True, omit_defaults=True):
     interval_s: float = 2.0
     timeout_s: float = 5.0
     failures: int = 3
-    """How many failures in a row count as an answer of no."""
+    """How many failures in a row mean that the probe fails."""
 
 
 class Resources(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one unit needs of a host. Zero means nothing is reserved."""
+    """What one unit reserves on its host. Zero reserves nothing."""
 
     cpus: float = 0.0
     gpus: int = 0
@@ -69,13 +69,13 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     cwd: str = ""
     life: Life = Life.SERVICE
     speaks: bool = False
-    """True if the process uses the unit runtime: it says hello, and readiness comes from it."""
+    """True if the process uses the unit runtime, which sends a hello and its readiness."""
     ready: Probe | None = None
     live: Probe | None = None
     metrics: Probe | None = None
-    """Where a foreign process shows numbers as `name value` lines (Prometheus text): http or exec."""
+    """Where a foreign process serves metrics as `name value` lines (Prometheus text): http or exec."""
     after: tuple[str, ...] = ()
-    """Groups that must be ready before a unit of this one is started."""
+    """Groups that must be ready before a unit of this group starts."""
     hosts: tuple[str, ...] = ()
     """Hosts it may run on; empty means any."""
     resources: Resources = Resources()
@@ -83,9 +83,9 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     term_grace_s: float = 5.0
     start_deadline_s: float = 60.0
     orphan_lease_s: float = 600.0
-    """How long a unit works on without any coordinator before it ends by itself."""
+    """How long a unit keeps working without a coordinator before it ends."""
     gang: bool = False
-    """True if the units of the group live and die together."""
+    """True if the units of the group start and stop together."""
     fenced: bool = False
     """True if all writes of the unit are fenced, so a lost one may be replaced at once."""
     stop_rank: int = 0
@@ -93,7 +93,7 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     log_max_bytes: int = 32 << 20
 
     def fingerprint(self) -> str:
-        """Equal for specs that start equal processes: the count is not part of it."""
+        """Equal for specs that start equal processes; the count is not part of it."""
         body = msgspec.json.encode(msgspec.structs.replace(self, count=0), order="sorted")
         return hashlib.sha256(body).hexdigest()[:16]
 
@@ -103,7 +103,7 @@ def unit_name(group: str, slot: int) -> str:
 
 
 def split_unit(unit: str) -> tuple[str, int]:
-    """`sampler-3` -> (`sampler`, 3). Raises ValueError for a name that is none."""
+    """`sampler-3` -> (`sampler`, 3). Raises ValueError for any other name."""
     group, _, slot = unit.rpartition("-")
     if not group or not slot.isdecimal():
         raise ValueError(f"{unit!r} is not the name of a unit such as sampler-3")

@@ -1,7 +1,7 @@
-"""Bytes to messages and back.
+"""Encodes messages to bytes and decodes them.
 
-Invariant: whatever comes from outside is decoded against a closed union of types; anything else raises ProtocolError
-with one sentence, never another exception.
+Invariant: bytes from outside are decoded as one of a closed union of types; anything else raises ProtocolError with one
+sentence, and no other exception.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ encode = _encoder.encode
 
 
 def raw(value: Any) -> msgspec.Raw:
-    """A value encoded once, to stand inside another message."""
+    """An encoded value, to be part of another message."""
     return msgspec.Raw(_encoder.encode(value))
 
 
@@ -52,10 +52,10 @@ def decode_row(body: msgspec.Raw | bytes) -> rows.AnyRow:
 
 
 def decode_as(kind: type[T], body: msgspec.Raw | bytes) -> T:
-    """A body whose type the context promises (a reply's result, a command's arguments)."""
+    """A body whose type is known from the context, such as the result of a reply or the arguments of a command."""
     decoder: Decoder[T] | None = _decoders.get(kind)
     if decoder is None:
-        # Making one costs more than a small message takes to decode. Types are few: they stand in the code.
+        # Making a decoder costs more than decoding a small message. There are only as many as types in the code.
         decoder = _decoders[kind] = Decoder(kind)
     return _decode(decoder, body)
 

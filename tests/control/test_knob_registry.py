@@ -121,7 +121,7 @@ def test_undo_reverts_one_change_and_is_a_change(knobs: KnobRegistry) -> None:
 
 
 def test_scientific_change_needs_a_note_and_begins_a_segment(knobs: KnobRegistry) -> None:
-    with pytest.raises(RefusedError, match="wants a note"):
+    with pytest.raises(RefusedError, match="needs a note"):
         tune(knobs, "rate", 0.2, note=" ")
     assert knobs.segment == 0
     assert tune(knobs, "rate", 0.2, note="plateau").segment == 1
@@ -258,7 +258,7 @@ def test_group_cannot_declare_the_knob_of_another(knobs: KnobRegistry) -> None:
 
 
 def test_check_raises_the_errors_of_the_change(knobs: KnobRegistry) -> None:
-    with pytest.raises(RefusedError, match="wants a note"):
+    with pytest.raises(RefusedError, match="needs a note"):
         knobs.check("rate", 0.5, seen_revision=0)
     tune(knobs, "bound", 8, 0)
     with pytest.raises(ConflictError, match="by ann"):

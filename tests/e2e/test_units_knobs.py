@@ -108,7 +108,7 @@ def test_a_scientific_knob_wants_a_note_and_begins_a_segment(run: Run) -> None:
     segment = run.run_row().segment
     refused = run.raw("tune", "fake.noise", "0.5")
     assert refused.returncode == ExitCode.REFUSED
-    assert "wants a note" in refused.stderr
+    assert "needs a note" in refused.stderr
     assert run.run_row().segment == segment
     run.cli("tune", "fake.noise", "0.5", "--note", "does it matter?")
     eventually(lambda: _in_force(run, "fake.noise", 0.5))

@@ -1,1 +1,1 @@
-"""What a command does: desired state, settings, keys, stacks; and its effect, for a preview and when it is done."""
+"""Commands of the coordinator: each prepares its effect and the function that executes it."""

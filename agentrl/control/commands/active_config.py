@@ -1,7 +1,7 @@
-"""What the configuration and the knobs set in the coordinator itself.
+"""The configuration in force, and the knobs of the coordinator itself.
 
-Invariants: the configuration that is in force is in the journal, so that the next coordinator has it; a supervision
-time is what its knob says, and the file's value only moves the knob when the file itself changed.
+Invariants: the configuration in force is in the journal, for the next coordinator; a supervision time is the value of
+its knob; the value in the run file changes the knob only if the file changed.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ class StoredConfig(msgspec.Struct):
     given: tuple[str, ...] = ()
 
 
-class Settings:
+class ActiveConfig:
     def __init__(self, context: Context, state_dir: Path) -> None:
         self._context = context
         self.state_dir = state_dir
         self.stored = StoredConfig({})
         self.on_config: list[Callable[[RunConfig], None]] = []
         self.on_times: Callable[[], None] = lambda: None
-        """Parts that want to know of a new configuration."""
+        """Called after the supervision times changed."""
         self.may_refuse: Callable[[RunConfig], None] = lambda config: None
-        """Raises for a configuration that cannot be carried out here and now."""
+        """Raises for a configuration that cannot work on this host now."""
         self._declare_own_knobs()
 
     # ---- configuration ----
 
     def config_of(self, args: commands.Apply) -> RunConfig:
-        """The configuration in a command, checked once more: the caller may be older or hostile."""
+        """The configuration in a command, validated again: the caller may be older, or hostile."""
         config = config_from_plain(
             {key: decode_as(object, value) for key, value in args.config.items()}, where=args.source
         )
@@ -68,7 +68,7 @@ class Settings:
         return config
 
     def config_to_read(self) -> RunConfig:
-        """The configuration in force, of a run that is to be up only to be read from."""
+        """The configuration in force, for a run that is brought up only to be read from."""
         config = self._context.config
         if config is None or not config.environments:
             raise ConflictError(
@@ -78,7 +78,7 @@ class Settings:
         return config
 
     def adopt(self, config: RunConfig, args: commands.Apply, who: str) -> None:
-        """This configuration is in force from now on."""
+        """Bring this configuration into force."""
         self.stored = StoredConfig(config_to_plain(config), args.source, args.given)
         self._context.executor.put("config", "", msgspec.msgpack.encode(self.stored))
         self._context.life.config_source = args.source
@@ -90,7 +90,7 @@ class Settings:
         self._in_force(config)
 
     def restore(self) -> None:
-        """What the last coordinator had."""
+        """Take over the configuration and the knobs of the last coordinator."""
         body = self._context.journal.get("config", "")
         for complaint in self._context.knobs.restore(self._context.journal.all("knob")):
             log.warning("%s", complaint)
@@ -112,14 +112,15 @@ class Settings:
             listener(config)
 
     def _show_units(self, config: RunConfig) -> None:
-        """Units of the data plane read the whole configuration at their start. Secrets are references in it."""
+        """Write the configuration for the units of the data plane, which read it at their start. Secrets in it are
+        references."""
         path = Path(self._context.run.run_dir) / IN_FORCE
         body = json.dumps(config_to_plain(config), indent=1, sort_keys=True).encode()
         try:
             if not path.exists() or path.read_bytes() != body:
                 replace_file(path, body, mode=0o600)
         except (OSError, DiskError) as failed:
-            log.error("The configuration cannot be shown to the units: %s", failed)
+            log.error("The configuration cannot be written for the units: %s", failed)
 
     # ---- knobs ----
 
@@ -135,7 +136,7 @@ class Settings:
         return preview
 
     def _take_times(self) -> None:
-        """Supervision times are what their knobs say."""
+        """Set the supervision times to the values of their knobs."""
         knobs = self._context.knobs
         plain = {name: knobs.value(PREFIX + name) for name in SupervisionTimes.model_fields}
         try:
@@ -150,7 +151,7 @@ class Settings:
         self.on_times()
 
     def knob_changed(self, operation: Operation, name: str, change: KnobChange | None) -> dict[str, Goal]:
-        """A knob was tuned or undone."""
+        """Apply a knob that was tuned or undone."""
         if change is not None:
             self._knob_moved(name)
             owner = self._context.knobs.declaration(name).owner

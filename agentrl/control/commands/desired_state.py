@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from agentrl.config.show import changes
 from agentrl.control.commands import previews
-from agentrl.control.commands.active_config import Settings
+from agentrl.control.commands.active_config import ActiveConfig
 from agentrl.control.commands.group_specs import specs_of
 from agentrl.control.commands.prepared import Goals, Prepare, Prepared
 from agentrl.control.context import Context
@@ -26,7 +26,7 @@ from agentrl.supervision.unit_slots import Slot
 class DesiredState:
     """Commands on units and on the run, by name in `table`."""
 
-    def __init__(self, context: Context, settings: Settings) -> None:
+    def __init__(self, context: Context, settings: ActiveConfig) -> None:
         self._context = context
         self._settings = settings
         self.table: dict[str, Prepare] = {

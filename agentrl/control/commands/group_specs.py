@@ -1,7 +1,7 @@
-"""From the configuration to the groups that are wanted.
+"""Makes the group specs of a run from its configuration.
 
-Invariants: pure; equal configurations give equal specs; what others wait for is stopped after them, and MongoDB after
-everything.
+Invariants: pure; equal configurations give equal specs; a group is stopped after the groups that need it, and MongoDB
+last.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from agentrl.config import sidecars
 from agentrl.config.run import RunConfig
-from agentrl.control.commands import data_groups
+from agentrl.control.commands import data_plane_specs
 from agentrl.protocol.specs import GroupSpec, Probe, Resources, Role
 
 MONGO_GROUP = "mongo"
@@ -22,18 +22,18 @@ _FIRST_STOP_RANK = 10
 def specs_of(
     config: RunConfig, *, run_dir: str | os.PathLike[str], state_dir: str | os.PathLike[str], reading: bool = False
 ) -> tuple[GroupSpec, ...]:
-    """All groups of the run, in the order of the configuration, the embedded database first. `reading`: those that it
-    is read from change nothing."""
+    """All groups of the run, in the order of the configuration, the embedded database first. `reading`: the steward
+    only answers queries."""
     ranks = stop_ranks({name: sidecar.after for name, sidecar in config.sidecars.items()})
     groups = tuple(
         _sidecar(name, sidecar, ranks[name], os.fspath(run_dir)) for name, sidecar in config.sidecars.items()
     )
     mongo = (_mongo(os.fspath(state_dir)),) if config.has_mongo else ()
-    return (*mongo, *data_groups.groups_of(config, run_dir=os.fspath(run_dir), reading=reading), *groups)
+    return (*mongo, *data_plane_specs.groups_of(config, run_dir=os.fspath(run_dir), reading=reading), *groups)
 
 
 def stop_ranks(after: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Who is stopped when: a group has a higher rank than all that come after it. `after` has no circle."""
+    """The order of `down`: a group has a higher rank than the groups that need it. `after` has no circle."""
     waiters: dict[str, list[str]] = {name: [] for name in after}
     for name, others in after.items():
         for other in others:
@@ -42,7 +42,7 @@ def stop_ranks(after: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     open_waiters = {name: len(names) for name, names in waiters.items()}
     ranks = {name: _FIRST_STOP_RANK for name in after}
     settled = [name for name, number in open_waiters.items() if not number]
-    # From those that nobody waits for down to what everybody needs; each rank is final when its group is settled.
+    # Begin with the groups that no other group needs. A rank is final when all groups that need it are settled.
     for name in settled:
         for other in dict.fromkeys(after[name]):
             if other in ranks:
@@ -108,7 +108,7 @@ def _mongo(state_dir: str) -> GroupSpec:
         term_grace_s=30.0,
         # A journal that was not closed cleanly is replayed before the server answers.
         start_deadline_s=180.0,
-        # Longer than that of anything that writes to it.
+        # Longer than the lease of any process that writes to it.
         orphan_lease_s=10_800.0,
         stop_rank=MONGO_STOP_RANK,
     )

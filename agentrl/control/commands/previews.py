@@ -1,6 +1,6 @@
-"""What a command would do now. Used for previews, for consent, and once more at execution.
+"""Computes the effects of commands, for previews and at execution.
 
-Invariant: an effect is computed from present desired and actual state without changing either; it raises the same
+Invariants: an effect is computed from the present desired and actual state and changes neither; computing it raises the
 errors that the execution would raise.
 """
 
@@ -22,7 +22,7 @@ from agentrl.supervision.unit_slots import GroupState, Slot, State
 
 _CHANGES_WORK = frozenset({"scale", "drain", "stop", "pause", "resume", "tune", "undo_tune"})
 MOST_UNITS = 10_000
-"""More units in one group than this are a slip of the finger."""
+"""A larger number of units in one group is taken for a typing error."""
 
 
 def revisions_of(state: State, effect: Effect) -> dict[str, str]:
@@ -38,19 +38,19 @@ def revisions_of(state: State, effect: Effect) -> dict[str, str]:
 
 
 def of_plan(plan: Plan, settings: Iterable[str] = (), *, reading: bool = False, only_read: bool = False) -> Effect:
-    """`settings` says which ones change, and how. `only_read`: the run is up only to be read from, and is to be whole.
-    Who only answers questions has nothing under way, so a new life of it is a start and wants no agreement."""
-    told = f"the run is up {rows.ONLY_READ}; `agentrl up` brings up all of it"
+    """`settings` are sentences about changed settings. `only_read`: the run was up only to be read from. Its steward
+    has no work under way, so its replacement counts as a start and needs no consent."""
+    note = f"the run is up {rows.ONLY_READ}; `agentrl up` brings up all of it"
     return Effect(
         starts=(*plan.started, *plan.changed),
         drains=plan.stopped if only_read else (*plan.stopped, *plan.changed),
         changes=(*settings, *(f"the definition of {unit} changed" for unit in plan.changed if not only_read)),
-        notes=(*plan.notes, told) if reading else plan.notes,
+        notes=(*plan.notes, note) if reading else plan.notes,
     )
 
 
 def refuse_reading(state: State, run: str) -> None:
-    """A run that is up can be read as it is, and is not taken down in part."""
+    """Raise if the whole run is up: it can be read as it is."""
     if state.run.up and not state.run.reading:
         raise ConflictError(
             f"The run {run} is up, so its records can be read as it is.", hint="agentrl records list shows them."
@@ -58,10 +58,10 @@ def refuse_reading(state: State, run: str) -> None:
 
 
 def refuse_change_while_reading(state: State, command: str) -> None:
-    """What it changes would hold for those who sample and train once they are up again, unseen until then."""
+    """Raise for commands that change sampling or training: the change would show only at the next `up`."""
     if state.run.up and state.run.reading and command in _CHANGES_WORK:
         raise ConflictError(
-            f"The run is up {rows.ONLY_READ}, so nothing of it is changed.", hint="agentrl up brings up all of it."
+            f"The run is up {rows.ONLY_READ}, so this command is refused.", hint="agentrl up brings up all of it."
         )
 
 
@@ -87,7 +87,7 @@ def of_scale(state: State, args: commands.Scale, idle: frozenset[str]) -> tuple[
 
 
 def refuse_unseen_count(group: GroupState, args: commands.Scale, count: int, by: Operation | None) -> None:
-    """A number that the caller has not seen is not overwritten; one that is wanted already needs no writing."""
+    """Raise if the desired count is not the one that the caller saw, unless it is the wanted one already."""
     present = group.spec.count
     if args.seen in (None, present) or count == present:
         return
@@ -119,7 +119,7 @@ def of_stop(state: State, args: commands.Stop) -> Effect:
 
 
 def of_restart(state: State, args: commands.Restart) -> tuple[Effect, tuple[str, ...]]:
-    """The effect, and the units concerned."""
+    """The effect, and the units that restart."""
     units = targets(state, args.target)
     for group in dict.fromkeys(state.slots[unit].group for unit in units):
         _refuse_left_alone(state, group)
@@ -165,7 +165,7 @@ def targets(state: State, target: str) -> tuple[str, ...]:
 
 
 def present(state: State, unit: str, incarnation: int) -> Slot:
-    """The slot, if it exists and still lives the life that the caller saw."""
+    """The slot, if it exists and has the incarnation that the caller saw."""
     slot = state.slots.get(unit)
     if slot is None and unit in state.groups:
         raise _is_a_group(state, unit)
@@ -175,7 +175,7 @@ def present(state: State, unit: str, incarnation: int) -> Slot:
     if incarnation and incarnation != slot.incarnation:
         raise ConflictError(
             f"{unit} is {slot.name} now, not {unit}.{incarnation}; nothing was done to it.",
-            hint="Look again (`agentrl status`) and repeat the command if you still want it.",
+            hint="Look at `agentrl status`, and repeat the command if you still want it.",
         )
     return slot
 
@@ -183,7 +183,7 @@ def present(state: State, unit: str, incarnation: int) -> Slot:
 def _is_a_group(state: State, group: str) -> UnknownNameError:
     names = [s.unit for s in state.of_group(group) if s.wanted]
     hint = f"Its units are {', '.join(names[:12])}{' ...' if len(names) > 12 else ''}." if names else "It has no unit."
-    return UnknownNameError(f"{group} is a group, and this is done to one unit.", hint=hint)
+    return UnknownNameError(f"The command needs one unit, and {group} is a group.", hint=hint)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Protocol
 
-from agentrl.control.commands.active_config import Settings
+from agentrl.control.commands.active_config import ActiveConfig
 from agentrl.control.commands.prepared import Goals, Prepare, Prepared
 from agentrl.control.context import Context
 from agentrl.control.messaging.pending_requests import PendingRequests
@@ -31,7 +31,9 @@ class PreviewRecords(Protocol):
 class Tuning:
     """`tune` and `undo_tune`."""
 
-    def __init__(self, context: Context, settings: Settings, asks: PendingRequests, records: PreviewRecords) -> None:
+    def __init__(
+        self, context: Context, settings: ActiveConfig, asks: PendingRequests, records: PreviewRecords
+    ) -> None:
         self._context = context
         self._settings = settings
         self._asks = asks

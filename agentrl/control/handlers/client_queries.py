@@ -1,6 +1,6 @@
-"""Answers to questions. Nothing here changes anything.
+"""Answers queries of clients. Queries change nothing.
 
-Invariant: a viewer may ask all of them but for the list of keys; answers fit into one message.
+Invariants: a viewer may use all queries except the list of keys; every answer fits into one message.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Knobs while the run lives: their values, who changed them, and the way back.
+"""The knobs of a live run: values, history and undo.
 
-Invariants: a value is always one that its declaration allows; a change names who made it, raises the knob's revision
-and is refused if it was made in ignorance of another one; a change of a scientific knob has a note and begins a new
-segment; a tuned value outlives `up`, a restart of the coordinator and anything else but a changed value in the file.
+Invariants: a value is one that its declaration allows; a change records its author, raises the revision of the knob
+and is refused if the caller saw an older revision; a change of a scientific knob has a note and begins a new segment;
+only a changed value in the run file replaces a tuned value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HISTORY_KEPT = 50
 TAKES_BACK = "takes back revision"
 
 Preview = Callable[[KnobValue], Effect]
-"""What a value would do; pure. Raises ConfigError for a value that contradicts others."""
+"""Computes the effect of a value; pure. Raises ConfigError for a value that contradicts others."""
 
 
 class KnobChange(msgspec.Struct, frozen=True):
@@ -42,24 +42,24 @@ class KnobChange(msgspec.Struct, frozen=True):
     """tune, undo, file."""
     note: str = ""
     segment: int = 0
-    """The segment that begins with it, for a scientific knob."""
+    """For a scientific knob: the segment that begins with the change."""
 
     def sentence(self) -> str:
         return f"{self.name}: {plain_value(self.old)} -> {plain_value(self.new)}"
 
 
 class StoredKnob(msgspec.Struct, frozen=True):
-    """What the journal keeps of a knob."""
+    """The part of a knob that is in the journal."""
 
     value: KnobValue
     revision: int
     file_known: bool = False
     file_value: KnobValue = None
-    """What the run file said at the last `up`."""
+    """The value in the run file at the last `up`."""
     history: tuple[KnobChange, ...] = ()
     """The last changes, oldest first."""
     declared: Knob | None = None
-    """The declaration of a knob that units own: it is known before the first of them says hello again."""
+    """The declaration of a knob that units own, so that it is known before their next hello."""
 
 
 @dataclass(slots=True)
@@ -75,14 +75,14 @@ class KnobRegistry:
 
     def __init__(self) -> None:
         self.segment = 0
-        """Number of the present scientific segment."""
+        """The number of the present scientific segment."""
         self._entries: dict[str, _Entry] = {}
         self._unclaimed: dict[str, StoredKnob] = {}
 
     # ---- what there is ----
 
     def declare(self, knob: Knob, preview: Preview | None = None) -> str:
-        """Add a knob; what was restored for it applies. Answers a sentence if that is not allowed any more."""
+        """Add a knob, with its restored value. Returns a sentence if that value is no longer allowed."""
         known = self._entries.get(knob.name)
         if known is not None and known.knob.owner != knob.owner:
             return f"The knob {knob.name} of {knob.owner} is left out: {known.knob.owner or 'the coordinator'} has it."
@@ -134,8 +134,8 @@ class KnobRegistry:
     def preview(
         self, name: str, value: KnobValue, asked: KnobPreviewed | None = None, *, owner_done: bool = False
     ) -> Effect:
-        """The effect of a value; `asked` is the answer of the unit that owns the knob. `owner_done`: its owner came to
-        its end, so its boundary is not reached any more."""
+        """The effect of a value. `asked` is the answer of the unit that owns the knob. `owner_done`: the owner is a
+        finished job, which reaches no boundary any more."""
         entry = self._find(name)
         new = _checked(entry, value)
         if new == entry.stored.value:
@@ -154,16 +154,16 @@ class KnobRegistry:
         )
 
     def undo_value(self, name: str) -> KnobValue:
-        """What an undo would set. RefusedError if there is nothing to take back."""
+        """The value before the last change. Raises RefusedError if there was no change."""
         stored = self._find(name).stored
         if not stored.history:
-            raise RefusedError(f"The knob {name} was never changed.", hint="There is nothing to take back.")
+            raise RefusedError(f"The knob {name} was never changed.", hint="There is nothing to undo.")
         return stored.history[-1].old
 
     # ---- changes ----
 
     def compare(self, name: str, seen: int | None) -> None:
-        """ConflictError, naming the other change, if a knob was changed since the caller saw it."""
+        """Raise ConflictError, which names the other change, if the knob was changed since the caller saw it."""
         stored = self._find(name).stored
         if seen is None or seen == stored.revision:
             return
@@ -181,21 +181,21 @@ class KnobRegistry:
     def tune(
         self, name: str, value: KnobValue, *, seen_revision: int | None, who: str, at: float, note: str = ""
     ) -> KnobChange | None:
-        """Change a knob; None if it has that value already. RefusedError, or ConflictError naming the other change."""
+        """Change a knob. Returns None if it has that value already. Raises RefusedError or ConflictError."""
         return self._set(name, value, seen_revision, who, at, note, "tune")
 
     def undo(self, name: str, *, seen_revision: int | None, who: str, at: float) -> KnobChange | None:
-        """Give a knob the value that it had before its last change; an undo is a change as well."""
+        """Restore the value before the last change. An undo is a change as well."""
         self.compare(name, seen_revision)
         value = self.undo_value(name)
         last = self._find(name).stored.history[-1]
-        # Of one that took something back, its number says enough: otherwise notes would grow with every undo.
+        # The note of an undo is not repeated, or notes would grow with every undo.
         why = f" ({last.note})" if last.note and not last.note.startswith(TAKES_BACK) else ""
         note = f"{TAKES_BACK} {last.revision}{why}"
         return self._set(name, value, seen_revision, who, at, note, "undo")
 
     def apply_file_value(self, name: str, value: KnobValue, *, who: str, at: float) -> KnobChange | None:
-        """What the run file says, at each `up`: a tuned value stays unless the file's value changed since the last."""
+        """The value in the run file, at each `up`: a tuned value stays unless the value in the file changed."""
         entry = self._find(name)
         new = _checked(entry, value)
         known, before = entry.stored.file_known, entry.stored.file_value
@@ -209,7 +209,7 @@ class KnobRegistry:
         return self._write(entry, new, who, at, "the run file changed", "file", scientific=entry.knob.scientific)
 
     def report(self, name: str, value: KnobValue, owner: str = "") -> bool:
-        """What the owner says is in force; True if that is news. Knobs of others, and of nobody, are ignored."""
+        """The value in force in the owner. Returns True if it is new. Reports about the knobs of others are ignored."""
         entry = self._entries.get(name)
         if entry is None or entry.knob.owner != owner or entry.in_force == value:
             return False
@@ -222,7 +222,7 @@ class KnobRegistry:
         return wire.encode(self._find(name).stored)
 
     def restore(self, bodies: Mapping[str, bytes]) -> list[str]:
-        """Take over what the journal kept, also for knobs declared later. Answers what cannot be used any more."""
+        """Take over the stored knobs, also for later declarations. Returns sentences about unusable ones."""
         complaints = []
         for name, body in bodies.items():
             try:
@@ -241,11 +241,11 @@ class KnobRegistry:
 
     def _adopt(self, entry: _Entry, stored: StoredKnob | None) -> str:
         if stored is None or not (stored.revision or stored.file_known):
-            return ""  # Nobody set it: a default that was kept must not outlive a new default.
+            return ""  # An untuned value follows a new default.
         try:
             value = entry.knob.check(stored.value)
         except ConfigError as refused:
-            # The revision goes on: a command that saw the old one must not fit by chance.
+            # The revision rises, so that no command fits the old one by chance.
             entry.stored = msgspec.structs.replace(stored, value=entry.knob.default, revision=stored.revision + 1)
             default = plain_value(entry.knob.default)
             return f"The knob {entry.knob.name} is back at its default {default}: {refused.message}"
@@ -272,7 +272,7 @@ class KnobRegistry:
         scientific = entry.knob.scientific or _previewed(entry, new).scientific
         if scientific and note is not None and not note.strip():
             raise RefusedError(
-                f"{entry.knob.name} changes what the results mean, so a change of it wants a note.",
+                f"{entry.knob.name} changes what the results mean, so its change needs a note.",
                 hint="Say why: `agentrl tune ... --note TEXT`.",
             )
         return new, scientific
@@ -306,7 +306,7 @@ def _checked(entry: _Entry, value: KnobValue) -> KnobValue:
     try:
         return entry.knob.check(value)
     except ConfigError as wrong:
-        # A wrong value in a command is the command's fault, not the configuration's.
+        # The fault is in the command, not in the configuration.
         raise RefusedError(wrong.message, hint=wrong.hint) from wrong
 
 

@@ -1,8 +1,8 @@
-"""Accepted commands and what becomes of them. Accepted is not done.
+"""Operations: accepted commands and their progress. Accepted is not done.
 
-Invariants: an id is accepted once, whoever repeats it; a command is durable before it is accepted, and one that was
-accepted but not yet begun when the coordinator died is begun again by the next; an operation ends as soon as its goal
-is reached, cannot be reached any more, was superseded by a later wish, or its deadline has passed.
+Invariants: an id is accepted once; a command is durable before it is accepted, and the next coordinator begins it if
+the last one died before; an operation ends when its goal is reached or unreachable, when a later command supersedes
+it, or at its deadline.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from agentrl.supervision.unit_slots import Slot, State
 
 WAITING_SHOWN = 200
 REASON_CHARS = 4000
-"""A row says no more of an operation on thousands of units."""
+"""Limits the row of an operation on thousands of units."""
 KEEP_ENDED = 200
-"""Ended operations that are remembered, so that a repeated id is known."""
+"""How many ended operations are kept, to recognise repeated ids."""
 
 
 class Want(enum.StrEnum):
@@ -32,12 +32,12 @@ class Want(enum.StrEnum):
 
 
 class Goal(msgspec.Struct, frozen=True):
-    """What one unit has to come to."""
+    """The state that one unit has to reach."""
 
     want: Want
     than: int = 0
     shared: bool = False
-    """The unit was on its way already when the operation was accepted: it may be the aim of several."""
+    """The unit was on its way already when the operation was accepted, so it may be the goal of several operations."""
 
 
 class Operation(msgspec.Struct):
@@ -59,9 +59,9 @@ class Operation(msgspec.Struct):
     lines: list[str] = []
     superseded_by: str = ""
     effect: Effect = Effect()
-    """What was previewed when it was accepted."""
+    """The effect at acceptance."""
     by_itself: bool = False
-    """Ends by `finish` rather than by its goals."""
+    """It ends by a call of `finish`, not by its goals."""
 
     def row(self) -> OperationRow:
         return OperationRow(
@@ -89,7 +89,7 @@ class _Progress:
 
 
 class Operations:
-    """All operations that are under way, and the last that ended."""
+    """All live operations, and the last ones that ended."""
 
     def __init__(self, state: State, changed: Callable[[Operation], None]) -> None:
         self._state = state
@@ -99,7 +99,7 @@ class Operations:
         """Of running operations; without an entry all of their units are looked at."""
         self._changed_units: set[str] = set()
         self.forgotten: list[str] = []
-        """Ids that were dropped; whoever persists operations empties this."""
+        """Ids of dropped operations, to be removed from journal and feed."""
 
     def __contains__(self, id: str) -> bool:
         return id in self._by_id

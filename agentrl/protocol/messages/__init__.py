@@ -1,9 +1,9 @@
 """Every message between a coordinator and its peers: clients, units and host agents.
 
 Invariants: one frame is one tagged struct; unknown fields are ignored and new fields have defaults, so minor versions
-talk to each other; an unknown tag is an error. Times that cross a process border are durations, or seconds on the
-coordinator's own monotonic clock (`*_ct`); wall-clock times (`*_at`) are for people only. Each conversation has a
-module; here is what may be said to whom, and everybody else imports from here.
+talk to each other; an unknown tag is an error. Times in messages are durations, or seconds on the clock of
+the coordinator (`*_ct`); wall-clock times (`*_at`) are only for people. Each kind of peer has a module; this package
+has the unions of messages by direction, and other packages import from here.
 """
 
 from __future__ import annotations

@@ -19,13 +19,13 @@ class ClientHello(Message, tag="client_hello", frozen=True):
 
 
 class Request(Message, tag="request", frozen=True):
-    """A command or query. The id is chosen by the caller; a repeated id is answered, never executed again."""
+    """A command or query. The caller chooses the id; a repeated id is answered and not executed again."""
 
     id: str
     name: str
     args: msgspec.Raw = msgspec.Raw(b"\x80")
     deadline_ct: float | None = None
-    """Refused when it arrives later than this on the coordinator's clock."""
+    """The coordinator refuses a request that arrives after this time on its clock."""
     dry_run: bool = False
     """Only preview the effect: the answer is a `Consent`."""
     consent: Consent | None = None

@@ -1,4 +1,4 @@
-"""What every conversation begins with, and how each side knows that the other is still there."""
+"""Hello, welcome and refusal, and the beats that prove that a peer is alive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_MESSAGE_BYTES = 4 << 20
 
 
 class Permission(enum.StrEnum):
-    """What a key may do. `unit` is apart: it may only register and report."""
+    """What a key may do. `unit` is separate: such a key may only register and report."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -31,7 +31,7 @@ _RANK = {Permission.VIEWER: 0, Permission.OPERATOR: 1, Permission.ADMIN: 2}
 
 
 class Welcome(Message, tag="welcome", frozen=True):
-    """Answer to every hello that is accepted."""
+    """The answer to an accepted hello."""
 
     epoch: str
     run: str
@@ -50,7 +50,7 @@ class Welcome(Message, tag="welcome", frozen=True):
 
 
 class Refused(Message, tag="refused", frozen=True):
-    """Answer to a hello that is not accepted. `final` tells a unit to stop: it has been replaced or is unknown."""
+    """The answer to a refused hello. With `final` a unit has to stop: it was replaced or is unknown."""
 
     code: int
     message: str

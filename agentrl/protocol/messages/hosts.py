@@ -24,7 +24,7 @@ class HostHello(Message, tag="host_hello", frozen=True):
     inventory: tuple[UnitOnHost, ...] = ()
     state_dir: str = ""
     agent_age_s: float = 0.0
-    """How long this agent lives: a coordinator that comes back did not see it begin."""
+    """How long ago this agent started; a restarted coordinator did not see its start."""
 
 
 class HostBeat(Message, tag="host_beat", frozen=True):
@@ -39,7 +39,7 @@ class HostStats(Message, tag="host_stats", frozen=True):
     disk_full: str = ""
     """A sentence if the agent could not write (logs, ledger)."""
     strays: tuple[ProcessInfo, ...] = ()
-    """Processes with the run's mark that belong to no living incarnation."""
+    """Processes with the mark of the run that belong to no living incarnation."""
 
 
 class Spawned(Message, tag="spawned", frozen=True):
@@ -56,7 +56,7 @@ class SpawnFailed(Message, tag="spawn_failed", frozen=True):
     incarnation: int
     reason: str
     final: bool = False
-    """True if trying again cannot help (the program does not exist)."""
+    """True if another try cannot help, because the program does not exist."""
 
 
 class Exited(Message, tag="exited", frozen=True):
@@ -99,7 +99,7 @@ class ProcessState(Message, tag="process_state", frozen=True):
 
 
 class CoordinatorTrouble(Message, tag="coordinator_trouble", frozen=True):
-    """What a host agent saw happen to the coordinator that it guards; told to whoever is the coordinator then."""
+    """What happened to the coordinator that a host agent guards, sent to the next coordinator."""
 
     pid: int
     what: str
@@ -112,7 +112,7 @@ class CoordinatorTrouble(Message, tag="coordinator_trouble", frozen=True):
 
 
 class Scraped(Message, tag="scraped", frozen=True):
-    """Numbers that a foreign process shows."""
+    """Metrics of a foreign process."""
 
     unit: str
     incarnation: int
@@ -120,27 +120,27 @@ class Scraped(Message, tag="scraped", frozen=True):
 
 
 class Answer(Message, tag="answer", frozen=True):
-    """Answer of a host agent to an Ask of the same id; `body` is msgpack of the type that the Ask promises."""
+    """The answer of a host agent to the Ask with the same `ask`; `body` is msgpack of the type that it names."""
 
     ask: str
     body: msgspec.Raw = msgspec.Raw(b"\xc0")
     error: str = ""
     code: int = 0
-    """The exit code of the error's kind."""
+    """The exit code of the kind of error."""
 
 
 # ---- coordinator -> host agent ----
 
 
 class Spawn(Message, tag="spawn", frozen=True):
-    """Start this incarnation. Idempotent: an incarnation that is in the ledger is never started a second time."""
+    """Start this incarnation. Idempotent: an incarnation in the ledger is never started again."""
 
     unit: str
     incarnation: int
     token: str
     spec: GroupSpec
     coordinator: str
-    """Address that the unit connects to; empty for the one at which its host agent found the coordinator."""
+    """The address that the unit connects to; empty for the address that the host agent uses."""
 
 
 class SignalUnit(Message, tag="signal_unit", frozen=True):
@@ -160,24 +160,24 @@ class KillTree(Message, tag="kill_tree", frozen=True):
 
 
 class Forget(Message, tag="forget", frozen=True):
-    """The end of these incarnations is durable in the journal: their ledger entries may go."""
+    """The end of these incarnations is durable in the journal, so their ledger entries may be removed."""
 
     incarnations: tuple[str, ...]
 
 
 class Ask(Message, tag="ask", frozen=True):
-    """A question to a host agent. Exactly one of the requests is in `what`."""
+    """A request to a host agent."""
 
     ask: str
     what: ReadLog | ScanRun | DumpStacks
 
 
 class ReadLog(msgspec.Struct, frozen=True, tag="read_log", omit_defaults=True):
-    """A range of a unit's log: LogChunk. A negative offset counts from the end."""
+    """A range of the log of a unit. The answer is a LogChunk. A negative offset counts from the end."""
 
     unit: str
     incarnation: int
-    """0 means the newest that has a log."""
+    """0 means the newest one with a log."""
     offset: int = -65536
     limit: int = 65536
 
@@ -188,19 +188,19 @@ class LogChunk(msgspec.Struct, frozen=True, omit_defaults=True):
     offset: int
     data: bytes
     size: int
-    """Size of the whole log now; offset + len(data) == size means the end was reached."""
+    """The present size of the whole log; offset + len(data) == size at its end."""
     rotation: int = 0
     """How often this log was cut; a follower that sees it change starts again at 0."""
 
 
 class ScanRun(msgspec.Struct, frozen=True, tag="scan_run", omit_defaults=True):
-    """Which processes on the host belong to the run: ScanReport. With `kill` they are ended first."""
+    """Find the processes of the run on the host; with `kill`, end them first. The answer is a ScanReport."""
 
     kill: bool = False
 
 
 NONE_LEFT = "none of the run is left"
-"""How the line ends that `down` has about a host on which everything ended."""
+"""The end of the line of `down` about a host on which everything ended."""
 
 
 class ScanReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -209,11 +209,11 @@ class ScanReport(msgspec.Struct, frozen=True, omit_defaults=True):
     found: tuple[ProcessInfo, ...] = ()
     killed: tuple[ProcessInfo, ...] = ()
     unproven: str = ""
-    """What could not be proven, and why (no cgroup; environments of other users unreadable)."""
+    """What could not be proven, and why (no cgroup, or unreadable environments of other users)."""
 
 
 class DumpStacks(msgspec.Struct, frozen=True, tag="dump_stacks", omit_defaults=True):
-    """Stacks of all units on the host that can show them: StackReport."""
+    """Collect the stacks of the units on the host. The answer is a StackReport."""
 
     units: tuple[str, ...] = ()
     """Empty means all."""
@@ -222,8 +222,8 @@ class DumpStacks(msgspec.Struct, frozen=True, tag="dump_stacks", omit_defaults=T
 class StackReport(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str
     stacks: dict[str, str]
-    """By incarnation name; for a process that cannot be asked, its kernel state in words."""
+    """By incarnation; for a process that cannot write its stacks, its kernel state in words."""
 
 
 class AgentExit(Message, tag="agent_exit", frozen=True):
-    """`down`: the host agent ends, after everything of its host ended."""
+    """The host agent has to end, because `down` has ended everything on its host."""

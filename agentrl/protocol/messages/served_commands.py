@@ -1,4 +1,4 @@
-"""Messages by which a unit serves commands for its group, and hears of the deaths of others."""
+"""Messages to units that serve commands for their group, and about the deaths of other units."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from agentrl.protocol.message_base import Message
 
 
 class AskUnit(Message, tag="ask_unit", frozen=True):
-    """A command that this unit's group serves; whoever asks may do so, and the arguments fit."""
+    """A command for the group of this unit. The coordinator has checked permission and arguments."""
 
     ask: str
     id: str
-    """Of the request. What changes something does so once per id, however often it is asked."""
+    """The id of the request. A command that changes something is executed once per id."""
     name: str
     args: msgspec.Raw = msgspec.Raw(b"\x80")
     who: str = ""
     dry_run: bool = False
-    """Answer the Effect, and do nothing."""
+    """Only answer with the Effect."""
     within_s: float = 10.0
 
 
 class UnitDied(Message, tag="unit_died", frozen=True):
-    """This life has ended for certain: nothing of its leader runs any more. It may be lost; leases are the fallback."""
+    """This incarnation has certainly ended. The message may be lost; the expiry of leases is the fallback."""
 
     unit: str
     incarnation: int
 
 
 class UnitAnswer(Message, tag="unit_answer", frozen=True):
-    """Answer of a unit to an AskUnit of the same number; `body` is msgpack of what the command's table promises."""
+    """The answer to the AskUnit with the same `ask`; `body` is msgpack of the result type in the table."""
 
     ask: str
     body: msgspec.Raw = msgspec.Raw(b"\xc0")
     error: str = ""
     code: int = 0
-    """The exit code of the error's kind."""
+    """The exit code of the kind of error."""
     hint: str = ""
 
 

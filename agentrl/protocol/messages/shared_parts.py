@@ -1,4 +1,4 @@
-"""What several messages and rows say of processes, hosts, waits and knobs."""
+"""Facts about processes, hosts and waits that several messages and rows contain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class ExitStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a process ended. Neither code nor signal: it ended and nobody saw how (`unknown` says why)."""
+    """How a process ended. Without code and signal its end was not observed; `unknown` says why."""
 
     code: int | None = None
     signal: int | None = None
@@ -24,7 +24,7 @@ class ExitStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One process as a person needs to see it. Secrets never stand in argv, so the command line may be shown."""
+    """One process, for a person. Command lines never contain secrets, so they may be shown."""
 
     pid: int
     command: str
@@ -44,17 +44,17 @@ class UnitOnHost(msgspec.Struct, frozen=True, omit_defaults=True):
     start_ticks: int = 0
     boot_id: str = ""
     exit: ExitStatus | None = None
-    """Set once it ended; the entry is kept until the coordinator acknowledged it."""
+    """Set after its end. The entry is kept until the coordinator acknowledges it."""
     tail: tuple[str, ...] = ()
-    """The last log lines of one that ended."""
+    """Its last log lines, if it ended."""
     ready: bool | None = None
-    """What the readiness probe last said; None if there is none."""
+    """The last result of the readiness probe; None without a probe."""
     group_empty: bool = False
-    """True once nothing of the incarnation's process tree is left."""
+    """True if nothing of the process tree of the incarnation is left."""
 
 
 class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something a unit waits for right now."""
+    """Something that a unit waits for now."""
 
     on: str
     """A unit (`judge-0`), or a resource in words (`batch`, `task g17`)."""
@@ -62,11 +62,11 @@ class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
     age_s: float = 0.0
     at_most_s: float | None = None
     who: str = ""
-    """Who waits, where that is not the unit that tells it: `batch`, `task g17`. `what` is then said of `on`."""
+    """Who waits, if it is not the reporting unit: `batch`, `task g17`. `what` then describes `on`."""
 
 
 class UnitStats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the host agent measured of one unit's process tree."""
+    """Measurements of the process tree of one unit."""
 
     unit: str
     incarnation: int
@@ -74,11 +74,11 @@ class UnitStats(msgspec.Struct, frozen=True, omit_defaults=True):
     rss_bytes: int = 0
     processes: int = 1
     state: str = "S"
-    """The leader's state letter in /proc; T is a stopped process."""
+    """The state letter of the leader in /proc; T is a stopped process."""
 
 
 class HostFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a host offers."""
+    """The capacity of a host."""
 
     cpus: int = 1
     memory_bytes: int = 0

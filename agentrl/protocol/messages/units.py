@@ -24,45 +24,45 @@ class UnitHello(Message, tag="unit_hello", frozen=True):
     ready: bool = False
     version: str = ""
     declared: tuple[Knob, ...] = ()
-    """Knobs that this unit owns: it answers `PreviewKnob` for them and applies `SetKnob`."""
+    """The knobs that this unit owns. It answers `PreviewKnob` for them and applies `SetKnob`."""
     hears_deaths: bool = False
     """It wants a `UnitDied` for every life that ends."""
 
 
 class Beat(Message, tag="beat", frozen=True):
-    """Sent every `heartbeat_s` by the thread that owns the socket, with what the work loop last wrote."""
+    """Sent every `heartbeat_s` by the thread that owns the socket, with the newest numbers of the work loop."""
 
     seq: int
     progress: int = 0
     loop_lag_s: float = 0.0
     """How long ago an asyncio main loop last turned; 0 for blocking loops."""
     ack: bool = False
-    """Asks for a BeatAck, by which a unit knows that the coordinator is still there."""
+    """Asks for a BeatAck, which proves to the unit that the coordinator is alive."""
 
 
 class UnitReport(Message, tag="unit_report", frozen=True):
-    """The unit's own account of itself; sent when it changes, at most twice a second."""
+    """The state that a unit reports; sent when it changes, at most twice a second."""
 
     ready: bool = False
     status: str = ""
     phase: str = ""
     phase_age_s: float = 0.0
     at_most_s: float | None = None
-    """The phase's deadline, counted from its begin or its last progress."""
+    """The deadline of the phase, counted from its start or its last progress."""
     progress: int = 0
     progress_age_s: float | None = None
-    """How long ago it progressed last, or began: a coordinator that comes back did not see it."""
+    """How long ago it last made progress, or started; a restarted coordinator did not see it."""
     waits: tuple[Wait, ...] = ()
     weights: int | None = None
-    """The version of the weights it works with, where it has any."""
+    """The version of its weights, if it has any."""
     serving: str = ""
     """What an engine does about versions: `loading(v3→v4)`, `serving(v4)`."""
     paused: bool = False
     draining: bool = False
     knobs: dict[str, float | int | str | bool | None] = msgspec.field(default_factory=dict)
-    """Knob values in force in this unit, with the boundary already passed."""
+    """The knob values in force in this unit."""
     extend_stop_s: float | None = None
-    """More time wanted for a drain that is under way."""
+    """More time that the unit asks for during a drain."""
 
 
 class UnitMetrics(Message, tag="unit_metrics", frozen=True):
@@ -70,7 +70,7 @@ class UnitMetrics(Message, tag="unit_metrics", frozen=True):
 
 
 class Bye(Message, tag="bye", frozen=True):
-    """The unit is about to exit by itself. Makes the status known even when nobody is its parent."""
+    """The unit is about to exit. The coordinator learns the status even if the host agent is dead."""
 
     code: int
     reason: str = ""
@@ -88,7 +88,7 @@ class KnobPreviewed(Message, tag="knob_previewed", frozen=True):
 
 
 class Drain(Message, tag="drain", frozen=True):
-    """Finish what is under way, then exit 0. After `grace_s` comes SIGTERM."""
+    """Finish the work under way, then exit 0. SIGTERM follows after `grace_s`."""
 
     grace_s: float
 

@@ -1,7 +1,7 @@
-"""The groups of the data plane: steward, toolbox, engine, sampler, trainer.
+"""Makes the group specs of the data plane: steward, toolbox, engine, sampler, trainer.
 
-Invariants: pure; a group is replaced when, and only when, a section that its processes read at their start changed;
-what others need is ready before them and stopped after them, and all of it before MongoDB.
+Invariants: pure; a group is replaced if and only if a section that its processes read at their start changed; a group
+is ready before the groups that need it and stopped after them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agentrl.config.sglang_arguments import gpus_of
 from agentrl.protocol.specs import GroupSpec, Life, Resources, Role
 
 SETTINGS_VARIABLE = "AGENTRL_SETTINGS"
-"""A digest of the sections that a role reads: another digest, another life."""
+"""A digest of the sections that a role reads. A changed digest replaces its units."""
 
 _OF_GROUPS = tuple(
     f"training.{key}"
@@ -30,7 +30,7 @@ _OF_GROUPS = tuple(
         "turn_spread",
     )
 )
-"""How groups close: samplers close most of them, and read nothing else of the trainer's section."""
+"""Settings by which tasks close. Samplers close most tasks, and read nothing else of the section `training`."""
 
 READ_ONLY = ("--read-only",)
 
@@ -66,7 +66,7 @@ _ORPHAN_LEASES: dict[Role, float] = {
 
 
 def groups_of(config: RunConfig, *, run_dir: str, reading: bool = False) -> tuple[GroupSpec, ...]:
-    """In the order in which they are shown. `reading`: the steward answers questions and keeps no house."""
+    """In the order of display. `reading`: the steward only answers queries."""
     if not config.environments:
         return ()
     plain = config_to_plain(config)
@@ -90,7 +90,7 @@ def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str
         term_grace_s=10.0,
         start_deadline_s=300.0,
         orphan_lease_s=_ORPHAN_LEASES[role],
-        # Every write of theirs is conditional on an owner or a lineage that a replacement takes over first.
+        # All their writes are conditional on an owner or lineage, which a replacement takes over first.
         fenced=True,
         stop_rank=_STOP_RANKS[role],
     )
@@ -106,7 +106,7 @@ def _digest(plain: dict[str, object], sections: tuple[str, ...]) -> str:
 
 
 def _at(plain: object, name: str) -> object:
-    """A section, or by `section.key` a part of one."""
+    """A section, or one key of it (`section.key`)."""
     for key in name.split("."):
         plain = plain.get(key) if isinstance(plain, dict) else None
     return plain
