@@ -79,18 +79,3 @@ def full_prompts(calls: Mapping[int, StoredCall]) -> dict[int, list[int]]:
 def trained_spans(spans: Sequence[Span]) -> list[int]:
     """Indices of the spans whose tokens train."""
     return [index for index, span in enumerate(spans) if span.kind == "model"]
-
-
-def branches(spans: Sequence[Span]) -> list[tuple[int, ...]]:
-    """The path from the root to each leaf, as indices of spans."""
-    parents = {span.parent for span in spans}
-    return [_way(spans, index) for index in range(len(spans)) if index not in parents]
-
-
-def _way(spans: Sequence[Span], leaf: int) -> tuple[int, ...]:
-    way: list[int] = []
-    at = leaf
-    while at != ROOT:
-        way.append(at)
-        at = spans[at].parent
-    return tuple(reversed(way))

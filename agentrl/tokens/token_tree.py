@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from agentrl.tokens import spans as span_lists
 from agentrl.tokens.spans import ROOT, Span, SpanKind
 
 
@@ -82,10 +81,6 @@ class TokenTree:
         return (match.node.call, match.tokens) if match.tokens else (None, 0)
 
     @property
-    def calls(self) -> tuple[int, ...]:
-        return tuple(self._calls)
-
-    @property
     def spans(self) -> list[Span]:
         """The stored form of the tree, depth first."""
         if self._spans is None:
@@ -107,15 +102,6 @@ class TokenTree:
         """The tokens of a span."""
         call = self._calls[span.call]
         return list((call.output if span.kind == "model" else call.prompt)[span.start : span.start + span.length])
-
-    def sequence(self, call_index: int) -> list[int]:
-        """Prompt and output of a call, rebuilt from the tree."""
-        spans = self.spans
-        return [token for index in self.path(call_index) for token in self.ids(spans[index])]
-
-    def branches(self) -> list[tuple[int, ...]]:
-        """The path from the root to each leaf, as indices of spans."""
-        return span_lists.branches(self.spans)
 
     def _numbered(self) -> list[Span]:
         spans: list[Span] = []

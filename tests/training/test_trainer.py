@@ -262,7 +262,7 @@ async def test_a_drain_while_the_store_is_away_still_ends_with_a_checkpoint(
             raise StoreUnavailableError("MongoDB did not answer.")
 
     after(monkeypatch, stored_checkpoints, "begin", away)
-    after(monkeypatch, training.steps, "commit", lambda: mine._unit._orders.drain())
+    after(monkeypatch, training.steps, "commit", lambda: mine._unit._flags.drain())
     await mine.run()
     assert len(await committed(db)) == 1
     (checkpoint,) = await db.find("Checkpoint", {"status": "complete"})
@@ -291,7 +291,7 @@ async def test_a_paused_trainer_takes_no_step_and_still_publishes_what_it_traine
 ) -> None:
     await closed_groups(db, 6)
     mine = trainer(db, configuration(tmp_path, tiny, steps=3), tmp_path)
-    after(monkeypatch, training.steps, "commit", lambda: mine._unit._orders.pause(True))
+    after(monkeypatch, training.steps, "commit", lambda: mine._unit._flags.pause(True))
 
     async def published() -> bool:
         return set(await publications.parents(db)) == {1, 2}
@@ -305,7 +305,7 @@ async def test_a_paused_trainer_takes_no_step_and_still_publishes_what_it_traine
         mine._evaluator._requested[2] = float("-inf")
         await aeventually(lambda: not mine._evaluator.waits_for)
         monkeypatch.undo()
-        mine._unit._orders.pause(False)
+        mine._unit._flags.pause(False)
         await running
     assert len(await committed(db)) == 3
     await balanced(db)
@@ -331,7 +331,7 @@ async def test_groups_without_signal_are_consumed_by_an_empty_step(db: Database,
     await mine.run()
     (step,) = await committed(db)
     assert step["empty"] is True
-    account = mine._unit._account
+    account = mine._unit._state
     assert "complete: no step trained anything (" in account.status
     assert account.take_metrics()["steps_without_training"] == 1
     assert await task_statuses(db) == ["filtered"] * 4
@@ -371,8 +371,8 @@ async def test_at_the_end_of_the_data_the_rest_is_trained_and_saved(db: Database
     await end_of_data(db)
     mine = trainer(db, configuration(tmp_path, tiny, checkpoint_every=100), tmp_path)
     await mine.run()
-    assert "trained anything" not in mine._unit._account.status
-    assert mine._unit._account.take_metrics()["steps_without_training"] == 0
+    assert "trained anything" not in mine._unit._state.status
+    assert mine._unit._state.take_metrics()["steps_without_training"] == 0
     assert [len(step["tasks"]) for step in await committed(db)] == [2, 1]  # type: ignore[arg-type]
     (checkpoint,) = await db.find("Checkpoint", {"status": "complete"})
     assert (checkpoint["step"], checkpoint["version"]) == (2, 3)

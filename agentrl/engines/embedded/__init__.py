@@ -1,1 +1,1 @@
-"""An engine of our own for small models on CPUs; it speaks SGLang's HTTP API. torch is imported below here only."""
+"""An engine of our own for small models on CPUs; it speaks SGLang's HTTP API. Only this package imports torch here."""
