@@ -33,7 +33,7 @@ from agentrl.store.owners import Lease
 from agentrl.store.trajectories import Writer
 from agentrl.telemetry.services import BUSY, IN_MODEL, IN_TOOLS, Meter
 from agentrl.toolbox import api_messages
-from agentrl.toolbox.client import Tools
+from agentrl.toolbox.client import ToolboxClient
 from agentrl.unit import Unit, run_unit
 
 log = logging.getLogger("sampler")
@@ -193,7 +193,7 @@ class PluggedToolbox:
     """The toolbox's client, in the words that episodes know. Episodes that begin together are told the same tools."""
 
     def __init__(self, url: str, token: str) -> None:
-        self._tools = Tools(url, token)
+        self._tools = ToolboxClient(url, token)
         self._offered: list[OfferedTool] = []
         self._asked_at = float("-inf")
 

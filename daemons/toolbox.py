@@ -1,8 +1,9 @@
 """The main loop of a toolbox: `python -m daemons.toolbox`, as a unit of the role `toolbox`.
 
-Invariants: the unit is ready once it listens and every server has come up or failed to; one that did not come up is
-told in its status and in its Service document and is tried again; a drain takes no new sessions and lets those that
-are open end; when it has ended, so have its servers.
+Invariants:
+- The unit is ready when it listens and every server has come up or failed to.
+- A server that did not come up is named in the status and in the Service document, and is tried again.
+- A drain takes no new sessions and lets open ones end; the servers end with the toolbox.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from agentrl.store import run_database
 from agentrl.store.documents import Service
 from agentrl.telemetry import services
 from agentrl.toolbox.api import build_app
-from agentrl.toolbox.service_report import Reporter, status_of
+from agentrl.toolbox.service_report import ServiceReporter, status_of
 from agentrl.toolbox.toolbox import Quotas, Toolbox
 from agentrl.unit import Unit, run_unit
 
 LOOK_EVERY_S = 0.5
 TOOLS_EVERY_S = 2.0
-STANDS_AT_MOST_S = 60.0
+NO_PROGRESS_AT_MOST_S = 60.0
 DRAIN_WITHIN_S = 30.0
 LEAVE_WITHIN_S = 10.0
 
@@ -39,7 +40,7 @@ async def main(unit: Unit) -> None:
         logging.getLogger(noisy).setLevel(logging.ERROR)
     config = run_database.configuration(unit.run_dir)
     name = f"{unit.name}.{unit.incarnation}"
-    # Whoever opened a session may die and be replaced, but no episode takes longer than this.
+    # No episode takes longer; a session without calls for this long belongs to a dead sampler.
     quotas = Quotas(idle_s=max(60.0, config.rollout.episode_s))
     toolbox = Toolbox(config.tools, run_dir=unit.run_dir, name=name, quotas=quotas)
     app = build_app(toolbox, http_token(unit.state_dir))
@@ -47,11 +48,11 @@ async def main(unit: Unit) -> None:
     try:
         async with toolbox.running(), listening(app) as url:
             me = Service(id=name, unit=unit.name, url=url, slots=quotas.sessions)
-            reporter = Reporter(toolbox, database, me)
+            reporter = ServiceReporter(toolbox, database, me)
             await _settle(unit, toolbox)
             async with _following(reporter):
                 unit.ready()
-                with unit.phase("serving", at_most_s=STANDS_AT_MOST_S):
+                with unit.phase("serving", at_most_s=NO_PROGRESS_AT_MOST_S):
                     await _serve(unit, toolbox)
                     await _drain(unit, toolbox, reporter)
             await reporter.leave("gone")
@@ -60,15 +61,15 @@ async def main(unit: Unit) -> None:
 
 
 async def _settle(unit: Unit, toolbox: Toolbox) -> None:
-    """Until every server has come up, or failed to; that takes a minute at most."""
-    with unit.phase("starting servers", at_most_s=STANDS_AT_MOST_S):
+    """Wait until every server has come up or failed to, at most a minute."""
+    with unit.phase("starting servers", at_most_s=NO_PROGRESS_AT_MOST_S):
         while not toolbox.settled and await unit.sleep_async(LOOK_EVERY_S / 5):
             unit.status(status_of(toolbox))
             unit.tick()
 
 
 @contextlib.asynccontextmanager
-async def _following(reporter: Reporter) -> AsyncIterator[None]:
+async def _following(reporter: ServiceReporter) -> AsyncIterator[None]:
     task = asyncio.create_task(reporter.follow(), name="report toolbox")
     try:
         yield
@@ -93,12 +94,12 @@ async def _serve(unit: Unit, toolbox: Toolbox) -> None:
         meter.set(toolbox.running_calls, toolbox.call_slots, now)
         if now >= tools_at:
             tools_at = now + TOOLS_EVERY_S
-            _tell_tools(unit, toolbox)
+            _report_tools(unit, toolbox)
             for name, value in meter.read(now).items():
                 unit.metric(name, value)
 
 
-def _tell_tools(unit: Unit, toolbox: Toolbox) -> None:
+def _report_tools(unit: Unit, toolbox: Toolbox) -> None:
     for name, recent in toolbox.statistics.recent().items():
         unit.metric(services.named(services.TOOL_RATE, name), recent.per_s)
         unit.metric(services.named(services.TOOL_FAILURES, name), recent.failures)
@@ -108,7 +109,7 @@ def _tell_tools(unit: Unit, toolbox: Toolbox) -> None:
         unit.metric(services.named(services.BREAKER_OPEN, server.id), server.breaker != "closed")
 
 
-async def _drain(unit: Unit, toolbox: Toolbox, reporter: Reporter) -> None:
+async def _drain(unit: Unit, toolbox: Toolbox, reporter: ServiceReporter) -> None:
     unit.extend_stop(DRAIN_WITHIN_S + 2 * LEAVE_WITHIN_S)
     toolbox.draining = True
     await reporter.leave("draining")

@@ -1,7 +1,9 @@
-"""The toolbox over HTTP: `/mcpapi`.
+"""The HTTP API of the toolbox: `/mcpapi`.
 
-Invariants: nothing is answered without the run's token; a call that was run is answered with 200, whatever came of it;
-everything else has an HTTP status of its own and a sentence. A caller that goes away does not end its call.
+Invariants:
+- Every request needs the token of the run.
+- A call that ran is answered with 200, whatever its result; everything else has another status and a sentence.
+- A caller that disconnects does not end its call.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ log = logging.getLogger("toolbox")
 
 
 class ToolEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool in a list; `id` is what it is called by."""
+    """A tool in a list; callers use its `id`."""
 
     id: str
     server: str
@@ -55,7 +57,7 @@ def build_app(toolbox: Toolbox, token: str) -> Application:
 
 
 class _Handlers:
-    """One method per path."""
+    """One method for each path."""
 
     def __init__(self, toolbox: Toolbox) -> None:
         self._toolbox = toolbox
@@ -86,11 +88,11 @@ def _entry(tool: ToolInfo) -> ToolEntry:
 
 
 def _guarded(token: str, act: Act) -> Act:
-    """The token first; then every failure becomes an answer with a sentence."""
+    """Check the token, then turn every error into an answer with a sentence."""
 
     async def answer(request: Request) -> Response:
         if not bears(request, token):
-            wrong = WrongTokenError("The toolbox wants the token of its run.")
+            wrong = WrongTokenError("The toolbox needs the token of its run.")
             return _refused(wrong, {"WWW-Authenticate": "Bearer"})
         try:
             return await act(request)
@@ -103,7 +105,7 @@ def _guarded(token: str, act: Act) -> Act:
             return _refused(refused, {"Retry-After": f"{wait_s:.1f}"} if wait_s else {})
         except Exception:
             log.exception("%s %s failed", request.method, request.url.path)
-            body = RefusalBody(error=Refusal(message="The toolbox failed in an unforeseen way; its log has the story."))
+            body = RefusalBody(error=Refusal(message="The toolbox failed unexpectedly; its log has the traceback."))
             return _json(body, 500)
 
     return answer

@@ -1,7 +1,8 @@
-"""What goes over the toolbox's HTTP API, and every way in which it refuses.
+"""Messages of the toolbox's HTTP API, and the errors by which it refuses a request.
 
-Invariants: a call that ran, or may have run, is answered with 200 and a status of its own; a refusal has an HTTP status
-and means that nothing was run. Server and client bind to the same words here.
+Invariants:
+- A call that ran, or may have run, is answered with 200 and its status.
+- A refusal has another HTTP status and means that nothing ran.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     session: str
-    """How it keeps episodes apart."""
+    """Session mode: how it keeps episodes apart."""
     state: Literal["starting", "serving", "down"]
     breaker: str
     why: str = ""
-    """Why it does not serve, with its own last words."""
+    """Why it does not serve, with its last lines."""
     starts: int = 0
-    """How often it was started, with all processes of a pool."""
+    """Number of starts, over all processes of a pool."""
     tools: int = 0
     sessions: int = 0
     running: int = 0
@@ -55,59 +56,61 @@ class OpenSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     id: str
     servers: tuple[str, ...] = ()
     wait_s: float = 30.0
-    """How long to wait for a server that is busy."""
+    """How long to wait for a busy server."""
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     servers: tuple[str, ...]
     created: bool
-    """False: it was open already, with all its state. True for a session that should exist means its state is gone."""
+    """False if it was open already. True for a session that should exist means that its state is lost."""
     toolbox: str = ""
-    """The incarnation that keeps it."""
+    """The incarnation of the toolbox."""
 
 
 class CallTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     session: str
     call: str
-    """Chosen by the caller. A repeated one joins the call or gets its answer; it never runs twice."""
+    """An id from the caller. A repeated id joins the call or gets its answer; the call never runs twice."""
     arguments: dict[str, Any] = msgspec.field(default_factory=dict)
     timeout_s: float = 0.0
-    """0 takes the server's own limit; a longer one is cut down to it."""
+    """0 means the limit of the server, which is also the maximum."""
 
 
 NotAgain = Literal[
     "no: fails for others", "no: not alone", "no: told by the tool", "no: no session", "no: breaker", "no: hurried"
 ]
-"""Why a failed call was not made once more. The tool failed for others within a minute, so it is an outage; others were
-lost with it, and any of them may be to blame; the tool itself said whose fault it is; no fresh session was to be had;
-the server's breaker was not closed; the caller gave it less time than the server has."""
+"""Why a failed call was not repeated in a fresh session.
+
+The tool failed for others within a minute (an outage); several calls were lost together; the tool itself reported the
+fault; no fresh session could be opened; the breaker was not closed; the caller gave less time than the server has.
+"""
 
 
 class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """How a call ended."""
+    """The end of a call."""
 
     status: AnswerStatus
     error_class: Fault = ""
     content: str = ""
     """The result as text, or a sentence about what went wrong."""
     latency_s: float = 0.0
-    """Of the server alone; waiting for its turn is not in it."""
+    """Of the server, without the wait in the queue."""
     reason: str = ""
-    """Of `lost`: who lost it. Of others: empty."""
+    """For `lost`: what was lost; otherwise empty."""
     alone: bool = True
-    """Of `lost`: whether no other call went with it. Of several, any may be to blame."""
+    """For `lost`: whether it was the only lost call; of several, any may be the cause."""
     left_out: int = 0
-    """Characters that were cut out of the middle."""
+    """Characters cut out of the middle."""
     breaker_open: bool = False
-    """It failed for infrastructure, and the server is left alone by now: that it failed says nothing about the call."""
+    """An infrastructure failure after which the breaker is open: no evidence against the call."""
     tried_again: AnswerStatus | NotAgain | Literal[""] = ""
-    """How the same call ended in a fresh session, or why a call that failed was not made there; empty where that is not
-    wanted (`try_again`) or nothing failed."""
+    """The status of the same call in a fresh session, or why a failed call was not repeated. Empty if nothing
+    failed, and without `try_again`."""
 
 
 class ToolboxError(AgentrlError):
-    """The toolbox refuses, or is not there. The call was not run."""
+    """The toolbox refuses, or cannot be reached. The call did not run."""
 
     http_status = 500
     kind = "failed"
@@ -119,7 +122,7 @@ class ToolboxError(AgentrlError):
 
 
 class BadRequestError(ToolboxError):
-    """The request makes no sense."""
+    """The request is invalid."""
 
     http_status = 400
     kind = "bad_request"
@@ -151,7 +154,7 @@ class SessionError(ToolboxError):
 
 
 class SessionLostError(SessionError):
-    """What the server kept for this session died with it; nothing more can be done in the session."""
+    """The state of this session died with its server; the session is unusable."""
 
     kind = "session_lost"
 
@@ -163,7 +166,7 @@ class CallConflictError(SessionError):
 
 
 class QuotaError(ToolboxError):
-    """Too much at once; the same call may be made again later."""
+    """A limit is reached; try again later."""
 
     http_status = 429
     kind = "quota"
@@ -171,7 +174,7 @@ class QuotaError(ToolboxError):
 
 
 class UnavailableError(ToolboxError):
-    """The server is down, or its breaker is open; the same call may be made again later."""
+    """The server is down, or its breaker is open; try again later."""
 
     http_status = 503
     kind = "unavailable"
@@ -179,7 +182,7 @@ class UnavailableError(ToolboxError):
 
 
 class ToolboxGoneError(ToolboxError):
-    """Nobody answers at the toolbox's address. Whether a call was run is not known."""
+    """The toolbox does not answer; it is unknown whether a call ran."""
 
     kind = "gone"
 
@@ -197,7 +200,7 @@ REFUSALS: tuple[type[ToolboxError], ...] = (
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of every answer that is not 200."""
+    """The reason of a refusal: the body of every answer other than 200."""
 
     kind: str = "failed"
     message: str = ""
@@ -213,6 +216,6 @@ def refusal_of(error: ToolboxError) -> RefusalBody:
 
 
 def error_of(refusal: Refusal) -> ToolboxError:
-    """The error that a refusal stands for, on the caller's side."""
+    """The error for a refusal, on the caller's side."""
     made = next((kind for kind in REFUSALS if kind.kind == refusal.kind), ToolboxError)
     return made(refusal.message, retry_after_s=refusal.retry_after_s)

@@ -1,7 +1,9 @@
-"""One call to a server, and what its end means.
+"""One call to a server, and the classification of its end.
 
-Invariant: what a server did is classified here and nowhere else, by what the run's configuration says about its
-timeouts and crashes. A caller in a hurry says nothing about the tool, and bystanders of a crash are not to blame.
+Invariants:
+- Only this module decides whose fault a failed call is, by the configuration of its server.
+- A timeout shorter than the server's own is no evidence against the tool.
+- If a crash hits several calls, it is the infrastructure's fault.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from agentrl.toolbox.connection import (
 from agentrl.toolbox.result_text import cut, declared_fault, text_of
 
 
-async def ask(
+async def call_server(
     connection: Connection,
     tool: str,
     arguments: dict[str, Any],
@@ -36,13 +38,12 @@ async def ask(
     call: str,
     timeout_s: float,
 ) -> CallAnswer:
-    """Whatever the server does, as an answer."""
+    """Call a tool; every failure of the server becomes an answer."""
     means: Blame
     meta = {SESSION_KEY: session, CALL_KEY: call} if config.session == "keyed" else {}
     try:
         result = await connection.call(tool, arguments, meta=meta, timeout_s=timeout_s)
     except CallTimedOutError as late:
-        # A caller in a hurry says nothing about the tool.
         means = config.timeout_means if timeout_s >= config.timeout_s else "infrastructure"
         return _failed("timeout", late.message, timeout_means=means)
     except CallRejectedError as rejected:

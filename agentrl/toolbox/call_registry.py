@@ -1,8 +1,9 @@
-"""The calls that a toolbox knows: under way, and answered.
+"""The calls of a toolbox: running ones and answered ones.
 
-Invariants: one id stands for one call, for as long as its session can run calls and a while longer; an answer that is
-dropped to save memory leaves the id behind, so that the call is refused and not run again; what was refused leaves
-nothing behind.
+Invariants:
+- An id means one call, while its session is open and for some time after.
+- An answer that is dropped to save memory leaves its id, so that the call is refused and not run again.
+- A refused call leaves nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from agentrl.toolbox.api_messages import CallAnswer, CallConflictError
 
 ANSWERS_KEPT_S = 300.0
-"""For how long the answers of a closed session can be asked for."""
+"""How long the answers of a closed session are kept."""
 MOST_KEPT_CHARS = 256 << 20
 MOST_CLOSED = 20_000
 
@@ -30,11 +31,11 @@ class Call:
     tool: str
     arguments: dict[str, Any]
     task: asyncio.Task[CallAnswer] | None = None
-    """Until it is answered."""
+    """None after the answer."""
     answer: CallAnswer | None = None
-    """None before, and again if the answer was dropped."""
+    """None while it runs, and after the answer was dropped."""
     again: bool = False
-    """It was made a second time."""
+    """It was repeated in a fresh session."""
 
     def is_same(self, session: str, tool: str, arguments: dict[str, Any]) -> bool:
         return (self.session, self.tool, self.arguments) == (session, tool, arguments)
@@ -48,7 +49,7 @@ class _Closed:
 
 
 class CallRegistry:
-    """All calls of open sessions, and of those that were closed lately."""
+    """All calls of open and of recently closed sessions."""
 
     def __init__(self, *, most_chars: int = MOST_KEPT_CHARS) -> None:
         self._calls: dict[str, Call] = {}
@@ -59,10 +60,10 @@ class CallRegistry:
         self._most_chars = most_chars
 
     def find(self, id: str, session: str, tool: str, arguments: dict[str, Any]) -> Call | None:
-        """The call of this id. Raises CallConflictError if it is another one."""
+        """The call with this id. Raises CallConflictError if the id belongs to another call."""
         call = self._calls.get(id)
         if call is not None and not call.is_same(session, tool, arguments):
-            raise CallConflictError(f"The id {id} stands for another call, of {call.tool} in {call.session}.")
+            raise CallConflictError(f"The id {id} belongs to another call, of {call.tool} in {call.session}.")
         return call
 
     def begin(self, call: Call) -> None:
@@ -70,7 +71,7 @@ class CallRegistry:
         self._of_session.setdefault(call.session, []).append(call.id)
 
     def refused(self, call: Call) -> None:
-        """It was not run, and may be asked for again under the same id."""
+        """Forget a call that did not run; its id may be used again."""
         self._calls.pop(call.id, None)
         ids = self._of_session.get(call.session, [])
         if call.id in ids:
@@ -87,18 +88,18 @@ class CallRegistry:
                 oldest.answer = None
 
     def close(self, session: str, why: str) -> None:
-        """Its answers are kept for a while, the fact that it was closed for longer."""
+        """Close a session: its answers are kept for a while, the reason for longer."""
         self._closed[session] = _Closed(why, time.monotonic(), self._of_session.pop(session, []))
         while len(self._closed) > MOST_CLOSED:
             self._drop(self._closed.popitem(last=False)[1])
 
     def closed(self, session: str) -> str:
-        """Why this session was closed; empty if nothing is known of it."""
+        """Why this session was closed; empty if it is unknown."""
         known = self._closed.get(session)
         return "" if known is None else known.why
 
     def tidy(self) -> None:
-        """Drop the answers that nobody came back for."""
+        """Drop old answers of closed sessions."""
         before = time.monotonic() - ANSWERS_KEPT_S
         for closed in self._closed.values():
             if closed.at > before:

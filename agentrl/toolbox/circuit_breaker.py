@@ -1,8 +1,12 @@
-"""The circuit breaker of one tool server: a server that fails too often is left alone, then tried with a few calls.
+"""The circuit breaker of one tool server: it stops calls to a server that fails too often, then probes it.
 
-Invariants: it opens only on enough evidence, and only infrastructure counts as evidence; while it is open no call goes
-out; half-open lets a few calls out at a time, and closes after as many good answers in a row. A call that began before
-the last change of state says nothing about the state after it. Opens no file, reads no clock.
+Invariants:
+- It opens only after enough calls, and counts only infrastructure failures.
+- While it is open, no call goes out.
+- Half open, it lets a few calls out at a time, and closes after as many good answers in a row.
+- A call that began before the last change of state does not count in the new one.
+
+It opens no file and reads no clock.
 """
 
 from __future__ import annotations
@@ -20,11 +24,11 @@ class BreakerRule:
     share: float = 0.5
     """It opens above this share of failures."""
     least: int = 20
-    """Fewer calls than this prove nothing."""
+    """Fewer calls than this are no evidence."""
     window_s: float = 60.0
     """Older calls are forgotten."""
     open_s: float = 5.0
-    """How long it stays open the first time; doubled each time that the probes fail."""
+    """How long it stays open the first time; doubled after each failed probe."""
     open_most_s: float = 60.0
     probes: int = 3
     """Calls that half-open lets out at once, and good answers that close it."""
@@ -32,10 +36,10 @@ class BreakerRule:
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """One call that was let out. It is given back by `ended` or `abandoned`, once."""
+    """The permission of one call; it ends once, by `ended` or `abandoned`."""
 
     era: int
-    """The state's number when the call went out."""
+    """The number of the state in which the call began."""
 
 
 class Breaker:
@@ -58,7 +62,7 @@ class Breaker:
         return self._state
 
     def wait_s(self, now: float) -> float:
-        """How long a call should wait before it asks again; 0 if it may go out now."""
+        """Seconds until a call may try again; 0 if it may go out now."""
         match self.state(now):
             case BreakerStatus.OPEN:
                 return self._open_until - now
@@ -68,7 +72,7 @@ class Breaker:
                 return 0.0
 
     def admit(self, now: float) -> Permit | None:
-        """Let one call out; None if it has to wait."""
+        """Permit one call; None if it must wait."""
         if self.wait_s(now) > 0.0:
             return None
         if self._state is BreakerStatus.HALF_OPEN:
@@ -76,7 +80,7 @@ class Breaker:
         return Permit(self._era)
 
     def ended(self, permit: Permit, now: float, *, failed: bool) -> None:
-        """`failed` means by the infrastructure; what the policy did wrong is a good answer."""
+        """Count an ended call; `failed` means an infrastructure failure, not a mistake of the policy."""
         state = self.state(now)
         if permit.era != self._era:
             return
@@ -86,7 +90,7 @@ class Breaker:
             self._probed(now, failed)
 
     def abandoned(self, permit: Permit) -> None:
-        """The call ended without saying anything about the server."""
+        """The call ended without evidence about the server."""
         if permit.era == self._era and self._state is BreakerStatus.HALF_OPEN:
             self._probing -= 1
 

@@ -1,8 +1,9 @@
-"""The toolbox as samplers see it.
+"""The client of a toolbox, for samplers.
 
-Invariants: a refusal comes out as the error that the toolbox raised; the client waits longer than the toolbox does, so
-that no call is given up here while it runs there; after a broken connection the same call is asked for again under its
-id, which the toolbox joins or answers and never runs twice.
+Invariants:
+- A refusal raises the error that the toolbox raised.
+- The client waits longer than the toolbox, so it never gives up a call that still runs there.
+- After a broken connection it repeats a call with its id, which the toolbox joins or answers and never runs twice.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from agentrl.toolbox.api_messages import (
 from agentrl.toolbox.tool_statistics import ToolStatistics
 
 ANSWER_WITHIN_S = 10.0
-"""For everything that does not wait for a server."""
+"""For requests that do not wait for a server."""
 LONGEST_CALL_S = 3600.0
-"""For a call that leaves its limit to the server."""
+"""For a call without a time limit of its own."""
 TRIES = 2
 T = TypeVar("T")
 
@@ -51,14 +52,14 @@ class _Statistics(msgspec.Struct):
     tools: tuple[ToolStatistics, ...]
 
 
-class Tools:
-    """One toolbox. To be closed at the end, or used as a context manager."""
+class ToolboxClient:
+    """A connection to one toolbox; a context manager."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
         self._http = HttpClient(url, {"Authorization": f"Bearer {token}"})
 
-    async def __aenter__(self) -> Tools:
+    async def __aenter__(self) -> ToolboxClient:
         return self
 
     async def __aexit__(
@@ -71,44 +72,43 @@ class Tools:
         await self._http.close()
 
     async def servers(self) -> tuple[ServerInfo, ...]:
-        return (await self._ask("GET", "/mcpapi/servers", _Servers)).servers
+        return (await self._request("GET", "/mcpapi/servers", _Servers)).servers
 
     async def tools(self, server: str = "") -> tuple[ToolInfo, ...]:
         """All tools, or those of one server."""
         path = f"/mcpapi/server/{_quoted(server)}/tools" if server else "/mcpapi/tools"
-        return (await self._ask("GET", path, _Tools)).tools
+        return (await self._request("GET", path, _Tools)).tools
 
     async def statistics(self) -> tuple[ToolStatistics, ...]:
-        return (await self._ask("GET", "/mcpapi/statistics", _Statistics)).tools
+        return (await self._request("GET", "/mcpapi/statistics", _Statistics)).tools
 
     async def open(self, session: str, servers: Iterable[str], *, wait_s: float = 30.0) -> Opened:
-        """Reserve all servers of an episode. Asking again is answered with `created` False.
+        """Reserve all servers of an episode. A repeated request returns `created` False.
 
-        Raises QuotaError or UnavailableError for what may be tried later, SessionError, UnknownToolError.
+        Raises QuotaError or UnavailableError (try again later), SessionError, UnknownToolError.
         """
         body = OpenSession(id=session, servers=tuple(servers), wait_s=wait_s)
-        return await self._ask("POST", "/mcpapi/session", Opened, body, within_s=wait_s + ANSWER_WITHIN_S)
+        return await self._request("POST", "/mcpapi/session", Opened, body, within_s=wait_s + ANSWER_WITHIN_S)
 
     async def call(
         self, session: str, call: str, server: str, tool: str, arguments: dict[str, Any], *, timeout_s: float = 0.0
     ) -> CallAnswer:
-        """How the call ended. `timeout_s` 0 leaves it to the server's limit.
+        """Call a tool and return how the call ended. `timeout_s` 0 means the limit of the server.
 
-        Raises QuotaError or UnavailableError (not run; ask again later, it costs no attempt), SessionLostError and
-        SessionError (nothing more can be done in this session), UnknownToolError, and ToolboxGoneError, after which
-        nobody knows whether it ran.
+        Raises QuotaError or UnavailableError (the call did not run; try again later), SessionLostError and SessionError
+        (the session is unusable), UnknownToolError, and ToolboxGoneError (it is unknown whether the call ran).
         """
         body = CallTool(session=session, call=call, arguments=arguments, timeout_s=timeout_s)
         within_s = tool_call_within_s(timeout_s or LONGEST_CALL_S)
-        return await self._ask(
+        return await self._request(
             "POST", f"/mcpapi/tool/{_quoted(f'{server}.{tool}')}", CallAnswer, body, within_s=within_s
         )
 
     async def close(self, session: str) -> None:
-        """Give the servers back. What is under way is cancelled; closing twice is fine."""
-        await self._ask("DELETE", f"/mcpapi/session/{_quoted(session)}", dict)
+        """Close a session and cancel its calls. To close it twice is harmless."""
+        await self._request("DELETE", f"/mcpapi/session/{_quoted(session)}", dict)
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         path: str,
@@ -117,7 +117,7 @@ class Tools:
         *,
         within_s: float = ANSWER_WITHIN_S,
     ) -> T:
-        """All requests may be repeated: they are answered from what is known, or change nothing the second time."""
+        """Send a request; all requests are idempotent."""
         data = b"" if body is None else msgspec.json.encode(body)
         try:
             async with asyncio.timeout(within_s):
@@ -129,7 +129,7 @@ class Tools:
                 return msgspec.json.decode(answer, type=kind)
             refusal = msgspec.json.decode(answer, type=RefusalBody).error
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise ToolboxError(f"{self.url}{path} answered {status} with what makes no sense.") from None
+            raise ToolboxError(f"{self.url}{path} answered {status} with an invalid body.") from None
         raise error_of(refusal)
 
     async def _send(self, method: str, path: str, data: bytes) -> tuple[int, bytes]:
@@ -142,7 +142,7 @@ class Tools:
                 why = str(broken)
             except BodyTooLargeError as endless:
                 raise ToolboxError(f"{self.url}{path} does not answer as a toolbox: {endless}.") from endless
-        raise ToolboxGoneError(f"The toolbox at {self.url} is not there: {why}.")
+        raise ToolboxGoneError(f"The toolbox at {self.url} cannot be reached: {why}.")
 
 
 def _quoted(text: str) -> str:

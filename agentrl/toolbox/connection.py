@@ -1,8 +1,10 @@
-"""One MCP client and the task that it lives in.
+"""One MCP client, and the task that owns it.
 
-Invariants: a client is entered and left by one task of its own; a connection ends once, with a reason, and every call
-on it then ends too; a call has a deadline, whatever the server does. What went wrong comes out as one of four errors,
-each of which says who is to blame.
+Invariants:
+- One task enters and leaves a client.
+- A connection ends once, with a reason, and ends all its calls.
+- A call has a deadline, whatever the server does.
+- A failed call raises one of four errors, which decide whose fault it is.
 """
 
 from __future__ import annotations
@@ -27,23 +29,23 @@ from agentrl.toolbox.stdio_transport import MOST_MESSAGE_BYTES, TOO_LONG, Server
 
 log = logging.getLogger("toolbox")
 START_WITHIN_S = 60.0
-"""Packages that are started through npx or uvx unpack themselves first."""
+"""Long, because npx and uvx unpack packages first."""
 ANSWER_WITHIN_S = 5.0
-"""A server that lives lists its tools in this time."""
+"""How long a live server may take to list its tools."""
 LEAVE_WITHIN_S = 10.0
 _LATE_S = 2.0
 _MOST_TOOLS = 10_000
 SESSION_KEY = "agentrl/session"
-"""Under this name a keyed server finds, in the metadata of each call, whose call it is."""
+"""Key in the metadata of a call: the session, for keyed servers."""
 CALL_KEY = "agentrl/call"
-"""And under this one, which call: an id that is never sent twice."""
+"""Key in the metadata of a call: its id, which is never sent twice."""
 
 
 class ConnectionFailedError(AgentrlError):
-    """The server cannot be reached or spoken with, or is no more."""
+    """The server cannot be reached, or its connection ended."""
 
     alone = False
-    """No other call was under way that could have killed it."""
+    """No other call ran that could have killed the server."""
 
 
 class CallTimedOutError(AgentrlError):
@@ -51,11 +53,11 @@ class CallTimedOutError(AgentrlError):
 
 
 class ServerFaultError(AgentrlError):
-    """The server answered the call with a failure of its own."""
+    """The server answered the call with an internal error."""
 
 
 class CallRejectedError(AgentrlError):
-    """The server does not accept what it was asked for: the arguments, the tool, or an answer without end."""
+    """The server rejected the arguments or the tool, or the answer is too long."""
 
 
 class Peer(Protocol):
@@ -71,7 +73,7 @@ class Peer(Protocol):
 
 
 class HttpPeer:
-    """A server behind a URL. That it is gone shows only when it is asked."""
+    """A server behind a URL. Only a request shows that it is gone."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._url = url
@@ -104,7 +106,7 @@ class _Running:
 
 
 class Connection:
-    """`open`, then `call`, then `close`; `gone` is set at its end, `why` says what ended it."""
+    """A connection from `open` to `close`; `gone` is set at its end, `why` has the reason."""
 
     def __init__(self, name: str, peer: ServerProcess | HttpPeer) -> None:
         self.name = name
@@ -113,14 +115,14 @@ class Connection:
         self._client: Client | None = None
         self._entered = False
         self._task: asyncio.Task[None] | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self.pid = lambda: peer.pid if isinstance(peer, ServerProcess) else None
         self.gone = asyncio.Event()
         self.why = ""
         self.tools: tuple[ToolInfo, ...] = ()
         self._running: set[_Running] = set()
         self.calls = 0
-        """How many calls it ever had: a process that had none is as good as new."""
+        """Number of calls so far: a process without calls may serve another session."""
         self.opened_at = 0.0
 
     async def open(self, within_s: float = START_WITHIN_S) -> None:
@@ -155,7 +157,7 @@ class Connection:
         self.calls += 1
         began = time.monotonic()
         try:
-            # The SDK's own clock begins after the request was written: a server that does not read needs this one.
+            # The SDK's timeout begins after the request was written; this one also covers a server that does not read.
             async with asyncio.timeout(timeout_s + _LATE_S):
                 return await self._client.call_tool(
                     tool, arguments, read_timeout_seconds=timeout_s, meta=cast(types.RequestParamsMeta, dict(meta))
@@ -163,37 +165,37 @@ class Connection:
         except MCPError as failed:
             if failed.code == types.REQUEST_TIMEOUT and time.monotonic() - began >= 0.9 * timeout_s:
                 raise CallTimedOutError(f"{tool} did not answer within {timeout_s:g} s.") from None
-            raise self._meaning(tool, failed, running) from None
+            raise self._classified(tool, failed, running) from None
         except TimeoutError:
             raise CallTimedOutError(f"{tool} did not answer within {timeout_s:g} s.") from None
         except (RuntimeError, ValidationError) as broken:
-            # The answer is no result of a tool, or breaks the tool's own schema.
-            raise ServerFaultError(f"{tool} answered what makes no sense: {broken}") from broken
+            # The answer is not a tool result, or violates the schema of the tool.
+            raise ServerFaultError(f"{tool} sent an invalid answer: {broken}") from broken
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream) as closed:
             raise self._gone(running) from closed
         finally:
             self._running.discard(running)
 
     def doubt(self) -> None:
-        """Something went wrong: ask for a sign of life, and end the connection if none comes."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask(), name=f"sign of life of {self.name}")
+        """Check the connection after a failed call, and end it if the server does not answer."""
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check(), name=f"check {self.name}")
 
     async def close(self, why: str = "it was closed") -> None:
-        """Leave, and end the process. Returns when it is gone, or cannot be."""
-        self._say(why)
+        """End the client and its process. Returns when they ended, or after the time limit."""
+        self._end_with(why)
         self._stop.set()
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._checking is not None:
+            self._checking.cancel()
         if self._task is not None:
             if not self._entered:
-                self._task.cancel()  # it may still wait for the server's first word
+                self._task.cancel()  # it may still wait for the server's first message
             await asyncio.wait([self._task], timeout=LEAVE_WITHIN_S)
             self._task.cancel()
             await asyncio.wait([self._task], timeout=LEAVE_WITHIN_S)
 
     async def _live(self, ready: asyncio.Future[None]) -> None:
-        """The one task that enters and leaves the client."""
+        """Enter and leave the client, in one task."""
         try:
             async with Client(self._peer.connected(), cache=None) as client:
                 self.tools = await self._list(client)
@@ -201,20 +203,20 @@ class Connection:
                 self._entered = True
                 if not ready.done():
                     ready.set_result(None)
-                await self._until_the_end()
+                await self._wait_for_end()
         except asyncio.CancelledError:
             raise
-        except Exception as broken:  # the boundary: a dead server surfaces as anything, nested
-            self._say(self._peer.story if self._peer.ended.is_set() else _innermost(broken))
+        except Exception as broken:  # the boundary: a dead server raises many kinds of errors, nested in groups
+            self._end_with(self._peer.story if self._peer.ended.is_set() else _innermost(broken))
             log.debug("%s ended", self.name, exc_info=broken)
         finally:
             self._client = None
-            self._say("it ended")
+            self._end_with("it ended")
             self.gone.set()
             if not ready.done():
                 ready.set_exception(ConnectionFailedError(self._gone_sentence()))
 
-    async def _until_the_end(self) -> None:
+    async def _wait_for_end(self) -> None:
         waits = [
             asyncio.create_task(event.wait(), name=f"{what} of {self.name}")
             for what, event in (("stop", self._stop), ("end", self._peer.ended))
@@ -225,7 +227,7 @@ class Connection:
             for wait in waits:
                 wait.cancel()
         # Calls end at once; leaving the client may take seconds.
-        self._say(self._peer.story)
+        self._end_with(self._peer.story)
         self.gone.set()
 
     async def _list(self, client: Client) -> tuple[ToolInfo, ...]:
@@ -242,7 +244,7 @@ class Connection:
                 break
         return tuple(found)
 
-    async def _ask(self) -> None:
+    async def _check(self) -> None:
         client = self._client
         if client is None:
             return
@@ -251,15 +253,17 @@ class Connection:
                 await client.list_tools()
         except asyncio.CancelledError:
             raise
-        except Exception as broken:  # the boundary: whatever it is, it is no sign of life
+        except Exception as broken:  # the boundary: any error means that the server did not answer
             late = f"no answer within {ANSWER_WITHIN_S:g} s"
-            self._say(f"it gave no sign of life ({late if isinstance(broken, TimeoutError) else _innermost(broken)})")
-            # Whoever keeps the connection says in the log that it has ended, and why.
+            self._end_with(
+                f"it did not answer a check ({late if isinstance(broken, TimeoutError) else _innermost(broken)})"
+            )
+            # The owner of the connection logs its end.
             log.debug("%s is given up", self.name, exc_info=broken)
             self.gone.set()
             self._stop.set()
 
-    def _meaning(self, tool: str, failed: MCPError, running: _Running) -> AgentrlError:
+    def _classified(self, tool: str, failed: MCPError, running: _Running) -> AgentrlError:
         match failed.code:
             case types.CONNECTION_CLOSED if self.gone.is_set() or self._peer.ended.is_set():
                 return self._gone(running)
@@ -279,8 +283,8 @@ class Connection:
         what = "is gone" if self.opened_at else "did not come up"
         return f"{self.name} {what}: {(self.why or self._peer.story).rstrip('.')}."
 
-    def _say(self, why: str) -> None:
-        """The first reason stands."""
+    def _end_with(self, why: str) -> None:
+        """Keep the first reason."""
         self.why = self.why or why
 
 

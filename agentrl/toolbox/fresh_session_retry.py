@@ -1,9 +1,9 @@
-"""A call that failed, once more in a session of its own: was it the server, or what was asked of it?
+"""Repeats a failed call in a fresh session, to tell a broken tool from a call that breaks it.
 
-Invariants: the second call has a connection that nobody else uses and that ends with it, so it neither disturbs a
-session nor learns from one; no statistics and no breaker count it. Only a call that fails alike while the tool works
-for others, and fails for none of them, is the policy's doing: in an outage everything fails alike. Others are other
-sessions with other arguments: a group's members may all make the call that breaks the tool.
+Invariants:
+- The second call has its own connection, which ends with it. No statistics and no breaker count it.
+- It is the policy's fault only if both calls fail alike while the tool works for others and fails for none of them.
+- Others are other sessions with other arguments: members of a group may all make the call that breaks the tool.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from agentrl.config.data_plane import ToolServer
 from agentrl.errors import AgentrlError
 from agentrl.policies.outcomes import fault_on_fresh_session
 from agentrl.toolbox.api_messages import CallAnswer, NotAgain, ToolInfo
-from agentrl.toolbox.call_outcomes import ask
+from agentrl.toolbox.call_outcomes import call_server
 from agentrl.toolbox.call_registry import Call
 from agentrl.toolbox.server_pool import Connect
 
 RECENT_S = 60.0
 MOST_REMEMBERED = 256
-"""Calls of one tool that worked, and as many that failed."""
+"""Good calls of a tool, and as many failed ones."""
 OPENED_WITHIN_S = 30.0
-"""The fresh session, with the wait for those that are started before it."""
+"""Includes the wait for other starts."""
 FRESH = "~fresh"
-"""What the ids of the second call end with: the one that failed is not run twice under its own."""
+"""Suffix of the ids of the second call, because an id never runs twice."""
 
 
 class _Ended(NamedTuple):
-    """What is remembered of a call."""
+    """An ended call."""
 
     at: float
     session: str
@@ -43,18 +43,18 @@ class _Ended(NamedTuple):
 
 
 class FreshSessionRetry:
-    """Of one server. It is told of every call that ended."""
+    """Judges the failed calls of one server; it gets every ended call."""
 
     def __init__(self, config: ToolServer, connect: Connect, gate: asyncio.Semaphore) -> None:
-        """`gate` lets in who starts a server."""
+        """`gate` limits the servers that start at the same time."""
         self._config = config
         self._connect = connect
         self._gate = gate
         self._worked: dict[str, deque[_Ended]] = {}
         self._failed: dict[str, deque[_Ended]] = {}
 
-    async def judged(self, call: Call, tool: ToolInfo, answer: CallAnswer, timeout_s: float) -> CallAnswer:
-        """The answer; with the policy's fault, if it fails alike. `timeout_s` is what the caller gives each call."""
+    async def judge(self, call: Call, tool: ToolInfo, answer: CallAnswer, timeout_s: float) -> CallAnswer:
+        """The answer, as the policy's fault if the second call fails alike. `timeout_s` limits each call."""
         if not self._config.try_again:
             return answer
         mine = _Ended(time.monotonic(), call.session, _digest(call))
@@ -63,10 +63,10 @@ class FreshSessionRetry:
         if answer.error_class != "infrastructure":
             return answer
         if why := self._why_not(tool, answer, mine):
-            return self.left(answer, why)
+            return self.unproven(answer, why)
         second = await self._fresh(call, tool, timeout_s)
         if second is None:
-            return self.left(answer, "no: no session")
+            return self.unproven(answer, "no: no session")
         answer = msgspec.structs.replace(answer, tried_again=second.status)
         works = _of_others(self._worked, tool, mine, since=mine.at) and not self._fails_others(tool, mine)
         fault = fault_on_fresh_session(
@@ -80,14 +80,14 @@ class FreshSessionRetry:
             answer, error_class=fault, content=f"{answer.content} It failed alike in a fresh session."
         )
 
-    def left(self, answer: CallAnswer, why: NotAgain) -> CallAnswer:
-        """An answer that is not put to the test; a failure says why, where it could have been."""
+    def unproven(self, answer: CallAnswer, why: NotAgain) -> CallAnswer:
+        """The answer of a call that is not repeated; a failure gets the reason."""
         wanted = self._config.try_again and answer.error_class == "infrastructure"
         return msgspec.structs.replace(answer, tried_again=why) if wanted else answer
 
     def _why_not(self, tool: ToolInfo, answer: CallAnswer, mine: _Ended) -> NotAgain | None:
         if answer.status not in ("timeout", "lost"):
-            # What a tool says itself of its failure needs no proof.
+            # A tool that reports its own failure needs no second call.
             return "no: told by the tool"
         if not answer.alone:
             return "no: not alone"
@@ -97,13 +97,13 @@ class FreshSessionRetry:
         return _of_others(self._failed, tool, mine, since=time.monotonic() - RECENT_S)
 
     async def _fresh(self, call: Call, tool: ToolInfo, timeout_s: float) -> CallAnswer | None:
-        """None if there is no session to be had."""
+        """The second call. None if no fresh session could be opened."""
         connection = self._connect()
         try:
             async with asyncio.timeout(OPENED_WITHIN_S), self._gate:
                 await connection.open(OPENED_WITHIN_S)
             call.again = True
-            return await ask(
+            return await call_server(
                 connection,
                 tool.name,
                 call.arguments,

@@ -1,7 +1,9 @@
-"""What a tool server finds in its environment, on its command line, or in the headers of requests.
+"""Environment, command line and HTTP headers of a tool server.
 
-Invariants: it inherits an allow-list and nothing else, so that no secret of the run reaches a program of somebody else;
-it carries the run's mark, so that it is found and ended with the run; secrets are resolved at the moment of the start.
+Invariants:
+- A server inherits an allow-list of variables, so no secret of the run reaches a third-party program.
+- It carries the marks of the run, so that `down` finds it.
+- Secrets are resolved at the start of the server.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ INHERITED = (
     "USER",
 )
 MARK = ("AGENTRL_RUN", "AGENTRL_HOST", "AGENTRL_INCARNATION")
-"""By these every process of a run is found. What gives rights (token, key, coordinator) is not among them."""
+"""Every process of a run has these. They grant no rights: token, key and coordinator address are not among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How one process of a server is started."""
+    """The start of one process of a server."""
 
     command: tuple[str, ...]
     env: Mapping[str, str]
@@ -46,7 +48,7 @@ class Launch:
 
 
 def launch_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[str, str]) -> Launch:
-    """Raises ConfigError if a secret is not there."""
+    """The process of a server. Raises ConfigError if a secret is missing."""
     env = {key: environ[key] for key in (*INHERITED, *MARK) if key in environ}
     env["PYTHONUNBUFFERED"] = "1"
     for key, value in server.env.items():
@@ -58,7 +60,7 @@ def launch_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[
 
 
 def headers_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Of every request to a server behind a URL. Raises ConfigError if a secret is not there."""
+    """Headers of all requests to a server behind a URL. Raises ConfigError if a secret is missing."""
     headers = {
         key: _value(f"tools.{name}.headers.{key}", value, run_dir, environ) for key, value in server.headers.items()
     }
@@ -78,5 +80,5 @@ def _value(place: str, value: str, run_dir: Path, environ: Mapping[str, str]) ->
 
 
 def _filled(text: str, run_dir: Path) -> str:
-    """Other braces are left alone: commands are full of them."""
+    """Replace placeholders; other braces stay."""
     return text.replace("{python}", sys.executable).replace("{run_dir}", str(run_dir))

@@ -1,7 +1,8 @@
-"""From what an MCP server answers to the text that a model reads.
+"""The text that a model reads, from the result of an MCP server.
 
-Invariants: the text is never longer than the limit and keeps both ends; nothing that is not text is put into a prompt,
-but a placeholder says that it was there. Works on values only.
+Invariants:
+- The text is never longer than its limit, and keeps both ends.
+- Content that is not text becomes a placeholder.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import json
 import mcp_types as types
 
 FAULT_KEY = "agentrl/fault"
-"""A server may say in the metadata of a failed result whose fault it was: `policy` or `infrastructure`."""
+"""Key in the metadata of a failed result: whose fault it was, `policy` or `infrastructure`."""
 
 
 def cut(text: str, most_chars: int) -> tuple[str, int]:
-    """The text with its middle left out if it is too long, and how many characters were left out."""
+    """The text, without its middle if it is too long, and the number of characters left out."""
     if len(text) <= most_chars:
         return text, 0
     room = most_chars - len(_gap(len(text)))

@@ -1,8 +1,8 @@
-"""How one tool server is kept alive, and how sessions get to it.
+"""Starts, restarts and lends the connections of one tool server.
 
-Invariants: a server that died is started again, at once if it had lived and more and more slowly if it had not; a
-session never gets another connection than the one its state is on. A process serves one session and is then ended,
-unless it was never called.
+Invariants:
+- A server that died is restarted: at once if it had lived for a while, otherwise after a growing delay.
+- A process serves one session and is then ended, unless it was never called.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from agentrl.toolbox.stdio_transport import ServerProcess
 
 log = logging.getLogger("toolbox")
 LIVED_S = 10.0
-"""Whoever lived this long is started again at once."""
+"""A server that lived this long is restarted at once."""
 IN_A_ROW_S = 90.0
-"""Failures further apart have nothing to do with each other."""
+"""Failures further apart do not count as a series."""
 FIRST_WAIT_S = 0.5
 MOST_WAIT_S = 30.0
 STARTS_AT_ONCE = 2
-"""Starting a server takes half a second of a core."""
+"""A start takes half a second of a core."""
 NOT_YET = "it is being started"
 Connect = Callable[[], Connection]
 
 
-class Keeper(Protocol):
-    """Keeps the connections of one server."""
+class ConnectionSource(Protocol):
+    """The connections of one server."""
 
     starts: int
-    """How often a connection was opened."""
+    """Number of opened connections."""
 
     @property
     def why(self) -> str:
@@ -49,7 +49,7 @@ class Keeper(Protocol):
         ...
 
     async def run(self) -> None:
-        """Keep them until cancelled."""
+        """Open and replace connections until cancelled."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class Keeper(Protocol):
 
 
 def connector(name: str, server: ToolServer, run_dir: Path) -> Connect:
-    """What makes connections of this server."""
+    """A function that makes connections to this server."""
 
     def connect() -> Connection:
         if server.url:
@@ -74,7 +74,7 @@ def connector(name: str, server: ToolServer, run_dir: Path) -> Connect:
     return connect
 
 
-class Starter:
+class ConnectionStarter:
     """Opens connections, a few at a time, and waits longer after each failure in a row."""
 
     def __init__(self, connect: Connect, gate: asyncio.Semaphore, on_tools: Callable[[tuple[ToolInfo, ...]], None]):
@@ -86,7 +86,7 @@ class Starter:
         self.why = NOT_YET
 
     async def start(self) -> Connection | None:
-        """A connection that is open; None, after a wait, if there is none to be had."""
+        """Open a connection. Returns None, after a delay, if that failed."""
         try:
             async with self._gate:
                 connection = self._connect()
@@ -107,11 +107,11 @@ class Starter:
         log.warning("%s", why)
 
     def ended(self, connection: Connection) -> None:
-        """One died. If it had not lived, that is like one that never came up."""
+        """A connection ended. One that ended soon counts as a failed start."""
         if time.monotonic() - connection.opened_at >= LIVED_S:
             self._failures = 0
-            self.why = f"it died and is being started again: {connection.why}"
-            log.warning("%s died and is being started again: %s", connection.name, connection.why)
+            self.why = f"it died and is restarted: {connection.why}"
+            log.warning("%s died and is restarted: %s", connection.name, connection.why)
         else:
             self.failed(f"{connection.name} died: {connection.why}")
 
@@ -120,10 +120,10 @@ class Starter:
             await asyncio.sleep(min(MOST_WAIT_S, FIRST_WAIT_S * 2.0 ** (self._failures - 1)))
 
 
-class OneForAll:
-    """Of a `shared` or `keyed` server: one connection that all sessions use."""
+class SharedConnection:
+    """One connection for all sessions of a `shared` or `keyed` server."""
 
-    def __init__(self, starter: Starter) -> None:
+    def __init__(self, starter: ConnectionStarter) -> None:
         self._starter = starter
         self._connection: Connection | None = None
         self._changed = asyncio.Condition()
@@ -170,17 +170,17 @@ class OneForAll:
         pass
 
 
-class Pool:
-    """Of a `process` server: a connection for each session, started ahead."""
+class ProcessPool:
+    """A process for each session of a `process` server, started in advance."""
 
-    def __init__(self, starter: Starter, size: int) -> None:
+    def __init__(self, starter: ConnectionStarter, size: int) -> None:
         self._starter = starter
         self._size = size
         self._idle: deque[Connection] = deque()
         self._taken: set[Connection] = set()
         self._ending: set[Connection] = set()
         self._waiting: deque[asyncio.Future[Connection]] = deque()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._coming = 0
         self.starts = 0
@@ -191,7 +191,7 @@ class Pool:
 
     @property
     def serving(self) -> bool:
-        # Between the end of one process and the start of the next it serves, if the last start went well.
+        # Between two processes the server still serves if the last start succeeded.
         return self.starts > 0 and (not self.why or any(not each.gone.is_set() for each in (*self._taken, *self._idle)))
 
     async def run(self) -> None:
@@ -200,11 +200,11 @@ class Pool:
                 self._tasks = tasks
                 while True:
                     self._fill(tasks)
-                    await self._news.wait()
-                    self._news.clear()
+                    await self._changed.wait()
+                    self._changed.clear()
         finally:
             self._tasks = None
-            # What was being ended has been interrupted, and is ended here.
+            # Includes connections whose closing was interrupted.
             rest = [*self._idle, *self._taken, *self._ending]
             await asyncio.gather(*(connection.close("the toolbox ends") for connection in rest))
 
@@ -235,7 +235,7 @@ class Pool:
         elif self._tasks is not None:
             self._ending.add(connection)
             self._tasks.create_task(self._end(connection), name="end a process that was used")
-        self._news.set()
+        self._changed.set()
 
     async def _end(self, connection: Connection) -> None:
         await connection.close()
@@ -246,7 +246,7 @@ class Pool:
         return connection
 
     def _forget(self, turn: asyncio.Future[Connection]) -> None:
-        """Who gave up waiting may have been given one in the same moment."""
+        """Remove a waiter. It may have got a connection at the same moment, which goes to the next."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(turn)
         if turn.done() and not turn.cancelled():
@@ -258,7 +258,7 @@ class Pool:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
-                # Counted from now on: before the one who waits runs again, nobody may think that there is room.
+                # Counted now, because the waiter runs only later.
                 turn.set_result(self._lend(connection))
                 return
         self._idle.append(connection)
@@ -266,7 +266,7 @@ class Pool:
     def _fill(self, tasks: asyncio.TaskGroup) -> None:
         while len(self._idle) + len(self._taken) + self._coming < self._size:
             self._coming += 1
-            tasks.create_task(self._add(), name="start a process ahead")
+            tasks.create_task(self._add(), name="start a process in advance")
 
     async def _add(self) -> None:
         connection = None
@@ -274,21 +274,21 @@ class Pool:
             connection = await self._starter.start()
         finally:
             self._coming -= 1
-            self._news.set()
+            self._changed.set()
         if connection is not None:
             self.starts += 1
             self._offer(connection)
             await self._watch(connection)
 
     async def _watch(self, connection: Connection) -> None:
-        """An idle one that dies is replaced; of one that is lent its session tells."""
+        """Replace an idle connection that ends; the session notices the end of a lent one."""
         await connection.gone.wait()
         if connection in self._idle:
             self._idle.remove(connection)
             self._starter.ended(connection)
             await connection.close()
             await self._starter.wait()
-            self._news.set()
+            self._changed.set()
 
 
 def _does_not_serve(why: str) -> UnavailableError:

@@ -1,8 +1,9 @@
-"""What a toolbox tells of itself: its Service document.
+"""Writes the Service document of a toolbox, which the steward and samplers read.
 
-Invariants: it is written every two seconds with the database's own time, so that silence shows; a database that is
-away is no reason to end: calls go on, and the document is written again when it is back. It serves once all its
-servers have come up or failed to, so that nobody takes half of its tools for all of them.
+Invariants:
+- It is written every two seconds with the time of the database, so that silence is visible.
+- While the database is away, calls go on and the document is written later.
+- The toolbox counts as serving only after every server has come up or failed to, so its list of tools is complete.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ MOST_WAIT_S = 10.0
 State = Literal["starting", "serving", "draining", "gone"]
 
 
-class Reporter:
+class ServiceReporter:
     """Writes the document of one toolbox until it is cancelled."""
 
     def __init__(self, toolbox: Toolbox, database: Database, me: Service) -> None:
-        """`me` says who and where it is; the rest is kept here."""
+        """`me` has the name and the address of the toolbox."""
         self._toolbox = toolbox
         self._database = database
         self._me = me
@@ -43,7 +44,7 @@ class Reporter:
             try:
                 await self.report()
                 wait_s = REPORT_EVERY_S
-            except Exception:  # the boundary: the database is away, or refuses
+            except Exception:  # the boundary: the database may be away
                 log.exception("%s cannot report", self._me.id)
                 wait_s = min(MOST_WAIT_S, 2 * wait_s)
             await asyncio.sleep(wait_s)
@@ -54,7 +55,7 @@ class Reporter:
         if self.state == "starting" and self._toolbox.settled:
             self.state = "serving"
         async with asyncio.timeout(WRITE_WITHIN_S):
-            told = msgspec.structs.replace(
+            document = msgspec.structs.replace(
                 self._me,
                 kind="toolbox",
                 state=self.state,
@@ -63,19 +64,19 @@ class Reporter:
                 troubles=[_trouble(server) for server in unavailable],
                 running=self._toolbox.open_sessions,
             )
-            await service_registry.report(self._database, told)
+            await service_registry.report(self._database, document)
 
     async def leave(self, state: Literal["draining", "gone"]) -> None:
-        """Say at once that no sessions should come any more; if the store is away, silence will say it."""
+        """Write at once that no new session should come; without the store, silence shows it later."""
         self.state = state
         try:
             await self.report()
         except Exception:  # the boundary, as above
-            log.exception("%s cannot say that it is %s", self._me.id, state)
+            log.exception("%s cannot report that it is %s", self._me.id, state)
 
 
 def status_of(toolbox: Toolbox) -> str:
-    """What a person should read about it."""
+    """The status sentence of the unit."""
     servers = toolbox.servers()
     troubles = [_trouble(each) for each in servers if not each.usable]
     serving = f"{len(servers) - len(troubles)} of {counted(len(servers), 'servers')}"
@@ -86,5 +87,5 @@ def status_of(toolbox: Toolbox) -> str:
 def _trouble(server: ServerInfo) -> str:
     if not server.why:
         return f"{server.id} has its breaker {server.breaker}"
-    # What went wrong with a server begins with its name already.
+    # Most reasons begin with the name of the server.
     return server.why if server.why.startswith(f"{server.id} ") else f"{server.id}: {server.why}"

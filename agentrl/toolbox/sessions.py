@@ -1,8 +1,9 @@
-"""What one episode has reserved: a lease on each of its servers.
+"""The session of one episode: a lease on each of its servers.
 
-Invariants: all servers are reserved or none; once a session has called a stateful server it never gets another
-connection to it: if that one died the session is lost and says so. Servers are taken in one order everywhere, so that
-two sessions never wait for each other.
+Invariants:
+- A session reserves all its servers or none.
+- A session that called a stateful server gets no other connection to it: if that ends, the session is lost.
+- All sessions reserve servers in the same order, so two sessions never wait for each other.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from agentrl.toolbox.call_registry import Call
 from agentrl.toolbox.circuit_breaker import Breaker
 from agentrl.toolbox.connection import Connection
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
-from agentrl.toolbox.server_pool import Keeper
+from agentrl.toolbox.server_pool import ConnectionSource
 
 RETURN_WITHIN_S = 5.0
-"""How long a call waits for a server that died and is being started again."""
+"""How long a call waits for the restart of a server."""
 
 
 @dataclass(eq=False)
 class Server:
-    """One tool server with everything that is counted about it."""
+    """One tool server with its connections, breaker and counters."""
 
     name: str
     config: ToolServer
-    keeper: Keeper
+    keeper: ConnectionSource
     breaker: Breaker
     at_once: int
-    """More calls at once only make a server slower, or fail."""
-    trials: FreshSessionRetry
+    """Calls at the same time; more would make the server slower, or fail."""
+    retry: FreshSessionRetry
     turns: asyncio.Semaphore = field(init=False)
     tools: dict[str, ToolInfo] = field(default_factory=dict)
     sessions: int = 0
@@ -48,7 +49,7 @@ class Server:
 
 
 class Lease:
-    """A session's hold on one server."""
+    """The reservation of one server for a session."""
 
     def __init__(self, server: Server, connection: Connection) -> None:
         self.server = server
@@ -60,7 +61,7 @@ class Lease:
 
     async def connection(self) -> Connection:
         """The connection for the next call. Raises SessionLostError, UnavailableError, QuotaError."""
-        # Calls of one session come in parallel: one of them gets the new connection for all.
+        # Parallel calls of a session share the new connection.
         async with self._changing:
             if self._connection.gone.is_set():
                 await self._change()
@@ -69,7 +70,7 @@ class Lease:
 
     async def _change(self) -> None:
         if self._used and self.server.config.session != "shared":
-            raise SessionLostError(f"What {self.server.name} kept for this session is lost: {self._connection.why}.")
+            raise SessionLostError(f"The state of this session in {self.server.name} is lost: {self._connection.why}.")
         keeper = self.server.keeper
         keeper.give_back(self._connection)
         self._connection = await keeper.take(RETURN_WITHIN_S)
@@ -85,7 +86,7 @@ class Lease:
 
 
 class Session:
-    """One episode's reservation."""
+    """The servers that one episode reserved, and its running calls."""
 
     def __init__(self, id: str, leases: dict[str, Lease]) -> None:
         self.id = id
@@ -103,7 +104,7 @@ class Session:
 
 
 async def reserve(servers: list[Server], wait_s: float) -> dict[str, Lease]:
-    """All of them, or none and the error of the one that could not be had."""
+    """Reserve all servers; raises the error of the first that is not available, and reserves none."""
     deadline = time.monotonic() + wait_s
     leases: dict[str, Lease] = {}
     try:

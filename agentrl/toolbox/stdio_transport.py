@@ -1,11 +1,11 @@
 """MCP over the pipes of a process that the toolbox starts, owns and ends.
 
-Invariants: the process and everything in its group is gone when the transport is left, whatever it was doing; an answer
-that is too long costs the call it belongs to and not the connection; what the process writes to stderr is in the
-toolbox's log, and its last lines are kept for whoever asks why it died.
+Invariants:
+- When the transport ends, the process and its whole group are gone.
+- An answer that is too long fails its call and not the connection.
+- Stderr of the process goes to the log of the toolbox; its last lines are kept to explain its death.
 
-The SDK's own transport joins and scans all of a long line again for each piece of it, and does not tell how a process
-ended.
+The SDK's own transport scans a long line again for each piece of it, and does not report how a process ended.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from agentrl.toolbox.launch_environment import Launch
 log = logging.getLogger("toolbox")
 MOST_MESSAGE_BYTES = 160 << 20
 TOO_LONG = -32090
-"""Code of the error that stands for an answer longer than that."""
+"""Error code for an answer longer than that."""
 CLOSE_WITHIN_S = 2.0
-"""How long a process may take to leave by itself once its input ended, and again after SIGTERM."""
+"""How long a process may take to end after its input ended, and again after SIGTERM."""
 LAST_WORDS_WITHIN_S = 0.5
 _PIECE_BYTES = 1 << 20
 _HEAD_BYTES = 4096
@@ -53,7 +53,7 @@ class CannotStartError(AgentrlError):
 
 
 class ServerProcess:
-    """One process of a server. `connected` is the transport; it is entered once."""
+    """One process of a server; `connected` is its transport, used once."""
 
     def __init__(self, name: str, launch: Launch) -> None:
         self._name = name
@@ -63,7 +63,7 @@ class ServerProcess:
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._dead = asyncio.Event()
         self.ended = asyncio.Event()
-        """Nothing more will come from it: it closed its output, or died."""
+        """It closed its output, or died."""
 
     @property
     def pid(self) -> int | None:
@@ -71,14 +71,14 @@ class ServerProcess:
 
     @property
     def story(self) -> str:
-        """How it ended, and its last words."""
+        """How it ended, and its last lines."""
         code = self._code
         if code is None:
             how = "it closed its output" if self.ended.is_set() else "it runs"
         else:
             how = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it exited with {code}"
-        said = "; ".join(self._last_lines)
-        return f"{how}; it said: {said}" if said else how
+        lines = "; ".join(self._last_lines)
+        return f"{how}; its last lines: {lines}" if lines else how
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[Streams]:
@@ -145,10 +145,10 @@ class ServerProcess:
             self._finish(inbox)
 
     async def _watch(self, process: Process, inbox: Inbox) -> None:
-        """asyncio's own `wait` waits for the pipes too, which a child of the dead process may hold open."""
+        """Notice the death. asyncio's `wait` also waits for the pipes, which a child of the process may hold open."""
         self._code = await _death_of(process)
         self._dead.set()
-        # What it wrote before it died is read out first.
+        # First read what it wrote before it died.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_WITHIN_S):
                 await self.ended.wait()
@@ -159,7 +159,7 @@ class ServerProcess:
         inbox.close()
 
     async def _until_dead(self) -> None:
-        """Whoever closed its output is usually about to die; then there is a better story to tell."""
+        """A process that closed its output usually dies soon, and its exit status explains more."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_WITHIN_S):
                 await self._dead.wait()
@@ -175,7 +175,7 @@ class ServerProcess:
             return self._unread(line[:_HEAD_BYTES], "is no message", types.PARSE_ERROR)
 
     def _unread(self, head: bytes, why: str, code: int) -> SessionMessage | None:
-        """An error in place of the answer: servers write the id before the result. Without an id nobody is told."""
+        """An error for the call of an unreadable answer; None if its id, which stands before the result, is missing."""
         found = _ID.search(head.partition(b'"result"')[0])
         log.warning("%s wrote what %s: %r", self._name, why, head[:_SHOWN_BYTES])
         if found is None:
@@ -194,7 +194,7 @@ class ServerProcess:
                 process.stdin.write(text.encode(errors="replace") + b"\n")
                 await process.stdin.drain()
             except OSError:
-                return  # the reader sees the end too, and tells
+                return  # the reader handles the end
 
     async def _log(self, process: Process) -> None:
         assert process.stderr is not None
@@ -214,7 +214,7 @@ class ServerProcess:
                 log.info("%s: %s", self._name, text)
 
     async def _end(self, process: Process) -> None:
-        """End of input, SIGTERM, SIGKILL, each with its time; the group goes in any case."""
+        """End the input, then SIGTERM, then SIGKILL; the group is killed in any case."""
         assert process.stdin is not None
         process.stdin.close()
         try:
@@ -228,7 +228,7 @@ class ServerProcess:
 
 
 class _TooLong:
-    """What is kept of a line that is too long."""
+    """The head of a line that is too long."""
 
     def __init__(self, head: bytes, length: int) -> None:
         self.head = head
@@ -236,7 +236,7 @@ class _TooLong:
 
 
 async def _lines(stream: asyncio.StreamReader, *, most: int = MOST_MESSAGE_BYTES) -> AsyncIterator[bytes | _TooLong]:
-    """Lines without their end. Pieces are joined once, when the line is whole."""
+    """Lines without their newline. Pieces are joined once, when a line is complete."""
     pieces: list[bytes] = []
     length = 0
     while piece := await stream.read(_PIECE_BYTES):
@@ -256,7 +256,7 @@ async def _lines(stream: asyncio.StreamReader, *, most: int = MOST_MESSAGE_BYTES
 
 
 async def _death_of(process: Process) -> int | None:
-    """Returns when the process is dead, and how it ended; None if somebody else took that."""
+    """Wait until the process is dead; returns its status, or None if asyncio already took it."""
     loop = asyncio.get_running_loop()
     try:
         descriptor = os.pidfd_open(process.pid)
@@ -267,7 +267,7 @@ async def _death_of(process: Process) -> int | None:
         loop.add_reader(descriptor, died.set)
         try:
             await died.wait()
-            # asyncio has a thread take it, which may come too late on a busy machine: its callers want the story now.
+            # asyncio takes the status in a thread, which may be late on a busy machine.
             with contextlib.suppress(ChildProcessError):
                 found = os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOWAIT | os.WNOHANG)  # noqa: ASYNC222
                 if found is not None:
@@ -283,6 +283,6 @@ async def _death_of(process: Process) -> int | None:
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:
-    """Its members have the leader's pid as their group, also after the leader died."""
+    """Signal the process group, which keeps the leader's pid after the leader died."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)

@@ -1,7 +1,9 @@
-"""Counts, latencies and samples of failures for every tool.
+"""Counts, latencies and sample failures of every tool.
 
-Invariants: memory does not grow with the number of calls; a quantile is off by at most one bucket (a quarter of its
-value), that of the last minute is exact; samples name the calls, so that a person can jump to them.
+Invariants:
+- Memory does not grow with the number of calls.
+- A quantile is off by at most one bucket (a quarter of its value); that of the last minute is exact.
+- Samples have the ids of their calls.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from agentrl.toolbox.api_messages import CallAnswer
 SAMPLES = 5
 RECENT_S = 60.0
 RECENT_CALLS = 512
-"""Of each tool; more do not make a better quantile."""
+"""For each tool; enough for a quantile."""
 JUDGED_FROM = 20
 _SAMPLE_CHARS = 200
 _PER_DOUBLING = 3
@@ -43,12 +45,12 @@ class ToolStatistics(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     statuses: dict[str, int]
     faults: dict[str, int]
-    """Failed calls by whose fault they were."""
+    """Failed calls by fault."""
     p50_s: float
     p95_s: float
     longest_s: float
     cut: int
-    """Results that were too long."""
+    """Results that were cut because they were too long."""
     samples: tuple[Sample, ...]
     """The newest failures, oldest first."""
 
@@ -77,10 +79,10 @@ class Recent(NamedTuple):
     per_s: float
     p95_s: float
     failures: float
-    """Share of the calls that failed for infrastructure; 0 while there are too few to speak of."""
+    """Share of infrastructure failures; 0 for fewer than JUDGED_FROM calls."""
 
 
-class Statistics:
+class ToolboxStatistics:
     """All tools of a toolbox."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -111,13 +113,13 @@ class Statistics:
             )
 
     def recent(self) -> dict[str, Recent]:
-        """All tools that were ever called, as they were in the last minute."""
+        """The last minute of every tool that was ever called."""
         since = self._clock() - RECENT_S
         lately = {name: [call for call in tool.recent if call.at >= since] for name, tool in self._tools.items()}
         return {name: _recent(calls, self._clock()) for name, calls in sorted(lately.items())}
 
     def all(self) -> tuple[ToolStatistics, ...]:
-        return tuple(_told(name, tool) for name, tool in sorted(self._tools.items()))
+        return tuple(_summary(name, tool) for name, tool in sorted(self._tools.items()))
 
 
 def _recent(calls: list[_Call], now: float) -> Recent:
@@ -125,13 +127,13 @@ def _recent(calls: list[_Call], now: float) -> Recent:
         return Recent(0, 0.0, 0.0, 0.0)
     latencies = sorted(call.latency_s for call in calls)
     failed = sum(call.failed for call in calls) / len(calls) if len(calls) >= JUDGED_FROM else 0.0
-    # Of a busy tool the minute does not fit: what is kept tells the pace by how far back it reaches.
+    # For a busy tool only the newest calls are kept, so the rate follows from their span.
     span_s = RECENT_S if len(calls) < RECENT_CALLS else max(now - calls[0].at, 1e-3)
     p95_s = latencies[min(len(latencies) - 1, math.ceil(0.95 * len(latencies)) - 1)]
     return Recent(len(calls), len(calls) / span_s, p95_s, failed)
 
 
-def _told(name: str, tool: _Tool) -> ToolStatistics:
+def _summary(name: str, tool: _Tool) -> ToolStatistics:
     return ToolStatistics(
         id=name,
         calls=tool.statuses.total(),
@@ -150,7 +152,7 @@ def _bucket(seconds: float) -> int:
 
 
 def _quantile(tool: _Tool, share: float) -> float:
-    """The upper end of the bucket that the quantile falls into, but never more than was seen."""
+    """The upper end of the bucket of the quantile, at most the longest latency."""
     wanted = share * tool.buckets.total()
     counted = 0
     for bucket in sorted(tool.buckets):

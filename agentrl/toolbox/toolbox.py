@@ -1,7 +1,9 @@
-"""The toolbox itself: sessions and calls, and what happens to them.
+"""The toolbox: sessions, calls and their limits.
 
-Invariants: a call id runs once, whoever asks for it and however often; every call ends before its deadline, also when
-its caller left; a refusal means that nothing was run; what is refused leaves its id free.
+Invariants:
+- A call id runs once, however often it is requested.
+- Every call ends before its deadline, also if its caller disconnects.
+- A refused call did not run, and its id may be used again.
 """
 
 from __future__ import annotations
@@ -33,14 +35,22 @@ from agentrl.toolbox.api_messages import (
     UnavailableError,
     UnknownToolError,
 )
-from agentrl.toolbox.call_outcomes import ask
+from agentrl.toolbox.call_outcomes import call_server
 from agentrl.toolbox.call_registry import Call, CallRegistry
 from agentrl.toolbox.circuit_breaker import Breaker, BreakerRule
 from agentrl.toolbox.connection import Connection
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
-from agentrl.toolbox.server_pool import NOT_YET, STARTS_AT_ONCE, Keeper, OneForAll, Pool, Starter, connector
+from agentrl.toolbox.server_pool import (
+    NOT_YET,
+    STARTS_AT_ONCE,
+    ConnectionSource,
+    ConnectionStarter,
+    ProcessPool,
+    SharedConnection,
+    connector,
+)
 from agentrl.toolbox.sessions import Lease, Server, Session, reserve
-from agentrl.toolbox.tool_statistics import Statistics
+from agentrl.toolbox.tool_statistics import ToolboxStatistics
 
 TIDY_EVERY_S = 5.0
 CANCELLED = CallAnswer(status="cancelled", content="The session was closed.")
@@ -51,22 +61,22 @@ MOST_ID_CHARS = 512
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """What is refused with 429, and how long anybody waits before."""
+    """Limits; beyond them the toolbox answers 429 after a wait."""
 
     sessions: int = 10_000
     calls_of_session: int = 32
-    """Under way at once."""
+    """At the same time."""
     calls_of_server: int = 32
-    """Sent to one server at once; over HTTP half as many."""
+    """At the same time; half as many over HTTP."""
     waiting_of_server: int = 2_000
     wait_s: float = 30.0
     """How long a call waits for its turn."""
     idle_s: float = 900.0
-    """A session that nobody used for so long is closed: whoever opened it is gone."""
+    """A session without calls for this long is closed: its episode has died."""
 
 
 class Toolbox:
-    """`running` keeps the servers; the other methods are what the HTTP API does."""
+    """`running` supervises the servers; the other methods serve the HTTP API."""
 
     def __init__(
         self,
@@ -85,9 +95,9 @@ class Toolbox:
         self._sessions: dict[str, Session] = {}
         self._opening: dict[str, asyncio.Task[Session]] = {}
         self._memory = CallRegistry()
-        self.statistics = Statistics()
+        self.statistics = ToolboxStatistics()
         self.draining = False
-        """It ends when its sessions have ended."""
+        """It takes no new sessions and ends when the open ones have ended."""
         self.paused = False
         """It takes no new sessions for now."""
 
@@ -96,16 +106,18 @@ class Toolbox:
             server.take_tools(tools)
 
         connect = connector(name, config, run_dir)
-        starter = Starter(connect, self._gate, take_tools)
-        keeper: Keeper = Pool(starter, config.pool) if config.session == "process" else OneForAll(starter)
+        starter = ConnectionStarter(connect, self._gate, take_tools)
+        keeper: ConnectionSource = (
+            ProcessPool(starter, config.pool) if config.session == "process" else SharedConnection(starter)
+        )
         at_once = self._quotas.calls_of_server // (2 if config.url else 1)
-        trials = FreshSessionRetry(config, connect, self._gate)
-        server = Server(name, config, keeper, Breaker(breaker), max(1, at_once), trials)
+        retry = FreshSessionRetry(config, connect, self._gate)
+        server = Server(name, config, keeper, Breaker(breaker), max(1, at_once), retry)
         return server
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep all servers while the body runs; at the end nothing of them is left."""
+        """Supervise all servers while the body runs; at its end no process of them is left."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 keeping = [
@@ -120,7 +132,7 @@ class Toolbox:
                     for task in keeping:
                         task.cancel()
         except BaseExceptionGroup as group:
-            # What the body raised is the caller's business, as it was raised.
+            # Errors of the body reach the caller unchanged.
             if len(group.exceptions) == 1:
                 raise group.exceptions[0] from None
             raise
@@ -133,7 +145,7 @@ class Toolbox:
 
     @property
     def settled(self) -> bool:
-        """Every server has come up, or failed to: from now on the tools that are offered are all that there are."""
+        """Whether every server has come up or failed to: only then is the list of tools complete."""
         return all(server.state != "starting" for server in self.servers())
 
     @property
@@ -155,7 +167,7 @@ class Toolbox:
     # ---- sessions ----
 
     async def open(self, wanted: OpenSession) -> Opened:
-        """Reserve all servers of an episode. Asking again is answered, not done again."""
+        """Reserve all servers of an episode. A repeated request gets the open session."""
         if not 0 < len(wanted.id) <= MOST_ID_CHARS:
             raise BadRequestError(f"A session's id has between 1 and {MOST_ID_CHARS} characters.")
         session = self._sessions.get(wanted.id)
@@ -194,7 +206,7 @@ class Toolbox:
         return session
 
     async def close(self, id: str, why: str = "it was closed by its episode") -> None:
-        """What is under way is cancelled. Closing what is closed is fine."""
+        """Close a session and cancel its calls. To close it twice is harmless."""
         opening = self._opening.get(id)
         if opening is not None:
             opening.cancel()
@@ -212,7 +224,7 @@ class Toolbox:
         if tasks:
             await asyncio.wait(tasks)
         for call in session.running:
-            # Cancelled before its first step, so it could not say so itself.
+            # A task that was cancelled before its first step recorded no answer.
             self._memory.answered(call, CANCELLED)
 
     # ---- calls ----
@@ -247,16 +259,16 @@ class Toolbox:
         self._refuse_if_broken(lease.server)
         call = Call(wanted.call, wanted.session, tool, wanted.arguments)
         call.task = asyncio.create_task(self._run(call, info, session, lease, wanted.timeout_s), name=wanted.call)
-        # A caller that left does not look at it.
+        # The caller may have disconnected: mark the exception as seen.
         call.task.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._memory.begin(call)
         session.running.add(call)
         return call
 
-    async def _run(self, call: Call, tool: ToolInfo, session: Session, lease: Lease, asked_s: float) -> CallAnswer:
-        """From its turn to its answer. A ToolboxError says that it was not run."""
+    async def _run(self, call: Call, tool: ToolInfo, session: Session, lease: Lease, requested_s: float) -> CallAnswer:
+        """Run a call and record its answer. A ToolboxError means that it did not run."""
         try:
-            answer = await self._in_turn(call, tool, lease, asked_s)
+            answer = await self._in_turn(call, tool, lease, requested_s)
         except asyncio.CancelledError:
             if not session.closing:
                 raise
@@ -271,7 +283,7 @@ class Toolbox:
         self.statistics.add(tool.id, answer, call=call.id, session=session.id)
         return answer
 
-    async def _in_turn(self, call: Call, tool: ToolInfo, lease: Lease, asked_s: float) -> CallAnswer:
+    async def _in_turn(self, call: Call, tool: ToolInfo, lease: Lease, requested_s: float) -> CallAnswer:
         server = lease.server
         server.waiting += 1
         try:
@@ -284,22 +296,22 @@ class Toolbox:
         server.running += 1
         try:
             connection = await lease.connection()
-            return await self._ask(call, tool, server, connection, asked_s)
+            return await self._call_server(call, tool, server, connection, requested_s)
         finally:
             server.running -= 1
             server.turns.release()
 
-    async def _ask(
-        self, call: Call, tool: ToolInfo, server: Server, connection: Connection, asked_s: float
+    async def _call_server(
+        self, call: Call, tool: ToolInfo, server: Server, connection: Connection, requested_s: float
     ) -> CallAnswer:
         permit = server.breaker.admit(time.monotonic())
         if permit is None:
             raise self._broken(server)
         limit_s = server.config.timeout_s
-        timeout_s = min(limit_s, asked_s) if asked_s > 0.0 else limit_s
+        timeout_s = min(limit_s, requested_s) if requested_s > 0.0 else limit_s
         began = time.monotonic()
         try:
-            answer = await ask(
+            answer = await call_server(
                 connection,
                 tool.name,
                 call.arguments,
@@ -309,14 +321,14 @@ class Toolbox:
                 timeout_s=timeout_s,
             )
             latency_s = time.monotonic() - began
-            # The caller's hurry says nothing about the server.
+            # A shorter time limit of the caller is no evidence against the server.
             hurried = answer.status == "timeout" and timeout_s < limit_s
             if hurried:
-                answer = server.trials.left(answer, "no: hurried")
+                answer = server.retry.unproven(answer, "no: hurried")
             elif server.breaker.state(time.monotonic()) is not BreakerStatus.CLOSED:
-                answer = server.trials.left(answer, "no: breaker")
+                answer = server.retry.unproven(answer, "no: breaker")
             else:
-                answer = await server.trials.judged(call, tool, answer, timeout_s)
+                answer = await server.retry.judge(call, tool, answer, timeout_s)
         except BaseException:
             server.breaker.abandoned(permit)
             raise
@@ -340,7 +352,7 @@ class Toolbox:
             raise UnknownToolError(f"There is no tool server {name!r}; known are: {known}.") from None
 
     def _tool(self, id: str) -> ToolInfo:
-        """Names of servers and tools may have dots; the longest server's name that fits is meant."""
+        """The tool of `SERVER.TOOL`. Both names may have dots: the longest server name that fits counts."""
         fitting = [name for name in self._servers if id.startswith(f"{name}.")]
         if not fitting:
             raise UnknownToolError(f"There is no tool {id!r}; a tool is called as SERVER.TOOL.")
@@ -354,14 +366,14 @@ class Toolbox:
         raise UnknownToolError(f"{server.name} has no tool {id[len(server.name) + 1 :]!r}; it has: {known}.")
 
     def _refuse_if_broken(self, server: Server) -> None:
-        """Nobody waits in a queue for a server that is left alone."""
+        """Refuse calls to a server whose breaker is open instead of queueing them."""
         if server.breaker.wait_s(time.monotonic()) > 0.0:
             raise self._broken(server)
 
     def _broken(self, server: Server) -> UnavailableError:
         wait_s = server.breaker.wait_s(time.monotonic())
         return UnavailableError(
-            f"{server.name} failed too often and is left alone for {wait_s:.1f} s.", retry_after_s=max(0.1, wait_s)
+            f"{server.name} failed too often; it gets no calls for {wait_s:.1f} s.", retry_after_s=max(0.1, wait_s)
         )
 
     async def _tidy(self) -> None:
@@ -370,7 +382,7 @@ class Toolbox:
             now = time.monotonic()
             for session in list(self._sessions.values()):
                 if session.idle_s(now) > self._quotas.idle_s:
-                    await self.close(session.id, f"nobody used it for {self._quotas.idle_s:g} s")
+                    await self.close(session.id, f"it was idle for {self._quotas.idle_s:g} s")
             self._memory.tidy()
 
     async def _end(self) -> None:
@@ -380,7 +392,7 @@ class Toolbox:
 
 
 async def _joined(task: asyncio.Task[T], otherwise: T | ToolboxError) -> T:
-    """What a task that goes on without its caller comes to; `otherwise` if somebody cancelled it."""
+    """Wait for a task that goes on without its caller; `otherwise` if the task was cancelled."""
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

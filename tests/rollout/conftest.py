@@ -41,7 +41,7 @@ from agentrl.store.documents import (
 from agentrl.store.owners import Lease
 from agentrl.store.trajectories import Writer
 from agentrl.toolbox.api import build_app as build_toolbox_app
-from agentrl.toolbox.service_report import Reporter
+from agentrl.toolbox.service_report import ServiceReporter
 from agentrl.toolbox.toolbox import Toolbox
 from daemons.sampler import PluggedToolbox
 from tests.rollout.actors import Engine
@@ -126,7 +126,7 @@ class Stage:
         url = await self.stack.enter_async_context(listening(build_toolbox_app(made, TOKEN)))
         await aeventually(lambda: all(server.usable for server in made.servers()), what="tool servers are up")
         me = Service(id="toolbox-0.1", unit="toolbox-0", url=url)
-        await self._repeat(Reporter(made, self.db, me).report, every_s=0.1)
+        await self._repeat(ServiceReporter(made, self.db, me).report, every_s=0.1)
         return made
 
     @contextlib.asynccontextmanager

@@ -18,7 +18,7 @@ from agentrl.http.free_ports import free_port
 from agentrl.http.token_server import listening
 from agentrl.toolbox.api import build_app
 from agentrl.toolbox.api_messages import CallAnswer, CallTool, OpenSession
-from agentrl.toolbox.client import Tools
+from agentrl.toolbox.client import ToolboxClient
 from agentrl.toolbox.toolbox import Toolbox
 from tests.toolbox.third_party_servers import Others
 from tests.waiting import eventually
@@ -67,8 +67,8 @@ def make(tmp_path: Path) -> MakeToolbox:
 
 
 @contextlib.asynccontextmanager
-async def over_http(hands: Hands) -> AsyncIterator[Tools]:
-    async with listening(build_app(hands.toolbox, TOKEN)) as url, Tools(url, TOKEN) as tools:
+async def over_http(hands: Hands) -> AsyncIterator[ToolboxClient]:
+    async with listening(build_app(hands.toolbox, TOKEN)) as url, ToolboxClient(url, TOKEN) as tools:
         yield tools
 
 

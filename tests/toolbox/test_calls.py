@@ -191,7 +191,7 @@ async def test_a_server_that_hangs_is_given_up_and_started_again_and_the_log_has
         await aeventually(lambda: hands.server().state == "serving" and hands.server().starts == 2)
         assert (await hands.call("s", "c", "echo", text="on")).content == "on"
     told = [record for record in caplog.records if record.name == "toolbox" and record.levelno > logging.DEBUG]
-    sentence = "faulty died: it gave no sign of life (no answer within 1.5 s)"
+    sentence = "faulty died: it did not answer a check (no answer within 1.5 s)"
     assert [(record.getMessage(), record.exc_info) for record in told] == [(sentence, None)]
 
 

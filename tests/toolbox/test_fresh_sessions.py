@@ -42,8 +42,8 @@ async def others_use(hands: Hands, tool: str, **arguments: Any) -> AsyncIterator
             await hands.call("others", f"others.{number}", tool, **arguments)
             used += 1
 
-    trials = hands.toolbox._servers["faulty"].trials
-    alone = trials._fresh
+    retry = hands.toolbox._servers["faulty"].retry
+    alone = retry._fresh
 
     async def beside_others(call: Call, asked: ToolInfo, timeout_s: float) -> CallAnswer | None:
         before = used
@@ -52,7 +52,7 @@ async def others_use(hands: Hands, tool: str, **arguments: Any) -> AsyncIterator
             await aeventually(lambda: used >= before + 2, what="calls of others")
         return answer
 
-    trials._fresh = beside_others  # type: ignore[method-assign]
+    retry._fresh = beside_others  # type: ignore[method-assign]
     using = asyncio.create_task(use())
     try:
         yield
@@ -159,16 +159,16 @@ async def test_members_of_a_group_that_ask_the_same_are_not_the_others(make: Mak
 async def test_neither_the_same_caller_nor_the_same_arguments_count_as_others(
     tmp_path: Path, session: str, arguments: str
 ) -> None:
-    trials = FreshSessionRetry(twice(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
+    retry = FreshSessionRetry(twice(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
     tool, lost = ToolInfo(server="faulty", name="search"), CallAnswer(status="lost", error_class="infrastructure")
 
     async def fresh(*_: object) -> CallAnswer:
         """While it goes on, the tool works for somebody."""
-        await trials.judged(Call("b", session, tool.id, {"text": arguments}), tool, CallAnswer(status="ok"), 1.0)
+        await retry.judge(Call("b", session, tool.id, {"text": arguments}), tool, CallAnswer(status="ok"), 1.0)
         return lost
 
-    trials._fresh = fresh  # type: ignore[method-assign]
-    answer = await trials.judged(Call("a", "s", tool.id, {"text": "down"}), tool, lost, 1.0)
+    retry._fresh = fresh  # type: ignore[method-assign]
+    answer = await retry.judge(Call("a", "s", tool.id, {"text": "down"}), tool, lost, 1.0)
     assert (answer.error_class, answer.tried_again) == ("infrastructure", "lost")
 
 
@@ -206,10 +206,10 @@ async def test_a_fresh_session_that_is_long_in_coming_is_given_up(
 )
 async def test_a_failed_call_that_is_not_made_once_more_says_why(answer: CallAnswer, why: str) -> None:
     tool, call = ToolInfo(server="faulty", name="search"), Call("a", "s", "faulty.search", {})
-    trials = FreshSessionRetry(twice(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
-    assert (await trials.judged(call, tool, answer, 1.0)).tried_again == why
+    retry = FreshSessionRetry(twice(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
+    assert (await retry.judge(call, tool, answer, 1.0)).tried_again == why
     never = FreshSessionRetry(faulty(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
-    assert (await never.judged(call, tool, answer, 1.0)).tried_again == "", "nobody wanted that"
+    assert (await never.judge(call, tool, answer, 1.0)).tried_again == "", "nobody wanted that"
 
 
 async def test_a_caller_in_a_hurry_and_an_open_breaker_are_reasons_too(make: MakeToolbox, tmp_path: Path) -> None:

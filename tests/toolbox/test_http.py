@@ -18,7 +18,7 @@ from agentrl.toolbox.api_messages import (
     WrongTokenError,
 )
 from agentrl.toolbox.circuit_breaker import BreakerRule
-from agentrl.toolbox.client import Tools
+from agentrl.toolbox.client import ToolboxClient
 from agentrl.toolbox.toolbox import Quotas
 from tests.toolbox.conftest import TOKEN, MakeToolbox, faulty, over_http
 from tests.waiting import aeventually
@@ -103,7 +103,7 @@ async def test_nothing_is_answered_without_the_token(make: MakeToolbox, header: 
             ):
                 answer = await http.request(method, f"/mcpapi/{path}", headers=headers)
                 assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-        async with Tools(url, "another-token") as tools:
+        async with ToolboxClient(url, "another-token") as tools:
             with pytest.raises(WrongTokenError):
                 await tools.open("s", [])
 
@@ -126,11 +126,11 @@ async def test_a_toolbox_that_is_not_there(make: MakeToolbox) -> None:
     async with make({}) as hands, over_http(hands) as tools:
         await tools.open("s", [])
         url = tools.url
-    async with Tools(url, TOKEN) as tools:
+    async with ToolboxClient(url, TOKEN) as tools:
         with pytest.raises(ToolboxGoneError, match="is not there"):
             await tools.open("s", [])
     with pytest.raises(ConfigError):
-        Tools("nonsense", TOKEN)
+        ToolboxClient("nonsense", TOKEN)
 
 
 async def test_sixty_four_episodes_at_once(make: MakeToolbox) -> None:

@@ -18,7 +18,7 @@ from agentrl.toolbox.call_registry import Call, CallRegistry
 from agentrl.toolbox.launch_environment import launch_of
 from agentrl.toolbox.result_text import cut, text_of
 from agentrl.toolbox.server_pool import NOT_YET
-from agentrl.toolbox.tool_statistics import SAMPLES, Statistics
+from agentrl.toolbox.tool_statistics import SAMPLES, ToolboxStatistics
 
 
 @given(st.text(max_size=300), st.integers(1, 300))
@@ -93,7 +93,7 @@ def test_an_environment_that_cannot_be_made_is_named(env: dict[str, str], tmp_pa
 
 
 def test_statistics_count_by_status_and_fault_and_keep_samples() -> None:
-    statistics = Statistics()
+    statistics = ToolboxStatistics()
     for number in range(100):
         statistics.add("s.t", CallAnswer(status="ok", latency_s=0.01 * (number + 1)), call=f"c{number}", session="s")
     for number in range(8):
@@ -109,7 +109,7 @@ def test_statistics_count_by_status_and_fault_and_keep_samples() -> None:
 
 def test_the_last_minute_of_a_tool_forgets_what_was_before_it() -> None:
     now = 0.0
-    statistics = Statistics(clock=lambda: now)
+    statistics = ToolboxStatistics(clock=lambda: now)
 
     def add(count: int, latency_s: float, *, bad: int = 0) -> None:
         for number in range(count):

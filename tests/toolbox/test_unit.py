@@ -18,7 +18,7 @@ from agentrl.config.http_token import http_token
 from agentrl.protocol import messages
 from agentrl.store.database import Database
 from agentrl.toolbox.api_messages import UnavailableError
-from agentrl.toolbox.client import Tools
+from agentrl.toolbox.client import ToolboxClient
 from tests.store.server import NAME
 from tests.toolbox.conftest import FAULTY
 from tests.unit.counterpart import Counterpart, Process
@@ -92,7 +92,7 @@ async def test_it_tells_where_it_is_serves_and_drains(unit: Unit, db: Database) 
     told = await service(db, state="serving", unavailable=["broken"])
     assert (told["_id"], told["unit"], told["names"]) == ("toolbox-0.4", "toolbox-0", ["faulty", "broken"])
     await aeventually(lambda: "no library" in unit.counterpart.report.status)
-    async with Tools(told["url"], http_token(unit.directory)) as tools:
+    async with ToolboxClient(told["url"], http_token(unit.directory)) as tools:
         await tools.open("s", ["faulty"])
         answer = await tools.call("s", "c", "faulty", "environment", {})
         seen = json.loads(answer.content)
