@@ -44,7 +44,7 @@ def options_of(command: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("spec", COMMANDS.values(), ids=lambda spec: spec.name)
-def test_every_command_of_the_table_has_its_verb(spec: Any) -> None:
+def test_every_entry_of_the_table_has_its_command(spec: Any) -> None:
     words = spec.cli.split()
     verb = tuple(word for word in words if not word.startswith("-"))
     flags = {word for word in words if word.startswith("-")}
@@ -56,7 +56,7 @@ def test_every_command_of_the_table_has_its_verb(spec: Any) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_every_verb_takes_the_common_options_and_shows_help(verb: tuple[str, ...], capsys: Any) -> None:
+def test_every_command_has_the_shared_options_and_help(verb: tuple[str, ...], capsys: Any) -> None:
     command = VERBS[verb]
     assert {"--run", "--key", "--json", "--no-color"} <= options_of(command)
     assert run([*verb, "--help"]) == 0
@@ -74,7 +74,7 @@ def groups(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 @pytest.mark.parametrize(("path", "below"), list(groups(TREE)))
-def test_no_sentence_is_cut_where_verbs_are_listed(
+def test_no_help_sentence_is_cut_in_a_list_of_commands(
     path: tuple[str, ...], below: dict[str, Any], capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -86,7 +86,7 @@ def test_no_sentence_is_cut_where_verbs_are_listed(
     assert not cut
 
 
-def test_whatever_follows_the_role_of_a_daemon_is_the_daemons_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_words_after_the_role_go_to_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, command: started.append(command))
     own = ["--run", "2b1c", "--key", "b.key", "--name", "b", "--json", "--help", "--", "x"]
@@ -101,7 +101,7 @@ def test_exit_codes_are_distinct_and_have_names() -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"), [("stauts", "status"), ("dwon", "down"), ("sclae", "scale"), ("completon", "completion")]
 )
-def test_a_mistyped_verb_names_the_nearest(typed: str, meant: str, capsys: Any) -> None:
+def test_a_mistyped_command_suggests_the_nearest(typed: str, meant: str, capsys: Any) -> None:
     assert run([typed]) == ExitCode.USAGE
     said = capsys.readouterr()
     assert meant in said.err
@@ -153,7 +153,7 @@ def test_no_command_line_ends_in_a_traceback(
         assert json.loads(said.out)["error"]["code"] == code
 
 
-def test_the_reference_knows_every_verb_and_every_exit_code() -> None:
+def test_the_reference_has_every_command_and_exit_code() -> None:
     text = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
     missing = [
         " ".join(verb) for verb, one in VERBS.items() if not one.hidden and f"agentrl {' '.join(verb)}" not in text
@@ -185,5 +185,5 @@ def test_the_example_of_a_list_can_be_typed(verb: tuple[str, ...], capsys: Any) 
         assert f"Such as {order};" in shown
 
 
-def test_no_example_is_of_a_verb_that_is_not_there() -> None:
+def test_every_example_belongs_to_a_command() -> None:
     assert {tuple(name.split()) for name in EXAMPLES} <= VERBS.keys()

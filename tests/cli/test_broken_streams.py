@@ -21,13 +21,13 @@ def in_bash(shell: Shell, line: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_leads_nowhere(shell: Shell, closed: str) -> None:
+def test_output_to_a_closed_stream_is_discarded(shell: Shell, closed: str) -> None:
     assert in_bash(shell, f"agentrl runs {closed}").returncode == 0
     assert in_bash(shell, f"agentrl restart web-0 {closed}").returncode == 3
 
 
 @pytest.mark.parametrize("more", ["", "--json"])
-def test_a_full_disk_behind_stdout_is_told_on_the_other_stream(shell: Shell, more: str) -> None:
+def test_a_full_disk_behind_stdout_is_reported_on_stderr(shell: Shell, more: str) -> None:
     done = in_bash(shell, f"agentrl runs {more} >/dev/full")
     assert (done.returncode, done.stderr.strip()) == (11, "agentrl: No space left on device.")
 

@@ -102,7 +102,7 @@ def test_a_value_behind_an_equals_sign_keeps_its_option(
     assert complete(with_program, "logs", "--run=d") == ["--run=demo"]  # type: ignore[operator]
 
 
-def test_powershell_has_a_script_too(shell: Shell) -> None:
+def test_powershell_has_a_script(shell: Shell) -> None:
     assert "Register-ArgumentCompleter" in shell("completion", "powershell").out
 
 

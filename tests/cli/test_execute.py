@@ -35,7 +35,7 @@ def test_counts(typed: str, to: int | None, by: int | None) -> None:
 
 
 @pytest.mark.parametrize("typed", ["", "+", "-", "1.5", "one", "1_0", "٣", "--yes", "99999999999"])
-def test_what_is_no_count(typed: str) -> None:
+def test_invalid_counts_are_refused(typed: str) -> None:
     with pytest.raises(UsageError):
         parse_count(typed)
 
@@ -46,18 +46,18 @@ def test_durations(typed: str, meant: float) -> None:
 
 
 @pytest.mark.parametrize("typed", ["", "h", "-1s", "nan", "inf", "1w"])
-def test_what_is_no_duration(typed: str) -> None:
+def test_invalid_durations_are_refused(typed: str) -> None:
     with pytest.raises(UsageError):
         seconds(typed)
 
 
-def test_minus_one_is_an_argument_not_an_option(shell: Shell, coordinator: Scripted) -> None:
+def test_minus_one_is_an_argument(shell: Shell, coordinator: Scripted) -> None:
     shell("scale", "web", "-1")
     shell("scale", "web", "4", "--seen", "2")
     assert coordinator.sent("scale") == [commands.Scale("web", by=-1), commands.Scale("web", to=4, seen=2)]
 
 
-def test_a_done_command_says_so_in_words_and_in_json(shell: Shell, coordinator: Scripted) -> None:
+def test_a_finished_command_is_reported_in_words_and_in_json(shell: Shell, coordinator: Scripted) -> None:
     assert "done in" in shell("pause", "web").out
     document = shell("pause", "web", "--json").json
     assert document["operation"]["state"] == "succeeded"
@@ -72,7 +72,7 @@ def test_a_done_command_says_so_in_words_and_in_json(shell: Shell, coordinator: 
         (rows.OperationState.SUPERSEDED, ExitCode.CONFLICT),
     ],
 )
-def test_how_an_operation_ended_is_the_exit_code(
+def test_the_exit_code_follows_from_the_end_of_the_operation(
     shell: Shell, coordinator: Scripted, ended: rows.OperationState, code: ExitCode
 ) -> None:
     coordinator.ends_as = ended
@@ -80,18 +80,18 @@ def test_how_an_operation_ended_is_the_exit_code(
     assert shell("pause", "--json", expect=code).json["operation"]["state"] == ended
 
 
-def test_no_wait_returns_with_the_operation(shell: Shell, coordinator: Scripted) -> None:
+def test_no_wait_returns_the_accepted_operation(shell: Shell, coordinator: Scripted) -> None:
     coordinator.ends_as = rows.OperationState.RUNNING
     accepted = shell("resume", "--no-wait", "--json").json
     assert f"op/{accepted['operation']}" in coordinator.rows
 
 
-def test_a_wait_that_is_too_short_leaves_the_operation(shell: Shell, coordinator: Scripted) -> None:
+def test_a_timeout_leaves_the_operation_running(shell: Shell, coordinator: Scripted) -> None:
     coordinator.ends_as = rows.OperationState.RUNNING
     assert "goes on" in shell("resume", "--timeout", "0.3", expect=ExitCode.TIMEOUT).err
 
 
-def test_ctrl_c_ends_the_waiting_and_says_so(
+def test_ctrl_c_ends_only_the_waiting(
     shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
 ) -> None:
     coordinator.ends_as = rows.OperationState.RUNNING
@@ -123,9 +123,7 @@ def test_an_up_that_a_signal_ends_before_it_is_accepted_says_that_nothing_was_st
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["late", "never"])
-def test_ctrl_c_means_the_same_while_a_down_is_still_on_its_way(
-    shell: Shell, coordinator: Scripted, answers: bool
-) -> None:
+def test_ctrl_c_counts_while_a_down_is_not_answered_yet(shell: Shell, coordinator: Scripted, answers: bool) -> None:
     asked, may_answer = threading.Event(), threading.Event()
 
     def slow(args: Args) -> commands.Accepted:
@@ -171,7 +169,7 @@ def run_file(shell: Shell, coordinator: Scripted, tmp_path: Path) -> Path:
     return file
 
 
-def test_an_up_tells_how_its_units_are_when_it_ends(shell: Shell, coordinator: Scripted, tmp_path: Path) -> None:
+def test_up_reports_units_that_are_not_up_at_its_end(shell: Shell, coordinator: Scripted, tmp_path: Path) -> None:
     died = "died while ready (exit 1)"
     coordinator.rows |= {
         "unit/web-0": rows.UnitRow("web-0", "web", "sidecar", rows.UnitState.READY),
@@ -203,7 +201,7 @@ def test_an_up_tells_how_its_units_are_when_it_ends(shell: Shell, coordinator: S
     assert "`agentrl config check --run demo` looks for its program" in said.err
 
 
-def test_a_script_is_never_asked(shell: Shell, coordinator: Scripted) -> None:
+def test_a_script_gets_no_question(shell: Shell, coordinator: Scripted) -> None:
     coordinator.effects["scale"] = DISRUPTIVE
     shell("scale", "web", "1")
     assert len(coordinator.sent("scale")) == 1
@@ -225,7 +223,7 @@ def test_a_dry_run_changes_nothing(shell: Shell, coordinator: Scripted) -> None:
 
 
 @pytest.mark.parametrize(("typed", "sent"), [("y\n", True), ("n\n", False), ("\n", False), ("\x03", False)])
-def test_a_person_is_asked_with_the_effect(shell: Shell, coordinator: Scripted, typed: str, sent: bool) -> None:
+def test_the_question_names_the_effect(shell: Shell, coordinator: Scripted, typed: str, sent: bool) -> None:
     coordinator.effects["scale"] = DESTRUCTIVE
     shown = in_terminal(shell, ["scale", "web", "1"], r"Go on\?", typed)
     assert "14 records are lost" in shown
@@ -262,7 +260,7 @@ def in_terminal(shell: Shell, arguments: list[str], question: str, typed: str) -
     return shown
 
 
-def test_a_unit_is_named_with_the_incarnation_that_was_seen(shell: Shell, coordinator: Scripted) -> None:
+def test_a_unit_is_sent_with_its_current_incarnation(shell: Shell, coordinator: Scripted) -> None:
     coordinator.rows["unit/web-0"] = rows.UnitRow("web-0", "web", "sidecar", rows.UnitState.READY, incarnation=7)
     shell("restart", "web-0")
     shell("restart", "web-0.3")
@@ -277,14 +275,14 @@ def test_a_unit_is_named_with_the_incarnation_that_was_seen(shell: Shell, coordi
     assert not coordinator.sent("stop")
 
 
-def test_drain_wants_a_unit_or_a_host(shell: Shell, coordinator: Scripted) -> None:
+def test_drain_needs_a_unit_or_a_host(shell: Shell, coordinator: Scripted) -> None:
     shell("drain", expect=ExitCode.USAGE)
     shell("drain", "web-0", "--host", "h", expect=ExitCode.USAGE)
     shell("drain", "--host", "h", "--cancel")
     assert coordinator.sent("drain") == [commands.DrainUnits(host="h", cancel=True)]
 
 
-def test_what_the_coordinator_refuses_is_one_line(shell: Shell, coordinator: Scripted) -> None:
+def test_a_refusal_is_one_line(shell: Shell, coordinator: Scripted) -> None:
     def refuse(args: Args) -> None:
         raise RefusedError("The key of eve is a viewer's and may not scale.", hint="Ask an admin.")
 
@@ -306,7 +304,7 @@ def test_tune_sends_the_revision_that_it_read(shell: Shell, coordinator: Scripte
     assert coordinator.sent("undo_tune") == [commands.UndoTune(KNOB.name, 3)]
 
 
-def test_tune_sends_the_revision_that_a_person_saw(shell: Shell, coordinator: Scripted) -> None:
+def test_tune_sends_the_revision_of_seen(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["knobs"] = lambda args: [KNOB]
     shell("tune", KNOB.name, "30", "--seen", "2")
     shell("tune", KNOB.name, "--undo", "--seen", "2")
@@ -314,7 +312,7 @@ def test_tune_sends_the_revision_that_a_person_saw(shell: Shell, coordinator: Sc
     assert coordinator.sent("undo_tune") == [commands.UndoTune(KNOB.name, 2)]
 
 
-def test_a_value_that_a_knob_cannot_have_is_bad_usage(shell: Shell, coordinator: Scripted) -> None:
+def test_an_invalid_knob_value_is_a_usage_error(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["knobs"] = lambda args: [KNOB]
     said = shell("tune", KNOB.name, "many", expect=ExitCode.USAGE)
     assert f"{KNOB.name} must be a number" in said.err
@@ -331,7 +329,7 @@ def test_tune_previews_without_changing(shell: Shell, coordinator: Scripted) -> 
     assert not coordinator.sent("tune")
 
 
-def test_tune_shows_what_somebody_else_set(shell: Shell, coordinator: Scripted) -> None:
+def test_tune_shows_the_value_that_came_first(shell: Shell, coordinator: Scripted) -> None:
     def conflict(args: Args) -> None:
         raise ConflictError("backoff_max_s was set to 45 by ann 3 s ago.", hint="Look again.")
 
@@ -340,9 +338,7 @@ def test_tune_shows_what_somebody_else_set(shell: Shell, coordinator: Scripted) 
     assert "45 by ann" in shell("tune", KNOB.name, "30", expect=ExitCode.CONFLICT).err
 
 
-def test_tune_says_of_an_owner_that_is_done_that_nothing_takes_effect_any_more(
-    shell: Shell, coordinator: Scripted
-) -> None:
+def test_tune_says_that_a_knob_of_a_finished_owner_has_no_effect(shell: Shell, coordinator: Scripted) -> None:
     rate = rows.KnobRow("rate", 0.2, 0.1, 2, "float", boundary="next version", owner="trainer")
     coordinator.answers["knobs"] = lambda args: [rate]
     coordinator.rows["group/trainer"] = rows.GroupRow("trainer", "trainer", 1, ready=1)
@@ -375,7 +371,7 @@ def test_ranges_of_knobs_in_words() -> None:
     assert allowed(rows.KnobRow("k", "a", "a", 1, "choice", choices=("a", "b"))) == "a, b"
 
 
-def test_keys_new_writes_a_file_that_only_the_owner_reads(
+def test_keys_new_writes_a_private_file(
     shell: Shell, tmp_path: Path, interrupted: Callable[[subprocess.Popen[str]], Said]
 ) -> None:
     with Scripted(shell.home) as coordinator:

@@ -29,9 +29,7 @@ def down(shell: Shell, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("verb", READ)
-def test_every_verb_that_reads_the_store_names_the_command_that_brings_it_up(
-    verb: str, shell: Shell, down: str
-) -> None:
+def test_commands_that_read_the_store_name_the_command_that_starts_it(verb: str, shell: Shell, down: str) -> None:
     words = [*verb.split(), *(["some/id"] if verb.endswith(" show") else [])]
     for named in ([], ["--run", down]):
         said = shell(*words, *named, "--json", expect=ExitCode.NO_COORDINATOR)
@@ -40,7 +38,7 @@ def test_every_verb_that_reads_the_store_names_the_command_that_brings_it_up(
         assert hint.endswith(f"agentrl down --run {down} ends that.")
 
 
-def test_where_nothing_could_be_read_nothing_is_promised(shell: Shell, down: str, tmp_path: Path) -> None:
+def test_a_run_without_a_store_gets_no_read_only_hint(shell: Shell, down: str, tmp_path: Path) -> None:
     (tmp_path / "run" / "config.json").write_text(json.dumps({"name": down, "environments": {}}))
     said = shell("records", "list", "--run", down, "--json", expect=ExitCode.NO_COORDINATOR)
     assert said.json["error"]["hint"] == f"agentrl up --run {down} starts it."
@@ -50,12 +48,12 @@ def test_where_nothing_could_be_read_nothing_is_promised(shell: Shell, down: str
 
 
 @pytest.mark.parametrize("more", [["run.yaml"], ["--set", "training.steps=3"]])
-def test_what_is_only_read_is_taken_as_it_was(more: list[str], shell: Shell, down: str) -> None:
+def test_up_read_only_takes_neither_file_nor_settings(more: list[str], shell: Shell, down: str) -> None:
     said = shell("up", *more, "--run", down, "--read-only", expect=ExitCode.USAGE)
     assert "as it was last" in said.err
 
 
-def test_a_run_to_read_has_to_be_there(shell: Shell) -> None:
+def test_up_read_only_needs_an_existing_run(shell: Shell) -> None:
     said = shell("up", "--run", "nosuch", "--read-only", expect=ExitCode.UNKNOWN)
     assert "no run named nosuch" in said.err
     shell("up", "--read-only", expect=ExitCode.USAGE)

@@ -47,7 +47,7 @@ def test_hostile_text_is_shown_as_text(hostile: str, shown: str) -> None:
     assert output.sanitise(hostile) == shown
 
 
-def test_a_table_shows_markup_as_it_was_written() -> None:
+def test_a_table_does_not_parse_markup() -> None:
     console = Console(file=io.StringIO(), width=80)
     console.print(output.table(("unit", "what"), [("web-0", "[red]\x1b[31m[/] done")]))
     assert "[red][/] done" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -90,7 +90,7 @@ def test_sizes(count: float, shown: str) -> None:
     assert output.size(count) == shown
 
 
-def test_json_has_every_field_also_those_at_their_default() -> None:
+def test_json_has_all_fields_with_defaults() -> None:
     row = rows.UnitRow("web-0", "web", "sidecar", rows.UnitState.BACKOFF, waits=(rows.Wait("db-0"),))
     shown = output.plain({"row": wire.raw(row), "tier": Tier.DISRUPTIVE, "data": b"\xff"})
     assert shown["row"]["type"] == "unit"
@@ -101,7 +101,7 @@ def test_json_has_every_field_also_those_at_their_default() -> None:
     msgspec.json.encode(shown)
 
 
-def test_json_passes_on_a_row_of_a_newer_version() -> None:
+def test_json_keeps_a_row_of_a_newer_version() -> None:
     assert output.plain(wire.raw({"type": "engine", "name": "e"})) == {"type": "engine", "name": "e"}
 
 
@@ -134,7 +134,7 @@ def test_a_list_of_failed_calls_has_whole_ids_and_what_went_wrong_in_80_columns(
     assert max(map(len, lines)) <= 80
 
 
-def test_a_column_more_is_shown_where_it_just_fits() -> None:
+def test_a_column_is_shown_if_it_just_fits() -> None:
     wide = output.table(("one", "two"), [("a" * 10, "b" * 10)], width=22, spare=("two",))
     assert len(wide.columns) == 2  # type: ignore[union-attr]
     assert len(output.table(("one", "two"), [("a" * 10, "b" * 10)], width=21, spare=("two",)).columns) == 1  # type: ignore[union-attr]

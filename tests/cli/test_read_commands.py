@@ -27,7 +27,7 @@ HOSTILE = "\x1b]0;owned\x07[red]"
 
 
 @given(st.lists(st.text(alphabet=st.characters(exclude_characters="\n\r")), min_size=1), st.data())
-def test_lines_are_whole_however_the_chunks_are_cut(lines: list[str], data: st.DataObject) -> None:
+def test_lines_are_complete_for_any_chunks(lines: list[str], data: st.DataObject) -> None:
     body = "\n".join(lines).encode(errors="replace")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)))))
     joined, found = Lines(), []
@@ -38,7 +38,7 @@ def test_lines_are_whole_however_the_chunks_are_cut(lines: list[str], data: st.D
     assert found == (expected if expected[-1] else expected[:-1])
 
 
-def test_the_time_of_a_line_chooses_it_and_what_belongs_to_it() -> None:
+def test_since_keeps_lines_without_a_time_after_a_matching_line() -> None:
     old, new = "2026-01-01T00:00:00Z old", "2026-01-02 00:00:00,5 +0000 new"
     since = time_of(new)
     assert since is not None
@@ -48,7 +48,7 @@ def test_the_time_of_a_line_chooses_it_and_what_belongs_to_it() -> None:
     assert choice.saw_time
 
 
-def test_a_pattern_that_is_none() -> None:
+def test_an_invalid_pattern_is_refused() -> None:
     with pytest.raises(UsageError, match="--grep"):
         Choice("(", None)
 
@@ -71,7 +71,7 @@ class Logs:
         return LogChunk(args.unit, number, offset, data, len(body), self.rotation)
 
 
-def test_logs_are_printed_whole_chosen_and_as_json(shell: Shell, coordinator: Scripted) -> None:
+def test_logs_are_printed_filtered_and_as_json(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["read_logs"] = Logs(b"before\n", b"first line\nsecond is longer\nthird\nno end")
     assert shell("logs", "web-0").out.splitlines() == ["first line", "second is longer", "third", "no end"]
     assert shell("logs", "web-0", "-n", "1").out == "no end\n"
@@ -84,7 +84,7 @@ def test_logs_are_printed_whole_chosen_and_as_json(shell: Shell, coordinator: Sc
     shell("logs", "web-0", "-f", "-p", expect=ExitCode.USAGE)
 
 
-def test_who_sees_no_line_is_told_why(shell: Shell, coordinator: Scripted) -> None:
+def test_an_empty_log_is_explained(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["read_logs"] = Logs(b"first line\n", b"")
     said = shell("logs", "web-0")
     assert (said.out, said.err) == ("", "web-0.2 has written nothing yet.\n")
@@ -93,7 +93,7 @@ def test_who_sees_no_line_is_told_why(shell: Shell, coordinator: Scripted) -> No
     assert shell("logs", "web-0", "--json").err == ""
 
 
-def test_logs_are_followed_over_a_cut_and_a_new_incarnation(
+def test_logs_follow_over_a_rotation_and_a_new_incarnation(
     shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
 ) -> None:
     logs = Logs(b"one\n")
@@ -140,7 +140,7 @@ def test_events_are_sorted_and_show_the_evidence(shell: Shell, coordinator: Scri
     shell("events", "--kind", "rumour", expect=ExitCode.USAGE)
 
 
-def test_what_a_command_did_is_one_event(shell: Shell, coordinator: Scripted) -> None:
+def test_rows_of_one_command_are_one_event(shell: Shell, coordinator: Scripted) -> None:
     id, now = "0123456789abcdef0123456789abcdef", time.time()
     done = rows.OperationRow(id, "tune", "tune: x: 1 -> 2", "ann", rows.OperationState.SUCCEEDED, now)
     audit = rows.AuditRow(1, now, "ann", "tune", "tune: x: 1 -> 2", operation=id, note="why not")
@@ -172,7 +172,7 @@ def test_events_are_followed_by_the_feed(
     assert interrupted(process).code == ExitCode.INTERRUPTED
 
 
-def test_alerts_show_evidence_and_the_cure(shell: Shell, coordinator: Scripted) -> None:
+def test_alerts_show_evidence_and_the_suggested_command(shell: Shell, coordinator: Scripted) -> None:
     row = rows.AlertRow(
         "m:web-0", "m", "web-0", rows.Severity.WARNING, rows.AlertState.FIRING, "memory grows", time.time() - 630,
         evidence=("2 GiB/h", HOSTILE), suggest="agentrl restart web-0",
@@ -191,7 +191,7 @@ def test_alerts_show_evidence_and_the_cure(shell: Shell, coordinator: Scripted) 
     assert (silence.id, silence.for_s, silence.why) == ("m", 7200, "known")  # type: ignore[attr-defined]
 
 
-def test_why_prints_chain_ages_and_culprit(shell: Shell, coordinator: Scripted) -> None:
+def test_why_prints_chain_ages_and_cause(shell: Shell, coordinator: Scripted) -> None:
     assert "No unit waits" in (coordinator.answers.update(why=lambda args: WhyReport()) or shell("why").out)
     links = (WaitLink("a-0", "b-0", "a page", 312.0), WaitLink("b-0", "c-0", "", 300.0, overdue=True))
     chain = WaitChain(links, "c-0", "it hangs", "a-0 ← b-0 ← c-0, 312 s")
@@ -203,7 +203,7 @@ def test_why_prints_chain_ages_and_culprit(shell: Shell, coordinator: Scripted) 
     assert shell("why", "--json").json["chains"][0]["culprit"] == "c-0"
 
 
-def test_why_tells_of_many_waits_of_one_unit_the_oldest(shell: Shell, coordinator: Scripted) -> None:
+def test_why_shows_the_oldest_of_many_waits_of_one_unit(shell: Shell, coordinator: Scripted) -> None:
     many = tuple(WaitLink("a-0", "b-0", f"record {n}", 20.0 - n, overdue=n < 4) for n in range(20))
     links = (*many, WaitLink("c-0", "page", "page", 1.0))
     coordinator.answers["why"] = lambda args: WhyReport((WaitChain(links, "b-0", "it hangs", "a-0 ← b-0, 20 s"),))
@@ -216,7 +216,7 @@ def test_why_tells_of_many_waits_of_one_unit_the_oldest(shell: Shell, coordinato
     assert len(shell("why", "--json").json["chains"][0]["links"]) == 21
 
 
-def test_why_blames_nobody_for_being_at_work(shell: Shell, coordinator: Scripted) -> None:
+def test_why_names_no_cause_for_a_unit_at_work(shell: Shell, coordinator: Scripted) -> None:
     nothing = WaitChain((WaitLink("a-0", "b-0", "work", 0.2),), "b-0", "is at work", "a-0 ← b-0, 0 s", amiss=False)
     coordinator.answers["why"] = lambda args: WhyReport((nothing,))
     assert shell("why").out.strip() == "No unit waits."
@@ -240,7 +240,7 @@ def test_equal_last_lines_of_an_incident_are_shown_once(shell: Shell, coordinato
 
 
 @pytest.mark.parametrize("width", ["80", ""])
-def test_a_list_that_leads_elsewhere_has_a_line_for_each_row(shell: Shell, coordinator: Scripted, width: str) -> None:
+def test_a_list_in_a_pipe_has_a_line_for_each_row(shell: Shell, coordinator: Scripted, width: str) -> None:
     """A program takes lines apart, and a heading that is cut says nothing."""
     long = {"id": "shop/train/0/000012#r1.s3.a1/t2.0", "server": "shop", "tool": "lookup", "status": "lost"}
     row = long | {"error_class": "infrastructure", "owner": "sampler-0.1", "latency_s": 1.5, "result": "away " * 60}
@@ -281,7 +281,7 @@ def test_without_a_coordinator_there_is_one_sentence(shell: Shell, arguments: li
     assert error["name"] == "no_coordinator"
 
 
-def test_two_runs_are_never_guessed_between(shell: Shell, coordinator: Scripted) -> None:
+def test_two_runs_without_a_name_are_an_error(shell: Shell, coordinator: Scripted) -> None:
     with Scripted(shell.home, "other"):
         said = shell("status", expect=ExitCode.USAGE)
         assert "demo" in said.err
@@ -292,14 +292,14 @@ def test_two_runs_are_never_guessed_between(shell: Shell, coordinator: Scripted)
     shell("status", "--run", "ohter", expect=ExitCode.UNKNOWN)
 
 
-def test_runs_lists_them(shell: Shell, coordinator: Scripted) -> None:
+def test_runs_lists_all_runs(shell: Shell, coordinator: Scripted) -> None:
     (row,) = shell("runs", "--json").json
     assert (row["name"], row["up"]) == ("demo", True)
     assert "demo" in shell("runs").out
 
 
 @pytest.mark.parametrize("width", [24, 30, 40, 300])
-def test_nothing_of_the_list_of_runs_is_cut(shell: Shell, coordinator: Scripted, width: int) -> None:
+def test_the_list_of_runs_is_never_cut(shell: Shell, coordinator: Scripted, width: int) -> None:
     heading, *lines = shell("runs", "list", COLUMNS=f"{width}").out.splitlines()
     assert heading.split()[:2] == ["run", "state"]
     assert all(len(line) <= width for line in lines)

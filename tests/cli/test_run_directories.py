@@ -43,7 +43,7 @@ def test_another_run_of_this_host_that_is_up_is_named(mine: Place) -> None:
     assert "agentrl down --run theirs" in refused.value.hint
 
 
-def test_a_stale_sign_is_taken_over_only_if_that_run_is_not_up(mine: Place) -> None:
+def test_a_stale_sign_is_ignored_only_if_its_run_is_down(mine: Place) -> None:
     sign(mine, "theirs", age_s=STALE_S)
     refuse_if_in_use(mine)
     who = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "boot_id": boot_id()}
@@ -52,14 +52,14 @@ def test_a_stale_sign_is_taken_over_only_if_that_run_is_not_up(mine: Place) -> N
         refuse_if_in_use(mine)
 
 
-def test_ones_own_sign_and_none_at_all_refuse_nothing(mine: Place) -> None:
+def test_the_runs_own_sign_or_no_sign_is_accepted(mine: Place) -> None:
     refuse_if_in_use(mine)
     sign(mine, "mine")
     refuse_if_in_use(mine)
 
 
 @pytest.mark.parametrize("age_s", [1.0, -5000.0])
-def test_a_fresh_sign_of_another_host_refuses_and_so_does_one_from_the_future(mine: Place, age_s: float) -> None:
+def test_a_fresh_or_future_sign_of_another_host_is_refused(mine: Place, age_s: float) -> None:
     sign(mine, "mine", age_s=age_s, boot="boot-far")
     with pytest.raises(ConflictError, match="up on host far"):
         refuse_if_in_use(mine)

@@ -28,7 +28,7 @@ def run_file(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("how", [(), ("--sources",), ("--given",), ("--json",), ("--json", "--sources")])
-def test_a_secret_that_is_written_out_is_not_shown(shell: Shell, how: tuple[str, ...]) -> None:
+def test_a_secret_in_the_file_is_hidden(shell: Shell, how: tuple[str, ...]) -> None:
     said = shell("config", "show", *how)
     assert "hunter2" not in said.out + said.err
     assert "(hidden)" in said.out
@@ -36,7 +36,7 @@ def test_a_secret_that_is_written_out_is_not_shown(shell: Shell, how: tuple[str,
     assert "fast" in said.out
 
 
-def test_check_advises_a_reference_and_does_not_refuse(shell: Shell) -> None:
+def test_check_advises_a_reference_for_a_secret(shell: Shell) -> None:
     said = shell("config", "check")
     assert "run.yaml:6: sidecars.web.env.API_KEY looks like a secret" in said.err
     assert "env:NAME or file:PATH" in said.err
@@ -63,9 +63,7 @@ FINE = '{"query": "what costs a pear?", "answer": 3}\n'
         (FINE.replace("}", ', "split": "test"}'), "rows.jsonl has no rows to train on"),
     ],
 )
-def test_a_dataset_that_cannot_be_trained_on_is_a_mistake_with_its_place(
-    shell: Shell, rows: str | None, sentence: str
-) -> None:
+def test_a_bad_dataset_row_is_an_error_with_its_place(shell: Shell, rows: str | None, sentence: str) -> None:
     folder = shell.home.parent
     (folder / "learns.yaml").write_text(TRAINS)
     if rows is not None:
@@ -75,7 +73,7 @@ def test_a_dataset_that_cannot_be_trained_on_is_a_mistake_with_its_place(
     assert sentence in error["message"]
 
 
-def test_a_run_that_was_not_taken_down_is_not_refused_for_rows_that_went_wrong_since(shell: Shell) -> None:
+def test_a_run_that_was_not_taken_down_may_have_bad_rows(shell: Shell) -> None:
     (shell.home.parent / "learns.yaml").write_text(TRAINS)
     assert "There is no dataset" in shell("up", "learns.yaml", "--dry-run", expect=ExitCode.CONFIG).err
     state = shell.home / "learns"
@@ -86,9 +84,7 @@ def test_a_run_that_was_not_taken_down_is_not_refused_for_rows_that_went_wrong_s
     assert "steward-0" in said.out
 
 
-def test_a_program_that_breaks_off_over_the_datasets_is_told_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_of_the_dataset_check_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, program = tmp_path / "learns.yaml", tmp_path / "program"
     file.write_text(TRAINS)
     program.write_text("#!/bin/sh\necho '[{'\nexit 3\n")
@@ -99,7 +95,7 @@ def test_a_program_that_breaks_off_over_the_datasets_is_told_in_a_sentence(
         check_datasets(loaded, ())
 
 
-def test_a_dataset_that_is_set_is_the_one_that_is_looked_at(shell: Shell) -> None:
+def test_a_dataset_given_by_set_is_checked(shell: Shell) -> None:
     folder = shell.home.parent
     (folder / "learns.yaml").write_text(TRAINS)
     (folder / "other.jsonl").write_text(FINE + FINE.replace("}", ', "split": "test"}'))
@@ -112,7 +108,7 @@ def test_a_dataset_that_is_set_is_the_one_that_is_looked_at(shell: Shell) -> Non
     assert "is valid" in said.out
 
 
-def test_up_looks_at_the_datasets_before_it_starts_anything(shell: Shell) -> None:
+def test_up_checks_datasets_before_it_starts_anything(shell: Shell) -> None:
     folder = shell.home.parent
     (folder / "learns.yaml").write_text(TRAINS)
     error = shell("up", "learns.yaml", "--json", expect=ExitCode.CONFIG).json["error"]
@@ -124,7 +120,7 @@ def test_up_looks_at_the_datasets_before_it_starts_anything(shell: Shell) -> Non
     assert "Would do" in said.out
 
 
-def test_who_starts_without_the_data_is_told_what_makes_them(shell: Shell) -> None:
+def test_a_missing_dataset_names_the_command_that_makes_it(shell: Shell) -> None:
     made_by = "made_by: python -m assets.shop_dataset rows.jsonl"
     (shell.home.parent / "learns.yaml").write_text(TRAINS.replace("rows.jsonl", f"rows.jsonl, {made_by}"))
     error = shell("config", "check", "learns.yaml", "--json", expect=ExitCode.CONFIG).json["error"]
@@ -139,7 +135,7 @@ training: {loss: sft, demonstrations: shown.jsonl, steps: 2}
 """
 
 
-def test_a_job_is_not_brought_up_and_whoever_tries_is_told_what_trains_it(shell: Shell) -> None:
+def test_up_of_a_job_names_agentrl_train(shell: Shell) -> None:
     folder = shell.home.parent
     file = folder / "shown.yaml"
     file.write_text(IS_A_JOB)
@@ -156,13 +152,13 @@ def test_a_job_is_not_brought_up_and_whoever_tries_is_told_what_trains_it(shell:
     assert f"training.demonstrations: there is no file {folder}/shown.jsonl." in said
 
 
-def test_a_file_of_neither_units_nor_a_job_says_what_it_lacks(shell: Shell) -> None:
+def test_up_of_a_file_without_units_names_what_is_missing(shell: Shell) -> None:
     (shell.home.parent / "bare.yaml").write_text("name: bare\n")
     assert "neither `environments` nor `sidecars`" in shell("up", "bare.yaml", expect=ExitCode.CONFIG).err
     assert "neither `environments` nor `sidecars`" in shell("config", "check", "bare.yaml").out
 
 
-def test_a_run_that_is_left_without_units_is_not_refused(shell: Shell) -> None:
+def test_up_stops_a_live_run_whose_file_lost_its_units(shell: Shell) -> None:
     (shell.home.parent / "bare.yaml").write_text("name: bare\n")
     state = shell.home / "bare"
     state.mkdir(parents=True)
@@ -178,9 +174,7 @@ def test_a_run_that_is_left_without_units_is_not_refused(shell: Shell) -> None:
         (".", "rollout.code: {folder} is no Python file."),
     ],
 )
-def test_code_that_cannot_be_read_is_a_mistake_before_anything_is_started(
-    shell: Shell, named: str, sentence: str
-) -> None:
+def test_unreadable_code_is_an_error_before_anything_is_started(shell: Shell, named: str, sentence: str) -> None:
     folder = shell.home.parent
     (folder / "rows.jsonl").write_text(FINE)
     (folder / "agents.txt").touch()
@@ -196,7 +190,7 @@ def test_code_that_cannot_be_read_is_a_mistake_before_anything_is_started(
     assert not list(shell.home.iterdir())
 
 
-def test_a_run_that_is_named_is_the_one_whose_file_is_looked_at(shell: Shell) -> None:
+def test_run_takes_the_file_of_that_runs_last_up(shell: Shell) -> None:
     """With what was set when it was brought up."""
     state = shell.home / "other"
     state.mkdir(parents=True)

@@ -27,7 +27,7 @@ def looked_at(said: Said) -> dict[str, str]:
     return {check["name"]: check["sentence"] for check in said.json}
 
 
-def test_the_doctor_looks_at_the_run_file_that_is_named_or_here(shell: Shell) -> None:
+def test_doctor_checks_the_named_run_file_or_the_one_here(shell: Shell) -> None:
     assert "run file" not in looked_at(shell("doctor", "--json", expect=None))
     run_file(shell, "run.yaml", "name: here\n")
     other = run_file(shell, "other.yaml", "name: other\n")
@@ -38,14 +38,14 @@ def test_the_doctor_looks_at_the_run_file_that_is_named_or_here(shell: Shell) ->
     assert "nome" in looked_at(said)["run file"]
 
 
-def test_a_run_in_a_directory_that_cannot_be_made_is_refused_and_leaves_nothing(shell: Shell) -> None:
+def test_an_up_that_cannot_make_its_directory_leaves_nothing(shell: Shell) -> None:
     path = run_file(shell, "run.yaml", "name: nowhere\ndir: /proc/nope/x\nsidecars: {web: {command: sleep 1000}}\n")
     said = shell("up", str(path), expect=ExitCode.DISK)
     assert "/proc/nope/x cannot be made" in said.err
     assert list(shell.home.iterdir()) == []
 
 
-def test_a_run_that_is_down_is_forgotten_once_somebody_says_so(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forget_needs_consent_and_removes_the_state(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(shell.home))
     fast = shell.home.parent / "fast"
     for name, place in (("old", None), ("linked", fast), ("kept", None)):
@@ -97,7 +97,7 @@ def test_a_removal_that_was_killed_is_finished_by_the_next_command(
     assert list(shell.home.iterdir()) == [away], "what leads to a disk that is away is nobody's remains"
 
 
-def test_a_run_of_which_something_lives_is_not_forgotten(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forget_refuses_a_run_with_living_processes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(shell.home))
     paths.create_run("alive", shell.home.parent / "run")
     who = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
@@ -107,7 +107,7 @@ def test_a_run_of_which_something_lives_is_not_forgotten(shell: Shell, monkeypat
     assert paths.state_dir("alive").is_dir()
 
 
-def test_runs_say_which_of_them_are_up_and_where_it_was_looked(
+def test_runs_show_their_state_and_the_home_directory(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, coordinator: Scripted
 ) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(shell.home))
@@ -128,9 +128,7 @@ def test_runs_say_which_of_them_are_up_and_where_it_was_looked(
     assert str(empty) in shell("status", AGENTRL_HOME=str(empty), expect=ExitCode.NO_COORDINATOR).err
 
 
-def test_status_of_a_run_that_never_was_up_says_how_it_is_brought_up(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_of_a_run_that_is_down_names_the_up_command(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(shell.home))
     paths.create_run("mine", shell.home.parent / "run")
     said = shell("status", "--run", "mine", expect=ExitCode.NO_COORDINATOR)

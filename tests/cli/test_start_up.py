@@ -37,7 +37,7 @@ def test_help_loads_nothing_heavy(shell: Shell, arguments: list[str]) -> None:
     assert not modules & {"asyncio", "agentrl.client", "agentrl.transport", "agentrl.protocol.commands"}
 
 
-def test_status_as_json_loads_only_the_conversation(shell: Shell, coordinator: Scripted) -> None:
+def test_status_as_json_loads_only_the_client(shell: Shell, coordinator: Scripted) -> None:
     printed, modules = loaded(shell, "status", "--json")
     assert '"demo"' in printed
     roots = {name.partition(".")[0] for name in modules}
@@ -52,9 +52,7 @@ def test_status_as_json_loads_only_the_conversation(shell: Shell, coordinator: S
         ("tui", ["--serve=127.0.0.1:0", "--replay=@demo"], "tui.serving.web_server"),
     ],
 )
-def test_ctrl_c_while_a_program_is_loaded_ends_it_without_a_word(
-    shell: Shell, program: str, arguments: list[str], module: str
-) -> None:
+def test_ctrl_c_during_imports_prints_nothing(shell: Shell, program: str, arguments: list[str], module: str) -> None:
     code = (
         "import os, runpy, signal, sys\n"
         "class Pressed:\n"

@@ -66,7 +66,7 @@ def report_of(*found: rows.AnyRow) -> StatusReport:
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_the_picture_fits_and_tells_what_matters(width: int) -> None:
+def test_status_fits_the_width_with_alerts_first(width: int) -> None:
     picture = painted(
         report_of(
             rows.RunRow("demo", "u", "degraded", reason="web-1 is fatal", started_at=time.time() - 3600),
@@ -124,7 +124,7 @@ def test_hostile_text_neither_styles_nor_controls() -> None:
     assert "[red]red" in picture
 
 
-def test_what_comes_next_stands_first() -> None:
+def test_the_next_event_of_a_unit_comes_first() -> None:
     now = time.time()
     row = unit(state=rows.UnitState.BACKOFF, reason="died twice", next_what="restart", next_at=now + 4.5)
     assert story(row, now).startswith("restart in 4 s · died twice")
@@ -155,14 +155,14 @@ def test_status_prints_a_table_and_json(shell: Shell, coordinator: Scripted) -> 
     assert report["units"][0]["restarts"] == 0
 
 
-def test_check_is_for_scripts(shell: Shell, coordinator: Scripted) -> None:
+def test_check_sets_the_exit_code(shell: Shell, coordinator: Scripted) -> None:
     shell("status", "--check", expect=ExitCode.OK)
     coordinator.rows["run"] = rows.RunRow("demo", "u", "degraded")
     shell("status", "--check", expect=ExitCode.UNHEALTHY)
     assert shell("status", "--check", "--json", expect=ExitCode.UNHEALTHY).json["run"]["state"] == "degraded"
 
 
-def test_what_is_suggested_reaches_the_run_that_is_looked_at(shell: Shell, coordinator: Scripted) -> None:
+def test_suggested_commands_name_the_run(shell: Shell, coordinator: Scripted) -> None:
     coordinator.rows["alert/x"] = alert()
     coordinator.answers["alerts"] = lambda args: [alert()]
     assert "\n    agentrl logs web-1 --previous\n" in shell("status").out

@@ -32,18 +32,18 @@ from tests.ports import free_triplet
         ("the agentrl version; agentrl upgrades nothing", "the agentrl version; agentrl upgrades nothing"),
     ],
 )
-def test_the_option_stands_where_a_run_is_looked_for_and_only_once(text: str, meant: str) -> None:
+def test_commands_that_take_a_run_get_the_option_once(text: str, meant: str) -> None:
     assert aimed(text, "--run a") == meant
     assert aimed(meant, "--run a") == meant
 
 
 @pytest.mark.parametrize("spec", COMMANDS.values(), ids=lambda spec: spec.name)
-def test_no_verb_of_the_table_is_forgotten(spec: object) -> None:
+def test_every_command_of_the_table_gets_the_option(spec: object) -> None:
     verb = " ".join(word for word in spec.cli.split() if not word.startswith("-"))  # type: ignore[attr-defined]
     assert aimed(f"agentrl {verb}", "--run a") == f"agentrl {verb} --run a"
 
 
-def test_an_error_suggests_for_the_run_that_was_named(shell: Shell, coordinator: Scripted) -> None:
+def test_the_hint_of_an_error_names_the_run(shell: Shell, coordinator: Scripted) -> None:
     near = shell("tune", "nosuch", "--run", "demo", expect=ExitCode.UNKNOWN)
     assert "`agentrl tune --run demo` lists them" in near.err
     assert "`agentrl tune` lists them" in shell("tune", "nosuch", expect=ExitCode.UNKNOWN).err
@@ -51,7 +51,7 @@ def test_an_error_suggests_for_the_run_that_was_named(shell: Shell, coordinator:
     assert "--run demo" in error["hint"]
 
 
-def test_with_a_key_nobody_is_told_to_start_the_run_here(shell: Shell) -> None:
+def test_with_a_key_no_hint_suggests_up(shell: Shell) -> None:
     pair = new_keypair()
     address = f"tcp://127.0.0.1:{free_triplet()}"
     key = ClientKey(name="ann", public=pair.public, secret=pair.secret, server_public=pair.public, address=address)

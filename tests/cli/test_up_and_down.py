@@ -37,7 +37,7 @@ def a_run(tmp_path: Path) -> Iterator[Run]:
     yield from running(tmp_path, f"t-{uuid.uuid4().hex[:8]}")
 
 
-def test_up_says_what_it_kept_started_stopped_and_changed(a_run: Run) -> None:
+def test_up_reports_kept_started_stopped_and_changed(a_run: Run) -> None:
     a_run.sidecar("web", SLEEPER, count=2)
     a_run.write()
     assert a_run.cli("up", str(a_run.file), "--dry-run")["effect"]["starts"] == ["web-0", "web-1"]
@@ -60,7 +60,7 @@ def test_up_says_what_it_kept_started_stopped_and_changed(a_run: Run) -> None:
     assert "stopped" not in said
 
 
-def test_up_without_a_setting_of_the_last_one_says_what_that_changes(a_run: Run) -> None:
+def test_up_names_settings_of_the_last_up_that_are_left_out(a_run: Run) -> None:
     a_run.sidecar("web", SLEEPER, env={"API_TOKEN": "hunter2"})
     a_run.up("--set", "sidecars.web.drain_grace_s=7")
     again = a_run.raw("up", "--run", a_run.name, "--dry-run")
@@ -78,13 +78,13 @@ def test_up_without_a_setting_of_the_last_one_says_what_that_changes(a_run: Run)
     assert a_run.cli("up", str(a_run.file))["changed"] == []
 
 
-def test_up_of_a_run_that_nobody_knows(a_run: Run) -> None:
+def test_up_of_an_unknown_run_is_an_error(a_run: Run) -> None:
     code, document = a_run.cli("up", "--run", "nosuch", check=False)
     assert code == ExitCode.UNKNOWN
     assert "no run named nosuch" in document["error"]["message"]
 
 
-def test_what_is_left_by_an_up_that_does_not_come_to_its_end(a_run: Run) -> None:
+def test_an_interrupted_up_reports_what_is_left(a_run: Run) -> None:
     # Whatever the first one came to before it was interrupted, the second one has nothing to be ready with.
     a_run.sidecar("web", SLEEPER, **NEVER_READY)
     a_run.write()
@@ -100,7 +100,7 @@ def test_what_is_left_by_an_up_that_does_not_come_to_its_end(a_run: Run) -> None
     assert "goes on" in hurried.stderr
 
 
-def test_two_ups_at_once_are_both_fine(a_run: Run) -> None:
+def test_two_ups_at_once_both_succeed(a_run: Run) -> None:
     a_run.sidecar("web", SLEEPER, count=2)
     a_run.write()
     both = [a_run.start("up", str(a_run.file), "--json") for _ in range(2)]
@@ -111,7 +111,7 @@ def test_two_ups_at_once_are_both_fine(a_run: Run) -> None:
     assert a_run.incarnations() == {"web-0": 1, "web-1": 1}
 
 
-def test_an_up_beside_one_that_comes_to_nothing_is_fine(a_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_up_succeeds_after_another_was_undone(a_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     a_run.sidecar("web", SLEEPER)
     a_run.write()
     monkeypatch.setenv("AGENTRL_HOME", str(a_run.home))
@@ -148,9 +148,7 @@ def test_down_proves_that_nothing_is_left_and_up_comes_back(a_run: Run) -> None:
     assert a_run.up()["started"] == ["web-0", "web-1"]
 
 
-def test_ctrl_c_leaves_the_run_alive_and_says_so(
-    a_run: Run, interrupted: Callable[[subprocess.Popen[str]], Said]
-) -> None:
+def test_ctrl_c_leaves_the_run_alive(a_run: Run, interrupted: Callable[[subprocess.Popen[str]], Said]) -> None:
     a_run.sidecar("slow", SLEEPER, **NEVER_READY)
     a_run.write()
     process = a_run.start("up", str(a_run.file))
@@ -163,7 +161,7 @@ def test_ctrl_c_leaves_the_run_alive_and_says_so(
     assert a_run.alive(a_run.coordinator_pid())
 
 
-def test_an_up_that_waits_says_that_the_run_was_taken_down(a_run: Run) -> None:
+def test_a_waiting_up_reports_that_the_run_was_taken_down(a_run: Run) -> None:
     a_run.sidecar("slow", SLEEPER, **NEVER_READY)
     a_run.write()
     process = a_run.start("up", str(a_run.file), "--json")
@@ -194,7 +192,7 @@ run_unit(main)
 """
 
 
-def test_while_it_waits_up_shows_what_the_units_say_of_themselves(a_run: Run) -> None:
+def test_a_waiting_up_shows_the_status_of_units(a_run: Run) -> None:
     folder = a_run.file.parent
     (folder / "slowly.py").write_text(SLOWLY)
     a_run.sidecar("slow", [PYTHON, str(folder / "slowly.py")], speaks=True, cwd=str(folder))
@@ -213,7 +211,7 @@ def test_while_it_waits_up_shows_what_the_units_say_of_themselves(a_run: Run) ->
     assert process.returncode == ExitCode.OK
 
 
-def test_a_closed_terminal_does_not_hurt_the_run(a_run: Run) -> None:
+def test_a_closed_terminal_leaves_the_run_alive(a_run: Run) -> None:
     a_run.sidecar("slow", SLEEPER, **NEVER_READY)
     a_run.write()
     child, terminal = pty.fork()
@@ -247,7 +245,7 @@ def _reaped(child: int) -> bool:
     return eventually(lambda: os.waitpid(child, os.WNOHANG)[0] == child, what="the end of the command")
 
 
-def test_the_second_ctrl_c_kills(a_run: Run) -> None:
+def test_the_second_ctrl_c_of_down_kills(a_run: Run) -> None:
     a_run.sidecar("web", **STUBBORN, drain_grace_s=200, term_grace_s=200)
     a_run.up()
     process = a_run.start("down")
@@ -272,7 +270,7 @@ def _line_with(process: subprocess.Popen[str], words: str) -> str:
     raise AssertionError(f"{words!r} was not said")
 
 
-def test_what_is_left_without_a_coordinator_is_named_and_removed(a_run: Run) -> None:
+def test_down_without_a_coordinator_names_and_removes_the_processes(a_run: Run) -> None:
     a_run.sidecar("web", SLEEPER, count=2)
     a_run.up()
     a_run.kill_keepers()
@@ -307,7 +305,7 @@ def test_a_run_that_is_up_elsewhere_is_not_started_here(a_run: Run) -> None:
     assert a_run.up()["started"] == ["web-0"]
 
 
-def test_mistakes_in_the_file_are_sentences_with_their_place(a_run: Run) -> None:
+def test_mistakes_in_the_file_have_their_line(a_run: Run) -> None:
     a_run.file.write_text("name: x\nsidecars:\n  web: {comand: sleep 1}\n")
     code, document = a_run.cli("up", str(a_run.file), check=False)
     assert code == ExitCode.CONFIG
@@ -318,7 +316,7 @@ def test_mistakes_in_the_file_are_sentences_with_their_place(a_run: Run) -> None
     assert code == ExitCode.CONFIG
 
 
-def test_following_shows_what_changes(a_run: Run, interrupted: Callable[[subprocess.Popen[str]], Said]) -> None:
+def test_follow_shows_changes_as_json(a_run: Run, interrupted: Callable[[subprocess.Popen[str]], Said]) -> None:
     a_run.sidecar("web", SLEEPER)
     a_run.write()
     process = a_run.start("up", str(a_run.file), "--follow", "--json")
@@ -336,9 +334,7 @@ def test_following_shows_what_changes(a_run: Run, interrupted: Callable[[subproc
     assert a_run.lives_of("web-0")
 
 
-def test_a_person_who_follows_reads_names_and_not_keys(
-    a_run: Run, interrupted: Callable[[subprocess.Popen[str]], Said]
-) -> None:
+def test_follow_shows_names_and_no_feed_keys(a_run: Run, interrupted: Callable[[subprocess.Popen[str]], Said]) -> None:
     a_run.sidecar("web", SLEEPER)
     a_run.write()
     process = a_run.start("up", str(a_run.file), "--follow")
@@ -352,7 +348,7 @@ def test_a_person_who_follows_reads_names_and_not_keys(
     interrupted(process)
 
 
-def test_a_key_opens_the_run_from_elsewhere_until_it_is_revoked(a_run: Run, tmp_path: Path) -> None:
+def test_a_key_reaches_the_run_until_it_is_revoked(a_run: Run, tmp_path: Path) -> None:
     from tests.ports import free_triplet
 
     a_run.sidecar("web", SLEEPER)

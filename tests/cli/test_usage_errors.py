@@ -48,7 +48,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_it_is_a_sentence_and_a_code(shell: Shell, coordinator: Scripted, words: str) -> None:
+def test_a_usage_error_is_one_sentence_with_an_exit_code(shell: Shell, coordinator: Scripted, words: str) -> None:
     code, told = WRONG[words]
     said = shell(*words.split(), expect=code)
     assert said.out == ""
@@ -59,7 +59,7 @@ def test_it_is_a_sentence_and_a_code(shell: Shell, coordinator: Scripted, words:
         assert (error["code"], told in error["message"]) == (code, True)
 
 
-def test_one_that_lives_is_told_in_the_singular(shell: Shell, coordinator: Scripted) -> None:
+def test_one_living_process_is_named_in_the_singular(shell: Shell, coordinator: Scripted) -> None:
     assert f"coordinator (pid {_pid(coordinator)}) lives." in shell("runs", "forget", "demo", expect=6).err
 
 
@@ -67,7 +67,7 @@ def _pid(coordinator: Scripted) -> int:
     return int(json.loads((coordinator.state_dir / "coordinator.json").read_text())["pid"])
 
 
-def test_a_reader_that_goes_away_is_no_error(shell: Shell, coordinator: Scripted) -> None:
+def test_a_reader_that_ends_early_is_no_error(shell: Shell, coordinator: Scripted) -> None:
     command = subprocess.Popen([*PROGRAM, "config", "schema"], env=shell.env, stdout=-1, stderr=-1)
     assert command.stdout is not None
     assert command.stderr is not None
@@ -78,11 +78,11 @@ def test_a_reader_that_goes_away_is_no_error(shell: Shell, coordinator: Scripted
     command.stderr.close()
 
 
-def test_a_drain_of_two_things_is_answered_with_the_words_that_were_typed(shell: Shell, coordinator: Scripted) -> None:
+def test_a_drain_of_a_unit_and_a_host_suggests_both_commands(shell: Shell, coordinator: Scripted) -> None:
     said = shell("drain", "worker-0", "--host", "vm", expect=ExitCode.USAGE).err
     assert "Try `agentrl drain worker-0` or `agentrl drain --host vm`." in said
 
 
-def test_the_version_is_data_where_data_are_asked_for(shell: Shell) -> None:
+def test_the_version_is_json_with_the_json_option(shell: Shell) -> None:
     assert shell("--json", "--version").json == {"version": __version__}
     assert shell("--version").out == f"agentrl {__version__}\n"

@@ -50,7 +50,7 @@ def left(place: Path) -> list[str]:
     return sorted(entry.name for entry in place.iterdir() if entry.is_dir() and any(entry.iterdir()))
 
 
-def test_nothing_goes_without_the_name_of_the_run(shell: Shell, run_dir: Path) -> None:
+def test_wipe_needs_the_name_of_the_run(shell: Shell, run_dir: Path) -> None:
     said = shell("runs", "wipe", "old", expect=ExitCode.REFUSED)
     assert f"no documents and {len(MADE) + 1} KiB of" in said.err
     assert "--yes-really old" in said.err
@@ -60,7 +60,7 @@ def test_nothing_goes_without_the_name_of_the_run(shell: Shell, run_dir: Path) -
     assert left(run_dir) == sorted([*MADE, BUILT_MODEL, "of-mine"])
 
 
-def test_a_run_of_which_something_lives_is_not_wiped(shell: Shell, run_dir: Path) -> None:
+def test_wipe_refuses_a_run_with_living_processes(shell: Shell, run_dir: Path) -> None:
     who = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
     (paths.state_dir("old") / "coordinator.json").write_text(json.dumps(who))
     said = shell("runs", "wipe", "old", "--yes-really", "old", expect=ExitCode.CONFLICT)
@@ -68,7 +68,7 @@ def test_a_run_of_which_something_lives_is_not_wiped(shell: Shell, run_dir: Path
     assert left(run_dir) == sorted([*MADE, BUILT_MODEL, "of-mine"])
 
 
-def test_a_run_that_never_trained_is_wiped_too(shell: Shell, run_dir: Path) -> None:
+def test_wipe_of_a_run_that_never_trained(shell: Shell, run_dir: Path) -> None:
     (run_dir / "config.json").unlink()
     (paths.state_dir("old") / "mongo").mkdir()
     said = shell("runs", "wipe", "old", "--yes-really", "old", expect=ExitCode.CONFIG)
@@ -78,14 +78,14 @@ def test_a_run_that_never_trained_is_wiped_too(shell: Shell, run_dir: Path) -> N
     assert left(run_dir) == [BUILT_MODEL, "of-mine"]
 
 
-def test_a_model_that_was_given_stays(shell: Shell, run_dir: Path) -> None:
+def test_wipe_keeps_a_given_model(shell: Shell, run_dir: Path) -> None:
     given: dict[str, Any] = {**CONFIG, "model": {"path": str(run_dir / BUILT_MODEL)}}
     (run_dir / "config.json").write_text(json.dumps(given))
     shell("runs", "wipe", "old", "--yes-really", "old")
     assert left(run_dir) == [BUILT_MODEL, "of-mine"]
 
 
-def test_a_wiped_run_has_nothing_left_but_what_it_was_given(shell: Shell, run_dir: Path) -> None:
+def test_wipe_removes_all_data_and_keeps_given_files(shell: Shell, run_dir: Path) -> None:
     """With a database that is down: it is started for the purpose, and ends again."""
     files = prepare(paths.state_dir("old") / "mongo")
 
@@ -152,7 +152,7 @@ async def wiping(shell: Shell, *arguments: str, expect: int = 0, **env: str) -> 
     return await asyncio.to_thread(shell, "runs", "wipe", "old", *arguments, "--json", expect=expect, **env)
 
 
-async def test_on_a_server_of_ones_own_only_the_database_of_the_run_goes(
+async def test_wipe_on_a_shared_server_drops_only_the_database_of_the_run(
     shell: Shell, run_dir: Path, shared: database.Database
 ) -> None:
     refused = await wiping(shell, expect=ExitCode.REFUSED)
@@ -166,7 +166,7 @@ async def test_on_a_server_of_ones_own_only_the_database_of_the_run_goes(
     assert (await wiping(shell, "--yes-really", "old")).json["wiped"]["documents"] == {}, "once more is harmless"
 
 
-async def test_on_a_server_of_ones_own_nothing_goes_while_a_unit_of_another_host_writes(
+async def test_wipe_on_a_shared_server_refuses_while_another_host_writes(
     shell: Shell, run_dir: Path, shared: database.Database
 ) -> None:
     lease = owners.Lease(shared, "sampler-0.1", unit="sampler-0", role="sampler")
@@ -179,7 +179,7 @@ async def test_on_a_server_of_ones_own_nothing_goes_while_a_unit_of_another_host
     assert (await wiping(shell, "--yes-really", "old")).json["wiped"]["documents"] == {"Owner": 1, "Task": 3}
 
 
-async def test_a_server_that_lets_nobody_in_is_named_without_a_password_and_no_file_goes(
+async def test_wipe_names_a_server_that_refuses_without_its_password(
     shell: Shell, run_dir: Path, shared: database.Database, mongo_url: str
 ) -> None:
     password = urlsplit(mongo_url).password
@@ -195,6 +195,6 @@ async def test_a_server_that_lets_nobody_in_is_named_without_a_password_and_no_f
     assert await shared.count("Task", {}) == 3
 
 
-def test_what_is_lost_is_told_in_the_words_of_people() -> None:
+def test_the_effect_of_wipe_counts_documents_in_words() -> None:
     found = {"documents": {"Task": 384, "Record": 1, "Turn": 5}, "database_bytes": 2048, "files": {}}
     assert sentence(found) == "loses 384 tasks, 1 record, 5 other documents (2 KiB) and no files"

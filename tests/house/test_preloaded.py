@@ -23,7 +23,7 @@ def works(cwd: Path) -> None:
     assert command("config", "schema", cwd=cwd).returncode == 0
 
 
-def test_one_that_does_not_come_up_says_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_start_reports_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "tests"
     other.mkdir()
     (other / "__init__.py").touch()
@@ -38,9 +38,7 @@ def test_one_that_does_not_come_up_says_how_it_ended(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("with_its_server", [True, False])
-def test_whoever_waits_for_a_command_is_killed_and_the_next_command_works(
-    tmp_path: Path, with_its_server: bool
-) -> None:
+def test_a_killed_waiter_does_not_break_the_next_command(tmp_path: Path, with_its_server: bool) -> None:
     works(tmp_path)
     server = psutil.Process(preloaded._running().pid)
     with ThreadPoolExecutor(1) as pool:

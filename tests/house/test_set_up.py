@@ -61,7 +61,7 @@ def make(place: Path, *targets: str, fails: str = "nothing of this") -> subproce
     return subprocess.run(words, cwd=place, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_first_set_up_tells_its_parts_and_a_log_no_more(fresh: Path) -> None:
+def test_a_first_set_up_prints_its_parts(fresh: Path) -> None:
     done = make(fresh, "install")
     beginning, *parts, end = done.stderr.splitlines()
     assert [part.split(":")[0] for part in parts] == ["  1 of 3", "  2 of 3", "  3 of 3"]
@@ -84,7 +84,7 @@ def in_a_terminal(place: Path, *, fails: str = "nothing of this") -> tuple[int, 
     return done.returncode, _read(ours)
 
 
-def test_who_looks_on_sees_what_pip_is_at(fresh: Path) -> None:
+def test_a_terminal_shows_the_progress_of_pip(fresh: Path) -> None:
     code, shown = in_a_terminal(fresh)
     assert code == 0
     assert "\x1b[K    Downloading torch.whl (900 MB)" in shown
@@ -92,7 +92,7 @@ def test_who_looks_on_sees_what_pip_is_at(fresh: Path) -> None:
     assert shown.rstrip().endswith(".venv is ready.")
 
 
-def test_who_looks_on_sees_it_while_pip_is_at_it(fresh: Path) -> None:
+def test_a_terminal_shows_the_progress_of_pip_at_once(fresh: Path) -> None:
     ours, theirs = pty.openpty()
     words = ["make", "--no-print-directory", f"PYTHON={fresh / 'python'}", "install"]
     environ = _environ() | {"UNTIL": "go-on"}
@@ -109,7 +109,7 @@ def test_who_looks_on_sees_it_while_pip_is_at_it(fresh: Path) -> None:
         assert making.wait(60) == 0
 
 
-def test_who_looks_on_reads_what_went_wrong_on_lines_of_its_own(fresh: Path) -> None:
+def test_a_terminal_shows_errors_of_pip_on_their_own_lines(fresh: Path) -> None:
     code, shown = in_a_terminal(fresh, fails="constraints")
     assert code
     assert "\x1b[Kpip says why\r\n" in shown
@@ -125,7 +125,7 @@ def _read(terminal: int) -> str:
     return shown.decode()
 
 
-def test_what_fails_is_said_and_nothing_is_called_ready(fresh: Path) -> None:
+def test_a_failed_set_up_is_not_called_ready(fresh: Path) -> None:
     done = make(fresh, "install", fails="constraints")
     assert done.returncode
     assert "pip says why" in done.stderr
@@ -140,21 +140,19 @@ def test_what_fails_is_said_and_nothing_is_called_ready(fresh: Path) -> None:
         (["test", "ARGS=tests/cli tests/formatting"], False),
     ],
 )
-def test_the_server_for_processors_is_built_where_a_test_talks_to_it(
-    fresh: Path, words: list[str], built: bool
-) -> None:
+def test_the_sglang_server_is_built_for_tests_that_need_it(fresh: Path, words: list[str], built: bool) -> None:
     done = make(fresh, *words)
     assert done.returncode == 0, done.stderr
     assert (".venv-sglang is ready." in done.stderr) is built
     assert (fresh / ".venv-sglang").exists() is built
 
 
-def test_a_server_that_cannot_be_built_fails_what_needs_it(fresh: Path) -> None:
+def test_a_failed_sglang_build_fails_the_tests_that_need_it(fresh: Path) -> None:
     assert make(fresh, "test", "ARGS=tests/engines", fails="requirements/sglang.txt").returncode
     assert make(fresh, "test", "ARGS=tests/cli", fails="requirements/sglang.txt").returncode == 0
 
 
 @pytest.mark.parametrize(("chosen", "needed"), [("tests/engines/contract", True), ("tests/formatting", False)])
-def test_whether_tests_talk_to_a_server_is_told_by_their_marks(chosen: str, needed: bool) -> None:
+def test_marks_say_which_tests_need_sglang(chosen: str, needed: bool) -> None:
     asked = subprocess.run([ROOT / ".ci" / "needs-sglang", chosen], check=False)
     assert (asked.returncode == 0) is needed

@@ -45,7 +45,7 @@ def test_the_import_contracts_hold() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_no_path_of_one_machine_and_no_other_registry_is_in_the_tree() -> None:
+def test_the_tree_has_no_machine_paths_and_no_other_registry() -> None:
     here = re.escape(str(CHECKOUT))
     registry = r"--(?:extra-)?index-url|--find-links|https?://[\w.-]*(?:/simple\b|pypi(?!\.org)[\w.-]*)"
     someones = r"(?<![\w.~}:/@-])/(?:home|Users|root|work|workspace)/\w+"
@@ -102,7 +102,7 @@ def test_every_direct_dependency_is_pinned() -> None:
     assert direct - PINNED == set()
 
 
-def test_what_is_installed_is_what_is_pinned() -> None:
+def test_installed_versions_are_the_pinned_ones() -> None:
     versions = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in CONSTRAINTS.items()}
     differing = {}
     for name, version in versions.items():

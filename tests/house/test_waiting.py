@@ -36,13 +36,13 @@ def later(early: Callable[[], Any]) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("early", EARLY)
-async def test_what_is_not_there_yet_is_waited_for(early: Callable[[], Any]) -> None:
+async def test_eventually_waits_for_missing_things(early: Callable[[], Any]) -> None:
     assert eventually(later(early))
     assert await aeventually(later(early))
 
 
 @pytest.mark.parametrize("early", EARLY)
-async def test_what_never_comes_is_told_with_what_was_seen_last(early: Callable[[], Any]) -> None:
+async def test_a_timeout_of_eventually_shows_the_last_value(early: Callable[[], Any]) -> None:
     with pytest.raises(AssertionError, match=r"the row: not within 0 s; last seen: (\w+Error|StopIteration)\(") as told:
         eventually(early, within_s=0.0, what="the row")
     assert told.value.__cause__ is not None
@@ -50,7 +50,7 @@ async def test_what_never_comes_is_told_with_what_was_seen_last(early: Callable[
         await aeventually(early, within_s=0.0, what="the row")
 
 
-async def test_an_answer_of_a_coroutine_that_is_not_there_yet_is_waited_for() -> None:
+async def test_aeventually_waits_for_missing_things() -> None:
     answers = iter(([], [7]))
 
     async def first() -> bool:
@@ -59,7 +59,7 @@ async def test_an_answer_of_a_coroutine_that_is_not_there_yet_is_waited_for() ->
     await aeventually(first)
 
 
-async def test_what_the_product_raises_and_what_is_broken_is_no_reason_to_wait() -> None:
+async def test_eventually_raises_errors_of_the_product_at_once() -> None:
     numbers = {1}
     with pytest.raises(AgentrlError):
         eventually(lambda: seconds("soon"))

@@ -32,7 +32,7 @@ def probes(breaker: Breaker, at: float, number: int = 3) -> list[Permit]:
     return found
 
 
-def test_it_takes_enough_calls_and_more_than_half_of_them() -> None:
+def test_it_opens_after_enough_calls_of_which_most_failed() -> None:
     few = Breaker(RULE)
     calls(few, bad=19)
     assert few.state(0) is BreakerStatus.CLOSED
@@ -50,14 +50,14 @@ def test_old_failures_are_forgotten() -> None:
     assert breaker.state(61) is BreakerStatus.CLOSED
 
 
-def test_while_it_is_open_nothing_goes_out_and_it_says_how_long() -> None:
+def test_an_open_breaker_refuses_with_the_time_to_wait() -> None:
     breaker = opened()
     assert breaker.admit(4.9) is None
     assert breaker.wait_s(2.0) == 3.0
     assert breaker.state(5.0) is BreakerStatus.HALF_OPEN
 
 
-def test_good_probes_close_it_and_the_past_is_forgotten() -> None:
+def test_good_probes_close_it_and_clear_its_counts() -> None:
     breaker = opened()
     for permit in probes(breaker, 5.0):
         breaker.ended(permit, 5.1, failed=False)
@@ -66,7 +66,7 @@ def test_good_probes_close_it_and_the_past_is_forgotten() -> None:
     assert breaker.state(5.2) is BreakerStatus.CLOSED
 
 
-def test_half_open_lets_only_a_few_out_at_once() -> None:
+def test_a_half_open_breaker_admits_few_calls_at_once() -> None:
     breaker = opened()
     first, *_ = probes(breaker, 5.0)
     assert breaker.admit(5.0) is None
@@ -74,7 +74,7 @@ def test_half_open_lets_only_a_few_out_at_once() -> None:
     assert breaker.admit(5.0) is not None
 
 
-def test_a_bad_probe_opens_it_again_for_twice_as_long_up_to_a_limit() -> None:
+def test_a_failed_probe_doubles_the_open_time_up_to_a_limit() -> None:
     breaker, at, lengths = opened(), 5.0, []
     for _ in range(3):
         breaker.ended(probes(breaker, at)[0], at, failed=True)
@@ -83,7 +83,7 @@ def test_a_bad_probe_opens_it_again_for_twice_as_long_up_to_a_limit() -> None:
     assert lengths == [10.0, 12.0, 12.0]
 
 
-def test_a_call_from_before_says_nothing_about_now() -> None:
+def test_a_call_of_an_earlier_state_does_not_count() -> None:
     breaker = Breaker(RULE)
     late = breaker.admit(0)
     assert late is not None
@@ -95,7 +95,7 @@ def test_a_call_from_before_says_nothing_about_now() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 3.0), st.sampled_from(["good", "bad", "gone"])), max_size=200))
-def test_in_any_order_of_events_it_recovers_once_calls_are_good(events: list[tuple[float, str]]) -> None:
+def test_after_any_events_it_recovers_with_good_calls(events: list[tuple[float, str]]) -> None:
     breaker, now = Breaker(RULE), 0.0
     for step, kind in events:
         now += step

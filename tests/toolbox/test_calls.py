@@ -54,7 +54,7 @@ async def test_a_call_id_never_runs_twice(make: MakeToolbox, tmp_path: Path) -> 
         assert statistics.calls == 1
 
 
-async def test_a_call_goes_on_when_its_caller_leaves_and_is_answered_later(make: MakeToolbox, tmp_path: Path) -> None:
+async def test_a_call_continues_without_its_caller_and_keeps_its_answer(make: MakeToolbox, tmp_path: Path) -> None:
     notes, over = tmp_path / "notes", tmp_path / "over"
     async with make() as hands:
         await hands.open("s")
@@ -98,7 +98,7 @@ async def test_failures_are_classified(make: MakeToolbox) -> None:
 
 
 @pytest.mark.parametrize("means", ["policy", "infrastructure"])
-async def test_a_timeout_means_what_the_server_declares(make: MakeToolbox, tmp_path: Path, means: str) -> None:
+async def test_a_timeout_is_classified_as_the_server_declares(make: MakeToolbox, tmp_path: Path, means: str) -> None:
     notes = tmp_path / "notes"
     async with make({"faulty": faulty(timeout_s=5.0, timeout_means=means)}) as hands:
         await hands.open("s")
@@ -119,9 +119,7 @@ async def test_a_result_of_fifty_megabytes_keeps_both_ends(make: MakeToolbox) ->
         assert answer.left_out > 52_000_000
 
 
-async def test_an_answer_without_end_costs_only_its_own_call(
-    make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_endless_answer_fails_only_its_own_call(make: MakeToolbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stdio_transport, "MOST_MESSAGE_BYTES", 1 << 20)
     monkeypatch.setattr(stdio_transport._lines, "__kwdefaults__", {"most": 1 << 20})
     async with make() as hands:
@@ -133,7 +131,7 @@ async def test_an_answer_without_end_costs_only_its_own_call(
         assert (await beside).content == "here"
 
 
-async def test_a_keyed_server_that_dies_is_back_and_its_sessions_are_lost(make: MakeToolbox) -> None:
+async def test_a_keyed_server_restarts_and_its_sessions_are_lost(make: MakeToolbox) -> None:
     async with make({"faulty": faulty(crash_means="policy")}) as hands:
         await hands.open("used")
         await hands.open("unused")
@@ -151,7 +149,7 @@ async def test_a_keyed_server_that_dies_is_back_and_its_sessions_are_lost(make: 
 
 
 @pytest.mark.parametrize(("command", "code"), [("exit 3", 3), ("kill -9 $$", -9)])
-async def test_how_a_process_ended_is_known_before_its_status_is_taken(command: str, code: int) -> None:
+async def test_the_end_of_a_process_is_known_before_asyncio_reaps_it(command: str, code: int) -> None:
     """By a thread of asyncio, which may get no processor time for a while."""
     with subprocess.Popen(["sh", "-c", command]) as process:  # noqa: ASYNC220
         assert await stdio_transport._death_of(process) == code  # type: ignore[arg-type]
@@ -159,7 +157,7 @@ async def test_how_a_process_ended_is_known_before_its_status_is_taken(command: 
     assert process.returncode == code, "and whoever takes it finds it"
 
 
-async def test_bystanders_of_a_crash_are_not_to_blame(make: MakeToolbox, tmp_path: Path) -> None:
+async def test_a_crash_with_several_calls_blames_none_of_them(make: MakeToolbox, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     async with make({"faulty": faulty(crash_means="policy")}) as hands:
         await hands.open("a")
@@ -170,7 +168,7 @@ async def test_bystanders_of_a_crash_are_not_to_blame(make: MakeToolbox, tmp_pat
         assert [died.error_class, (await beside).error_class] == ["infrastructure"] * 2
 
 
-async def test_a_shared_server_that_dies_goes_on_under_the_same_session(make: MakeToolbox) -> None:
+async def test_a_shared_server_restarts_under_the_same_session(make: MakeToolbox) -> None:
     async with make({"faulty": faulty(session="shared")}) as hands:
         await hands.open("s")
         await hands.call("s", "a", "count")
@@ -179,7 +177,7 @@ async def test_a_shared_server_that_dies_goes_on_under_the_same_session(make: Ma
         assert (answer.status, answer.content.split()[1:]) == ("ok", ["1"])
 
 
-async def test_a_server_that_hangs_is_given_up_and_started_again_and_the_log_has_a_line_of_it(
+async def test_a_hung_server_is_restarted_with_a_line_in_the_log(
     make: MakeToolbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connection, "ANSWER_WITHIN_S", 1.5)
@@ -195,7 +193,7 @@ async def test_a_server_that_hangs_is_given_up_and_started_again_and_the_log_has
     assert [(record.getMessage(), record.exc_info) for record in told] == [(sentence, None)]
 
 
-async def test_closing_a_session_cancels_what_is_under_way(make: MakeToolbox, tmp_path: Path) -> None:
+async def test_closing_a_session_cancels_its_calls(make: MakeToolbox, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     async with make() as hands:
         await hands.open("s")
@@ -210,7 +208,7 @@ async def test_closing_a_session_cancels_what_is_under_way(make: MakeToolbox, tm
             await hands.call("s", "d", "echo", text="late")
 
 
-async def test_a_call_that_is_cancelled_at_once_is_answered_too(make: MakeToolbox) -> None:
+async def test_a_call_cancelled_at_once_has_an_answer(make: MakeToolbox) -> None:
     async with make() as hands:
         await hands.open("s")
         running = [asyncio.create_task(hands.call("s", f"c{number}", "echo", text="x")) for number in range(3)]
@@ -229,7 +227,7 @@ class Clock:
         return time.monotonic() + self.ahead_s
 
 
-async def test_the_breaker_opens_parks_and_closes(make: MakeToolbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_breaker_opens_refuses_and_closes(make: MakeToolbox, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("agentrl.toolbox.toolbox.time", clock)
     rule = BreakerRule(least=4, open_s=600.0, open_most_s=600.0, probes=2)
@@ -253,7 +251,7 @@ async def test_the_breaker_opens_parks_and_closes(make: MakeToolbox, monkeypatch
         assert hands.server().breaker == "closed"
 
 
-async def test_what_the_policy_does_wrong_never_opens_the_breaker(make: MakeToolbox) -> None:
+async def test_failures_of_the_policy_never_open_the_breaker(make: MakeToolbox) -> None:
     async with make({"faulty": faulty(timeout_means="infrastructure")}, breaker=BreakerRule(least=4)) as hands:
         await hands.open("s")
         for number in range(6):
@@ -285,7 +283,7 @@ async def test_quotas_refuse_and_leave_the_id_free(make: MakeToolbox, tmp_path: 
         assert (await waiting).status == "ok"
 
 
-async def test_what_does_not_exist_is_named(make: MakeToolbox) -> None:
+async def test_an_unknown_tool_or_server_is_named(make: MakeToolbox) -> None:
     async with make({"faulty": faulty(block="echo")}) as hands:
         await hands.open("s")
         for tool, text in (("echo", "has no tool 'echo'"), ("nothing", "has no tool 'nothing'")):
@@ -298,7 +296,7 @@ async def test_what_does_not_exist_is_named(make: MakeToolbox) -> None:
         assert "echo" not in [tool.name for tool in hands.toolbox.tools()]
 
 
-async def test_a_server_sees_the_mark_of_the_run_and_nothing_secret(
+async def test_a_server_gets_the_marks_of_the_run_and_no_secret(
     make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("AGENTRL_RUN", "u"), ("AGENTRL_INCARNATION", "toolbox-0.1"), ("AGENTRL_TOKEN", "fencing")):
@@ -311,7 +309,7 @@ async def test_a_server_sees_the_mark_of_the_run_and_nothing_secret(
         assert len(seen) < len(os.environ) + 5
 
 
-async def test_at_the_end_nothing_of_a_server_is_left(make: MakeToolbox) -> None:
+async def test_no_process_of_a_server_is_left_at_the_end(make: MakeToolbox) -> None:
     """Also of one that hangs and has a child that holds its pipes."""
     async with make({"faulty": faulty(timeout_s=5.0)}) as hands:
         await hands.open("s")

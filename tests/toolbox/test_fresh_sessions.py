@@ -62,7 +62,7 @@ async def others_use(hands: Hands, tool: str, **arguments: Any) -> AsyncIterator
 
 
 @pytest.mark.parametrize("session", ["process", "keyed"])
-async def test_what_fails_alike_while_it_works_for_others_is_the_policys_fault(
+async def test_equal_failures_of_a_working_tool_are_the_policys_fault(
     make: MakeToolbox, tmp_path: Path, session: str
 ) -> None:
     down = tmp_path / "down"
@@ -79,7 +79,7 @@ async def test_what_fails_alike_while_it_works_for_others_is_the_policys_fault(
         assert await hands.call("s", "c", "search", while_down=str(down)) == answer, "asked again, it is answered"
 
 
-async def test_a_timeout_that_repeats_itself_is_told_to_the_model(make: MakeToolbox, tmp_path: Path) -> None:
+async def test_a_repeated_timeout_is_the_policys_fault(make: MakeToolbox, tmp_path: Path) -> None:
     async with make({"faulty": twice(timeout_s=4.0)}) as hands:
         await hands.open("s")
         async with others_use(hands, "note", path="/dev/null"):
@@ -88,7 +88,7 @@ async def test_a_timeout_that_repeats_itself_is_told_to_the_model(make: MakeTool
         assert (tmp_path / "notes").read_text().splitlines().count("begun") == 2
 
 
-async def test_what_goes_well_the_second_time_was_the_infrastructures_fault(make: MakeToolbox, tmp_path: Path) -> None:
+async def test_a_good_second_call_blames_the_infrastructure(make: MakeToolbox, tmp_path: Path) -> None:
     path = tmp_path / "asked"
     async with make({"faulty": twice()}) as hands:
         await hands.open("s")
@@ -103,7 +103,7 @@ async def test_what_goes_well_the_second_time_was_the_infrastructures_fault(make
         assert [sample.call for sample in told.samples] == ["c"], "the second call is in no statistics"
 
 
-async def test_in_an_outage_nothing_is_proven_against_anybody(make: MakeToolbox, tmp_path: Path) -> None:
+async def test_an_outage_blames_no_call(make: MakeToolbox, tmp_path: Path) -> None:
     down = tmp_path / "down"
     down.mkdir()
     async with make({"faulty": twice()}, breaker=BreakerRule(least=1000)) as hands:
@@ -114,7 +114,7 @@ async def test_in_an_outage_nothing_is_proven_against_anybody(make: MakeToolbox,
         assert "no: fails for others" in {answer.tried_again for answer in answers}, "and it is said why not"
 
 
-async def test_without_others_nothing_is_proven_either(make: MakeToolbox, tmp_path: Path) -> None:
+async def test_without_other_calls_no_call_is_blamed(make: MakeToolbox, tmp_path: Path) -> None:
     async with make({"faulty": twice()}) as hands:
         await hands.open("s")
         assert (await hands.call("s", "a", "search", while_down=str(tmp_path / "nothing"))).status == "ok"
@@ -123,7 +123,7 @@ async def test_without_others_nothing_is_proven_either(make: MakeToolbox, tmp_pa
         assert answer.error_class == "infrastructure", "it may have gone down since"
 
 
-async def test_no_tool_is_tried_again_that_the_run_file_does_not_name_for_it(make: MakeToolbox, tmp_path: Path) -> None:
+async def test_a_tool_without_try_again_is_never_repeated(make: MakeToolbox, tmp_path: Path) -> None:
     path = tmp_path / "asked"
     async with make() as hands:
         await hands.open("s")
@@ -132,7 +132,7 @@ async def test_no_tool_is_tried_again_that_the_run_file_does_not_name_for_it(mak
         assert path.read_text().splitlines() == ["s"]
 
 
-async def test_a_session_that_is_closed_meanwhile_ends_the_second_call_too(make: MakeToolbox, tmp_path: Path) -> None:
+async def test_closing_the_session_ends_the_second_call(make: MakeToolbox, tmp_path: Path) -> None:
     path = tmp_path / "asked"
     async with make({"faulty": twice()}) as hands:
         await hands.open("s")
@@ -143,7 +143,7 @@ async def test_a_session_that_is_closed_meanwhile_ends_the_second_call_too(make:
         assert (answer.status, answer.tried_again) == ("cancelled", "cancelled")
 
 
-async def test_members_of_a_group_that_ask_the_same_are_not_the_others(make: MakeToolbox, tmp_path: Path) -> None:
+async def test_equal_calls_of_a_group_do_not_count_as_others(make: MakeToolbox, tmp_path: Path) -> None:
     down = tmp_path / "down"
     down.touch()
     async with make({"faulty": twice()}, breaker=BreakerRule(least=1000)) as hands:
@@ -156,9 +156,7 @@ async def test_members_of_a_group_that_ask_the_same_are_not_the_others(make: Mak
 
 
 @pytest.mark.parametrize(("session", "arguments"), [("s", "nothing"), ("t", "down")], ids=["caller", "arguments"])
-async def test_neither_the_same_caller_nor_the_same_arguments_count_as_others(
-    tmp_path: Path, session: str, arguments: str
-) -> None:
+async def test_equal_sessions_or_arguments_do_not_count_as_others(tmp_path: Path, session: str, arguments: str) -> None:
     retry = FreshSessionRetry(twice(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
     tool, lost = ToolInfo(server="faulty", name="search"), CallAnswer(status="lost", error_class="infrastructure")
 
@@ -172,7 +170,7 @@ async def test_neither_the_same_caller_nor_the_same_arguments_count_as_others(
     assert (answer.error_class, answer.tried_again) == ("infrastructure", "lost")
 
 
-async def test_the_second_call_has_the_callers_limit_too(make: MakeToolbox, tmp_path: Path) -> None:
+async def test_the_second_call_has_the_time_limit_of_the_caller(make: MakeToolbox, tmp_path: Path) -> None:
     path = tmp_path / "asked"
     async with make({"faulty": twice(timeout_s=300.0)}) as hands:
         await hands.open("s")
@@ -181,7 +179,7 @@ async def test_the_second_call_has_the_callers_limit_too(make: MakeToolbox, tmp_
         assert (answer.status, answer.error_class, answer.tried_again) == ("lost", "infrastructure", "timeout")
 
 
-async def test_a_fresh_session_that_is_long_in_coming_is_given_up(
+async def test_a_slow_fresh_session_is_given_up(
     monkeypatch: pytest.MonkeyPatch, make: MakeToolbox, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(fresh_session_retry, "OPENED_WITHIN_S", 0.2)
@@ -204,7 +202,7 @@ async def test_a_fresh_session_that_is_long_in_coming_is_given_up(
         (CallAnswer(status="ok"), ""),
     ],
 )
-async def test_a_failed_call_that_is_not_made_once_more_says_why(answer: CallAnswer, why: str) -> None:
+async def test_a_failed_call_without_a_second_one_has_the_reason(answer: CallAnswer, why: str) -> None:
     tool, call = ToolInfo(server="faulty", name="search"), Call("a", "s", "faulty.search", {})
     retry = FreshSessionRetry(twice(), lambda: pytest.fail("no session is needed"), asyncio.Semaphore())
     assert (await retry.judge(call, tool, answer, 1.0)).tried_again == why
@@ -212,7 +210,7 @@ async def test_a_failed_call_that_is_not_made_once_more_says_why(answer: CallAns
     assert (await never.judge(call, tool, answer, 1.0)).tried_again == "", "nobody wanted that"
 
 
-async def test_a_caller_in_a_hurry_and_an_open_breaker_are_reasons_too(make: MakeToolbox, tmp_path: Path) -> None:
+async def test_a_short_limit_or_an_open_breaker_prevents_the_second_call(make: MakeToolbox, tmp_path: Path) -> None:
     (tmp_path / "down").touch()
     rule = BreakerRule(least=1, open_s=0.0)
     async with make({"faulty": twice()}, breaker=rule) as hands:
@@ -225,7 +223,7 @@ async def test_a_caller_in_a_hurry_and_an_open_breaker_are_reasons_too(make: Mak
         assert (probe.status, probe.tried_again) == ("lost", "no: breaker")
 
 
-def test_whoever_asks_waits_for_all_that_comes_to_the_two_calls() -> None:
+def test_the_callers_time_limit_covers_both_calls() -> None:
     before = Quotas().wait_s + sessions.RETURN_WITHIN_S
     leaving = 2 * connection.LEAVE_WITHIN_S
     assert before + fresh_session_retry.OPENED_WITHIN_S + 2 * connection._LATE_S + leaving < AROUND_A_TOOL_CALL_S

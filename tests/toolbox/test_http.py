@@ -80,7 +80,7 @@ async def test_refusals_have_their_http_status_and_nothing_ran(make: MakeToolbox
         assert hands.toolbox.statistics.calls == 0
 
 
-async def test_an_open_breaker_is_503_and_says_when(make: MakeToolbox) -> None:
+async def test_an_open_breaker_is_503_with_retry_after(make: MakeToolbox) -> None:
     async with make(breaker=BreakerRule(least=2, open_s=60)) as hands, over_http(hands) as tools:
         await tools.open("s", ["faulty"])
         for number in range(2):
@@ -91,7 +91,7 @@ async def test_an_open_breaker_is_503_and_says_when(make: MakeToolbox) -> None:
 
 
 @pytest.mark.parametrize("header", ["", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer ü"])
-async def test_nothing_is_answered_without_the_token(make: MakeToolbox, header: str) -> None:
+async def test_requests_without_the_token_are_refused(make: MakeToolbox, header: str) -> None:
     async with make({}) as hands, listening(build_app(hands.toolbox, TOKEN)) as url:
         async with httpx2.AsyncClient(base_url=url) as http:
             headers = {"Authorization": header.encode()} if header else {}
@@ -108,7 +108,7 @@ async def test_nothing_is_answered_without_the_token(make: MakeToolbox, header: 
                 await tools.open("s", [])
 
 
-async def test_a_caller_that_leaves_finds_its_answer(make: MakeToolbox, tmp_path: Path) -> None:
+async def test_a_caller_that_reconnects_gets_its_answer(make: MakeToolbox, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     arguments = {"path": str(notes), "seconds": 1.0}
     async with make() as hands, over_http(hands) as tools:
@@ -122,12 +122,12 @@ async def test_a_caller_that_leaves_finds_its_answer(make: MakeToolbox, tmp_path
         assert notes.read_text().splitlines() == ["begun", "ended"]
 
 
-async def test_a_toolbox_that_is_not_there(make: MakeToolbox) -> None:
+async def test_a_missing_toolbox_raises_an_error(make: MakeToolbox) -> None:
     async with make({}) as hands, over_http(hands) as tools:
         await tools.open("s", [])
         url = tools.url
     async with ToolboxClient(url, TOKEN) as tools:
-        with pytest.raises(ToolboxGoneError, match="is not there"):
+        with pytest.raises(ToolboxGoneError, match="cannot be reached"):
             await tools.open("s", [])
     with pytest.raises(ConfigError):
         ToolboxClient("nonsense", TOKEN)

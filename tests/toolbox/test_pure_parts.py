@@ -22,7 +22,7 @@ from agentrl.toolbox.tool_statistics import SAMPLES, ToolboxStatistics
 
 
 @given(st.text(max_size=300), st.integers(1, 300))
-def test_what_is_cut_fits_and_keeps_both_ends(text: str, most: int) -> None:
+def test_a_cut_text_fits_and_keeps_both_ends(text: str, most: int) -> None:
     shown, left_out = cut(text, most)
     assert len(shown) <= most
     if len(text) <= most:
@@ -32,7 +32,7 @@ def test_what_is_cut_fits_and_keeps_both_ends(text: str, most: int) -> None:
         assert shown[0] == text[0]
 
 
-def test_a_cut_says_how_much_is_missing() -> None:
+def test_a_cut_text_says_how_much_is_missing() -> None:
     shown, left_out = cut("a" * 500 + "b" * 500, 100)
     assert shown.startswith("aaa")
     assert shown.endswith("bbb")
@@ -40,7 +40,7 @@ def test_a_cut_says_how_much_is_missing() -> None:
     assert 95 <= len(shown) <= 100
 
 
-def test_what_is_not_text_leaves_a_placeholder() -> None:
+def test_content_that_is_not_text_becomes_a_placeholder() -> None:
     result = types.CallToolResult(
         content=[
             types.TextContent(type="text", text="see"),
@@ -55,7 +55,7 @@ def test_what_is_not_text_leaves_a_placeholder() -> None:
     assert text_of(types.CallToolResult(content=[], structured_content={"a": 1})) == '{"a": 1}'
 
 
-def test_a_server_inherits_the_mark_and_no_secret(tmp_path: Path) -> None:
+def test_a_server_inherits_only_the_allow_list_and_the_marks(tmp_path: Path) -> None:
     environ = {
         "PATH": "/bin",
         "HOME": "/h",
@@ -86,7 +86,7 @@ def test_a_server_inherits_the_mark_and_no_secret(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("env", [{"KEY": "env:NOT_THERE"}, {"AGENTRL_RUN": "another"}])
-def test_an_environment_that_cannot_be_made_is_named(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_missing_secret_of_the_environment_is_named(env: dict[str, str], tmp_path: Path) -> None:
     server = ToolServer(command="x", env=env)
     with pytest.raises(ConfigError, match=r"tools\.search\.env\."):
         launch_of("search", server, run_dir=tmp_path, environ={})
@@ -107,7 +107,7 @@ def test_statistics_count_by_status_and_fault_and_keep_samples() -> None:
     assert max(len(sample.content) for sample in told.samples) <= 200
 
 
-def test_the_last_minute_of_a_tool_forgets_what_was_before_it() -> None:
+def test_recent_statistics_cover_only_the_last_minute() -> None:
     now = 0.0
     statistics = ToolboxStatistics(clock=lambda: now)
 
@@ -133,7 +133,7 @@ def call_of(id: str, session: str = "s") -> Call:
     return Call(id, session, "t", {"a": 1})
 
 
-def test_a_call_is_found_by_its_id_and_another_one_is_refused() -> None:
+def test_the_id_of_another_call_is_refused() -> None:
     book, call = CallRegistry(), call_of("c")
     book.begin(call)
     assert book.find("c", "s", "t", {"a": 1}) is call
@@ -144,7 +144,7 @@ def test_a_call_is_found_by_its_id_and_another_one_is_refused() -> None:
     assert book.find("c", "s", "t", {"a": 1}) is None
 
 
-def test_answers_that_take_too_much_memory_go_and_their_ids_stay() -> None:
+def test_dropped_answers_leave_their_ids() -> None:
     book = CallRegistry(most_chars=250)
     calls = [call_of(f"c{number}") for number in range(4)]
     for call in calls:
@@ -154,7 +154,7 @@ def test_answers_that_take_too_much_memory_go_and_their_ids_stay() -> None:
     assert book.find("c0", "s", "t", {"a": 1}) is calls[0]
 
 
-def test_a_closed_session_is_remembered_and_its_answers_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_a_closed_session_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     book, call = CallRegistry(), call_of("c")
     book.begin(call)
     book.answered(call, CallAnswer(status="ok", content="x"))
@@ -168,14 +168,14 @@ def test_a_closed_session_is_remembered_and_its_answers_for_a_while(monkeypatch:
     assert book.closed("s") == "it ended"
 
 
-def test_a_refusal_comes_out_as_what_was_raised() -> None:
+def test_a_refusal_raises_the_same_error_at_the_client() -> None:
     for kind in REFUSALS:
         raised = kind("Why.", hint="What to do.", retry_after_s=2.0)
         again = error_of(refusal_of(raised).error)
         assert (type(again), str(again), again.retry_after_s) == (kind, "Why. What to do.", 2.0)
 
 
-def test_what_is_wrong_with_a_server_is_said_with_its_name_once() -> None:
+def test_the_reason_of_a_server_names_it_once() -> None:
     def trouble(why: str, breaker: str = "closed") -> str:
         return service_report._trouble(ServerInfo(id="adder", session="shared", state="down", breaker=breaker, why=why))
 

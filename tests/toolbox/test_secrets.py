@@ -14,7 +14,7 @@ from tests.toolbox.conftest import MakeToolbox, http_server
 from tests.waiting import aeventually
 
 
-async def test_a_token_is_read_where_it_is_and_a_wrong_one_can_be_put_right(
+async def test_a_token_is_read_at_each_connection(
     make: MakeToolbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = tmp_path / "token"
@@ -35,7 +35,7 @@ async def test_a_token_is_read_where_it_is_and_a_wrong_one_can_be_put_right(
             assert (await hands.call("s", "a", "whisper", server="guarded")).content == "you may come in"
 
 
-async def test_a_secret_that_is_not_there_is_named(make: MakeToolbox) -> None:
+async def test_a_missing_secret_is_named(make: MakeToolbox) -> None:
     server = ToolServer.model_validate({"url": "http://127.0.0.1:9/mcp", "token": "env:NOT_SET_ANYWHERE"})
     async with make({"guarded": server}) as hands:
         await aeventually(lambda: "tools.guarded.token" in hands.server("guarded").why)
@@ -52,7 +52,7 @@ async def test_a_secret_that_is_not_there_is_named(make: MakeToolbox) -> None:
         ({"url": "", "command": "server", "token": "env:X"}, "are for a server with a url"),
     ],
 )
-def test_secrets_are_references_and_headers_are_headers(settings: dict[str, Any], sentence: str) -> None:
+def test_secrets_must_be_references_and_headers_must_be_valid(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValidationError) as refused:
         ToolServer.model_validate({"url": "http://127.0.0.1:9/mcp", **settings})
     assert sentence in str(refused.value)

@@ -15,7 +15,7 @@ from tests.toolbox.conftest import MakeToolbox, faulty
 from tests.waiting import aeventually
 
 
-async def test_opening_again_is_answered_and_other_servers_are_refused(make: MakeToolbox) -> None:
+async def test_a_session_opens_once_and_keeps_its_servers(make: MakeToolbox) -> None:
     async with make({"a": faulty(), "b": faulty()}) as hands:
         opened = await asyncio.gather(*(hands.open("s", "b", "a") for _ in range(4)))
         assert sorted(opened) == [False, False, False, True]
@@ -54,7 +54,7 @@ async def test_keyed_sessions_share_a_process_and_no_state(make: MakeToolbox) ->
         assert [rest for _, *rest in seen] == [["one", "1"], ["two", "1"], ["one", "2"], ["two", "2"]]
 
 
-async def test_process_sessions_have_a_process_each_and_leave_no_state(make: MakeToolbox) -> None:
+async def test_each_process_session_has_its_own_process(make: MakeToolbox) -> None:
     async with make({"faulty": faulty(session="process", pool=2)}) as hands:
         pids: list[str] = []
         for batch in range(2):
@@ -70,7 +70,7 @@ async def test_process_sessions_have_a_process_each_and_leave_no_state(make: Mak
         await aeventually(lambda: hands.server().sessions == 0)
 
 
-async def test_a_process_that_was_never_called_is_used_again(make: MakeToolbox) -> None:
+async def test_a_process_without_calls_is_reused(make: MakeToolbox) -> None:
     async with make({"faulty": faulty(session="process", pool=1)}) as hands:
         for number in range(5):
             await hands.open(f"s{number}")
@@ -78,7 +78,7 @@ async def test_a_process_that_was_never_called_is_used_again(make: MakeToolbox) 
         assert hands.server().starts == 1
 
 
-async def test_a_full_pool_makes_wait_then_refuses(make: MakeToolbox) -> None:
+async def test_a_full_pool_waits_and_then_refuses(make: MakeToolbox) -> None:
     async with make({"faulty": faulty(session="process", pool=1)}) as hands:
         await hands.open("first")
         with pytest.raises(QuotaError, match="in use"):
@@ -90,7 +90,7 @@ async def test_a_full_pool_makes_wait_then_refuses(make: MakeToolbox) -> None:
         assert await hands.call("third", "c", "echo", text="x")
 
 
-async def test_a_session_that_is_closed_while_it_waits_to_be_opened(make: MakeToolbox) -> None:
+async def test_a_session_may_be_closed_while_it_opens(make: MakeToolbox) -> None:
     async with make({"faulty": faulty(session="process", pool=1)}) as hands:
         await hands.open("first")
         waiting = asyncio.create_task(hands.open("second"))
@@ -116,7 +116,7 @@ async def test_parallel_calls_after_a_death_share_one_new_process(make: MakeTool
         assert await hands.open("t", wait_s=5)
 
 
-async def test_all_servers_or_none(make: MakeToolbox) -> None:
+async def test_a_session_reserves_all_servers_or_none(make: MakeToolbox) -> None:
     """Two that want the same servers in other orders never wait for each other."""
     pools = {name: faulty(session="process", pool=1) for name in ("a", "b")}
     async with make(pools) as hands:
@@ -132,7 +132,7 @@ async def test_all_servers_or_none(make: MakeToolbox) -> None:
         assert await hands.open("wants-a", "a", wait_s=5)
 
 
-async def test_a_process_that_dies_takes_only_its_session(make: MakeToolbox) -> None:
+async def test_the_death_of_a_process_ends_only_its_session(make: MakeToolbox) -> None:
     async with make({"faulty": faulty(session="process", pool=2, crash_means="policy")}) as hands:
         await hands.open("a")
         await hands.open("b")
@@ -146,17 +146,17 @@ async def test_a_process_that_dies_takes_only_its_session(make: MakeToolbox) -> 
         assert await hands.open("c", wait_s=20)
 
 
-async def test_a_session_that_nobody_uses_is_closed(make: MakeToolbox) -> None:
+async def test_an_idle_session_is_closed(make: MakeToolbox) -> None:
     async with make(quotas=Quotas(idle_s=0.2, sessions=1)) as hands:
         await hands.open("forgotten")
         with pytest.raises(QuotaError, match="1 sessions open"):
             await hands.open("next")
         await aeventually(lambda: hands.toolbox.open_sessions == 0)
-        with pytest.raises(SessionError, match="nobody used it"):
+        with pytest.raises(SessionError, match="it was idle"):
             await hands.call("forgotten", "c", "echo", text="x")
 
 
-async def test_a_server_that_does_not_start_says_why_and_the_others_serve(make: MakeToolbox) -> None:
+async def test_a_server_that_does_not_start_leaves_the_others_serving(make: MakeToolbox) -> None:
     servers = {
         "absent": ToolServer(command="/no/such/program", session="keyed"),
         "broken": ToolServer(command=("sh", "-c", "echo cannot load library >&2; exit 7"), session="process"),
@@ -181,7 +181,7 @@ async def test_a_server_that_does_not_start_says_why_and_the_others_serve(make: 
                 await hands.open("t", name, wait_s=0.0)
 
 
-async def test_a_toolbox_that_drains_or_is_paused_takes_nobody_new(make: MakeToolbox) -> None:
+async def test_a_draining_or_paused_toolbox_refuses_new_sessions(make: MakeToolbox) -> None:
     async with make() as hands:
         await hands.open("s")
         hands.toolbox.paused = True

@@ -22,7 +22,7 @@ from tests.toolbox.conftest import MakeToolbox, http_server
 SHOP = (sys.executable, "-m", "assets.shop_server")
 
 
-def test_prices_are_the_same_for_ever() -> None:
+def test_prices_never_change() -> None:
     assert len(set(ITEMS)) == len(ITEMS) > 100
     assert price_of("baba") == 29
     assert min(map(price_of, ITEMS)) >= 10
@@ -42,7 +42,7 @@ def test_the_calculator(expression: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("expression", [*WRONG, *TOO_LARGE])
-def test_what_is_no_expression_is_a_mistake(expression: str) -> None:
+def test_an_invalid_expression_is_an_error(expression: str) -> None:
     with pytest.raises(BadRequestError):
         value_of(expression)
 
@@ -54,7 +54,7 @@ def test_whole_numbers_stay_exact(a: int, b: int, operator: str) -> None:
     assert value_of("ans*2", Fraction(expected)) == 2 * expected
 
 
-def test_the_faults_follows_from_its_number_and_from_nothing_else() -> None:
+def test_the_seed_alone_decides_the_faults() -> None:
     faults = InjectedFaults(errors=0.03, latency_ms=15.0, spread=0.6, random=7)
     seen = [faults.of(f"s{session}", call) for session in range(500) for call in range(1, 7)]
     assert seen == [InjectedFaults(random=7).of(f"s{session}", call) for session in range(500) for call in range(1, 7)]
@@ -63,7 +63,7 @@ def test_the_faults_follows_from_its_number_and_from_nothing_else() -> None:
     assert median(delay_s for _, delay_s in seen) == pytest.approx(0.015, rel=0.1)
 
 
-async def test_a_call_that_the_faults_spoiled_changed_nothing() -> None:
+async def test_a_call_with_an_injected_fault_changes_nothing() -> None:
     faults = InjectedFaults(errors=0.4, latency_ms=0.0, random=1)
     shop, results = Shop(faults), []
     for call in range(1, 40):
@@ -100,7 +100,7 @@ async def test_sessions_keep_their_own_results(make: MakeToolbox, http_shop: str
         assert (wrong.status, wrong.error_class, wrong.content) == ("tool_error", "policy", "no such item: gold")
 
 
-async def test_faults_is_an_error_of_the_infrastructure_and_the_same_again(make: MakeToolbox) -> None:
+async def test_an_injected_fault_is_an_infrastructure_error_and_repeats(make: MakeToolbox) -> None:
     command = (*SHOP, "--errors", "0.3", "--latency-ms", "1", "--random", "5")
     expected = [InjectedFaults(errors=0.3, random=5).of("s", call)[0] for call in range(1, 13)]
     async with make({"shop": ToolServer(command=command, session="keyed")}) as hands:
@@ -111,13 +111,13 @@ async def test_faults_is_an_error_of_the_infrastructure_and_the_same_again(make:
     assert any(expected)
 
 
-def test_options_are_told_and_wrong_ones_are_refused() -> None:
+def test_wrong_options_are_refused() -> None:
     done = subprocess.run([*SHOP, "--errors", "many"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "--errors" in done.stderr
 
 
-async def test_the_ledger_has_each_call_that_was_carried_out_once(make: MakeToolbox, tmp_path: Path) -> None:
+async def test_the_ledger_has_each_executed_call_once(make: MakeToolbox, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     faults = ("--errors", "0.5", "--latency-ms", "0", "--ledger", str(ledger))
     async with make({"shop": ToolServer(command=(*SHOP, *faults), session="keyed", try_again=True)}) as hands:

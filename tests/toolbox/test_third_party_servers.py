@@ -18,7 +18,7 @@ from tests.toolbox.third_party_servers import Others
 from tests.waiting import aeventually
 
 
-async def test_a_clock_of_the_first_generation(make: MakeToolbox, others: Others) -> None:
+async def test_a_server_of_the_first_sdk_version(make: MakeToolbox, others: Others) -> None:
     async with make({"time": ToolServer(command=others.time, session="shared", block="convert_time")}) as hands:
         await hands.open("s", "time")
         (tool,) = hands.toolbox.tools("time")
@@ -31,7 +31,7 @@ async def test_a_clock_of_the_first_generation(make: MakeToolbox, others: Others
         assert (missing.status, missing.error_class) == ("tool_error", "policy")
 
 
-async def test_git_in_a_process_for_each_episode(make: MakeToolbox, others: Others, tmp_path: Path) -> None:
+async def test_a_git_server_with_a_process_for_each_session(make: MakeToolbox, others: Others, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     await asyncio.to_thread(subprocess.run, ["git", "init", "--quiet", str(repository)], check=True, timeout=60)
     (repository / "new file").write_text("x")
@@ -72,9 +72,7 @@ async def _use_everything(make: MakeToolbox, server: ToolServer) -> None:
         assert (await hands.call("s", "e", "echo", server="all", message="on")).content == "Echo: on"
 
 
-async def test_a_server_behind_a_url_that_is_killed_and_comes_back(
-    make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_killed_server_behind_a_url_reconnects(make: MakeToolbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "ANSWER_WITHIN_S", 1.0)
     command = (sys.executable, "-m", "assets.shop_server", "--no-faults", "--http", "{port}")
     with http_server(*command) as (url, process):

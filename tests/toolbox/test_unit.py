@@ -87,7 +87,7 @@ async def service(db: Database, **expected: Any) -> dict[str, Any]:
     return await aeventually(found, what=f"a Service with {expected}")
 
 
-async def test_it_tells_where_it_is_serves_and_drains(unit: Unit, db: Database) -> None:
+async def test_a_toolbox_unit_registers_serves_and_drains(unit: Unit, db: Database) -> None:
     await unit.ready()
     told = await service(db, state="serving", unavailable=["broken"])
     assert (told["_id"], told["unit"], told["names"]) == ("toolbox-0.4", "toolbox-0", ["faulty", "broken"])
@@ -112,7 +112,7 @@ async def test_it_tells_where_it_is_serves_and_drains(unit: Unit, db: Database) 
     await service(db, state="gone")
 
 
-async def test_servers_of_a_killed_toolbox_end_by_themselves(unit: Unit) -> None:
+async def test_servers_of_a_killed_toolbox_end(unit: Unit) -> None:
     await unit.ready()
     server = (await aeventually(unit.servers))[0]
     unit.process.signal(signal.SIGKILL)
