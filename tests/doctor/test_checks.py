@@ -30,7 +30,7 @@ def run(*arguments: str, home: Path, **environment: str) -> subprocess.Completed
     )
 
 
-def test_every_line_says_how_it_is_and_what_to_do(tmp_path: Path) -> None:
+def test_every_line_has_a_verdict_and_a_hint(tmp_path: Path) -> None:
     told = run("--json", home=tmp_path / "home")
     checks = json.loads(told.stdout)
     names = [check["name"] for check in checks]
@@ -49,7 +49,7 @@ def test_people_get_lines(tmp_path: Path) -> None:
     assert any(line.startswith("ok    python") for line in told.stdout.splitlines())
 
 
-def test_a_run_file_adds_what_that_run_needs(tmp_path: Path) -> None:
+def test_run_file_adds_what_that_run_needs(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -64,7 +64,7 @@ def test_a_run_file_adds_what_that_run_needs(tmp_path: Path) -> None:
     assert told.returncode == ExitCode.UNHEALTHY
 
 
-def test_a_wrong_run_file_is_a_line_like_the_others(tmp_path: Path) -> None:
+def test_wrong_run_file_is_a_line_like_the_others(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("name: probe\nsidecar: {}\n")
     told = run("--json", str(file), home=tmp_path)
@@ -74,7 +74,7 @@ def test_a_wrong_run_file_is_a_line_like_the_others(tmp_path: Path) -> None:
     assert told.returncode == ExitCode.UNHEALTHY
 
 
-def test_an_old_python_fails() -> None:
+def test_old_python_fails() -> None:
     assert doctor.check_python((3, 10, 12)).verdict == "fail"
     assert doctor.check_python((3, 13, 0)).verdict == "ok"
 
@@ -103,13 +103,13 @@ def test_few_open_files_warn_and_very_few_fail() -> None:
     assert doctor.check_open_files(64, 64).verdict == "fail"
 
 
-def test_a_state_directory_that_cannot_be_written_fails(tmp_path: Path) -> None:
+def test_state_directory_that_cannot_be_written_fails(tmp_path: Path) -> None:
     assert doctor.check_state_dir(tmp_path / "not" / "yet").verdict == "ok"
     check = doctor.check_state_dir(Path("/proc/agentrl"))
     assert (check.verdict, "AGENTRL_HOME" in check.hint) == ("fail", True)
 
 
-def test_a_state_directory_on_a_network_file_system_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_directory_on_a_network_file_system_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def remote(directory: Path) -> None:
         raise ConfigError(f"{directory} is on a network file system (nfs4).", hint="Set AGENTRL_HOME.")
 
@@ -117,13 +117,13 @@ def test_a_state_directory_on_a_network_file_system_fails(tmp_path: Path, monkey
     assert doctor.check_state_dir(tmp_path).verdict == "fail"
 
 
-def test_a_small_disk_warns_and_a_full_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_disk_warns_and_a_full_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for free, verdict in ((6 << 30, "ok"), (1 << 30, "warn"), (10 << 20, "fail")):
         monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         assert doctor.check_disk(tmp_path).verdict == verdict
 
 
-def test_a_runtime_directory_with_too_long_a_name_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_directory_with_too_long_a_name_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
@@ -134,18 +134,18 @@ def test_a_runtime_directory_with_too_long_a_name_fails(tmp_path: Path, monkeypa
     assert doctor.check_sockets().verdict == "ok"
 
 
-def test_a_clock_that_jumps_warns() -> None:
+def test_clock_that_jumps_warns() -> None:
     times = iter([2e9, 2e9 + 5.0, 2e9 + 5.0])
     steady = iter([0.0, 0.1])
     check = doctor.check_clock(lambda: next(times), lambda: next(steady), lambda seconds: None)
     assert (check.verdict, "+4900 ms" in check.sentence) == ("warn", True)
 
 
-def test_a_clock_in_the_past_warns() -> None:
+def test_clock_in_the_past_warns() -> None:
     assert "behind" in doctor.check_clock(lambda: 1e9, lambda: 5.0, lambda seconds: None).sentence
 
 
-def test_a_missing_mongod_fails_only_a_run_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_mongod_fails_only_a_run_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Path:
         raise ConfigError("There is no mongod on this host.", hint="Install it.")
 
@@ -154,7 +154,7 @@ def test_a_missing_mongod_fails_only_a_run_that_needs_it(monkeypatch: pytest.Mon
     assert doctor.check_mongod(needed=True).verdict == "fail"
 
 
-def test_gpus_are_listed_and_a_broken_driver_is_told(tmp_path: Path) -> None:
+def test_gpus_are_listed_and_a_broken_driver_warns(tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559 MiB'\n")
     tool.chmod(0o755)
@@ -165,7 +165,7 @@ def test_gpus_are_listed_and_a_broken_driver_is_told(tmp_path: Path) -> None:
     assert doctor.check_gpu(None).verdict == "ok"
 
 
-def test_a_terminal_that_cannot_show_text_warns() -> None:
+def test_terminal_that_cannot_show_text_warns() -> None:
     assert doctor.check_terminal(True, "xterm-256color", "UTF-8").verdict == "ok"
     assert doctor.check_terminal(True, "dumb", "UTF-8").verdict == "warn"
     assert doctor.check_terminal(False, "", "ANSI_X3.4-1968").verdict == "warn"
@@ -183,7 +183,7 @@ def test_ports_in_use_are_fine_while_the_own_coordinator_is_up() -> None:
     assert "an address of this host" in elsewhere.hint
 
 
-def test_without_proc_a_run_cannot_live(tmp_path: Path) -> None:
+def test_missing_proc_fails(tmp_path: Path) -> None:
     assert doctor.check_processes(tmp_path).verdict == "fail"
     assert doctor.check_processes().verdict != "fail"
 

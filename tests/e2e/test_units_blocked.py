@@ -61,7 +61,7 @@ def incidents(run: Run, unit: str) -> list[IncidentRow]:
     return [row for row in found if isinstance(row, IncidentRow) and row.unit == unit]
 
 
-def test_a_loop_that_blocks_inside_its_announced_phase_is_left_alone(run: Run) -> None:
+def test_loop_that_blocks_inside_its_announced_phase_is_left_alone(run: Run) -> None:
     # Of two, one lies between the first look and the last from its beginning to its end.
     seen = watched(run, "released-0", "held-0", blocks=2, within_s=PATIENCE_S + 3 * BLOCKED_S)
     assert seen == {"released-0": {("ready", 1)}, "held-0": {("ready", 1)}}
@@ -69,7 +69,7 @@ def test_a_loop_that_blocks_inside_its_announced_phase_is_left_alone(run: Run) -
     assert not incidents(run, "held-0")
 
 
-def test_the_same_silence_that_was_not_announced_is_stacked_and_replaced(run: Run) -> None:
+def test_unannounced_silence_ends_in_stacks_and_a_replacement(run: Run) -> None:
     def told() -> IncidentRow | None:
         return next((row for row in incidents(run, "silent-0") if row.incarnation == 1), None)
 
@@ -81,7 +81,7 @@ def test_the_same_silence_that_was_not_announced_is_stacked_and_replaced(run: Ru
     assert run.unit_row("silent-0").incarnation >= 2
 
 
-def test_a_loop_with_200_waits_is_alive_and_tells_how_many_they_are(run: Run) -> None:
+def test_loop_with_200_waits_is_alive_and_reports_their_number(run: Run) -> None:
     def told() -> UnitRow | None:
         row = run.wait_state("waiter-0", "ready")
         return row if "200 waits" in row.status else None

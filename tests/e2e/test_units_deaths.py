@@ -70,7 +70,7 @@ def replaced(run: Run, before: UnitRow) -> UnitRow:
     return after
 
 
-def test_a_killed_unit_is_replaced_at_once_and_told_with_its_last_words(run: Run) -> None:
+def test_killed_unit_is_replaced_at_once_and_shown_with_its_last_lines(run: Run) -> None:
     before = run.wait_state("victim-0", "ready")
     eventually(lambda: b"last words" in run.client.read_logs("victim-0").data, what="its words")
     run.kill(before.pid)
@@ -86,7 +86,7 @@ def test_a_killed_unit_is_replaced_at_once_and_told_with_its_last_words(run: Run
     assert told.host == before.host
 
 
-def test_a_killed_unit_that_speaks_is_told_with_its_phase_and_status(run: Run) -> None:
+def test_killed_unit_is_shown_with_its_phase_and_status(run: Run) -> None:
     def has_spoken() -> UnitRow | None:
         row = run.wait_state("stepper-0", "ready")
         return row if row.status and row.phase else None
@@ -99,7 +99,7 @@ def test_a_killed_unit_that_speaks_is_told_with_its_phase_and_status(run: Run) -
     assert told.status.startswith("step ")
 
 
-def test_a_stopped_unit_is_continued_once_and_replaced_when_it_is_stopped_again(run: Run) -> None:
+def test_stopped_unit_is_continued_once_and_replaced_when_it_is_stopped_again(run: Run) -> None:
     before = run.wait_state("stepper-0", "ready")
     run.kill(before.pid, signal.SIGSTOP)
 
@@ -118,7 +118,7 @@ def test_a_stopped_unit_is_continued_once_and_replaced_when_it_is_stopped_again(
     assert "Current thread" in _log_of(run, "stepper-0", before.incarnation), "stacks of the stopped unit"
 
 
-def test_a_unit_beyond_the_deadline_of_its_phase_is_stacked_and_replaced(run: Run) -> None:
+def test_unit_beyond_the_deadline_of_its_phase_is_stacked_and_replaced(run: Run) -> None:
     before = run.wait_state("hanger-0", "ready")
     order = Path(run.dir) / "hang-hanger-0"
     order.touch()
@@ -137,7 +137,7 @@ def test_a_unit_beyond_the_deadline_of_its_phase_is_stacked_and_replaced(run: Ru
     assert "in main" in Path(told.stacks).read_text()
 
 
-def test_an_event_loop_that_does_not_turn_outside_a_phase_is_stacked_and_replaced(run: Run) -> None:
+def test_event_loop_that_does_not_turn_outside_a_phase_is_stacked_and_replaced(run: Run) -> None:
     before = run.wait_state("loop-0", "ready")
     (Path(run.dir) / "block-loop-0").touch()
     replaced(run, before)
@@ -181,7 +181,7 @@ def test_nothing_is_left_of_a_stopped_unit_with_daemons(run: Run) -> None:
     run.wait_state("forker-0", "ready")
 
 
-def test_the_death_of_one_rank_restarts_the_whole_gang(run: Run) -> None:
+def test_death_of_one_rank_restarts_the_whole_gang(run: Run) -> None:
     names = [f"ranks-{number}" for number in range(3)]
     before = {name: run.wait_state(name, "ready") for name in names}
     run.kill(before["ranks-1"].pid)
@@ -217,7 +217,7 @@ def test_exit_0_ends_a_job_and_is_the_death_of_a_service(run: Run) -> None:
     assert "exit 0" in incident_of(run, "server-0", 1).what
 
 
-def test_a_crash_loop_is_fatal_with_its_reason_and_a_restart_gives_a_new_budget(run: Run) -> None:
+def test_crash_loop_is_fatal_with_its_reason_and_a_restart_gives_a_new_budget(run: Run) -> None:
     row = run.wait_state("crasher-0", "fatal")
     assert row.incarnation == 6
     assert "died 6 times" in row.reason
@@ -231,13 +231,13 @@ def test_a_crash_loop_is_fatal_with_its_reason_and_a_restart_gives_a_new_budget(
     assert again.incarnation == 12  # Six lives more: all the budget of the first time.
 
 
-def test_a_program_that_does_not_exist_is_fatal_without_trying_again(run: Run) -> None:
+def test_program_that_does_not_exist_is_fatal_without_trying_again(run: Run) -> None:
     row = run.wait_state("absent-0", "fatal")
     assert row.incarnation == 1
     assert "no-such-program-anywhere" in row.reason
 
 
-def test_a_unit_that_never_comes_up_is_counted_apart(run: Run) -> None:
+def test_unit_that_never_comes_up_is_counted_apart(run: Run) -> None:
     row = run.wait_state("never-0", "fatal")
     assert "never came up, 6 times in a row" in row.reason
     assert row.deaths_in_window == 0
@@ -255,7 +255,7 @@ def _log_of(run: Run, unit: str, incarnation: int) -> str:
     return (Path(run.dir) / "logs" / unit / f"{incarnation}.log").read_text()
 
 
-def test_deaths_of_long_ago_are_not_told_as_of_late(run: Run) -> None:
+def test_old_deaths_are_not_shown_as_recent(run: Run) -> None:
     before = run.wait_state("victim-0", "ready")
     run.kill(before.pid)
     died = replaced(run, before)

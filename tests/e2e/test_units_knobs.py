@@ -40,7 +40,7 @@ def _in_force(run: Run, name: str, value: object) -> bool:
     return True
 
 
-def test_declarations_reach_whoever_looks(run: Run) -> None:
+def test_knob_declarations_are_visible(run: Run) -> None:
     rows = {row["name"]: row for row in run.cli("tune") if row["name"].startswith("fake.")}
     assert sorted(rows) == ["fake.batch", "fake.bound", "fake.depth", "fake.noise"]
     assert rows["fake.bound"]["help"] == "how old a record may be"
@@ -50,7 +50,7 @@ def test_declarations_reach_whoever_looks(run: Run) -> None:
     assert {row["owner"] for row in rows.values()} == {"fake"}
 
 
-def test_a_value_out_of_range_is_refused_with_what_is_allowed(run: Run) -> None:
+def test_value_out_of_range_is_refused_with_what_is_allowed(run: Run) -> None:
     said = run.raw("tune", "fake.bound", "-1")
     assert said.returncode != 0
     assert "a whole number of at least 0" in said.stderr
@@ -59,7 +59,7 @@ def test_a_value_out_of_range_is_refused_with_what_is_allowed(run: Run) -> None:
     assert knob(run, "fake.bound").revision == 0
 
 
-def test_a_preview_is_answered_by_the_unit_and_changes_nothing(run: Run) -> None:
+def test_preview_is_answered_by_the_unit_and_changes_nothing(run: Run) -> None:
     before = knob(run, "fake.bound")
     preview = run.cli("tune", "fake.bound", "1", "--preview")
     assert preview["dry_run"] is True
@@ -69,7 +69,7 @@ def test_a_preview_is_answered_by_the_unit_and_changes_nothing(run: Run) -> None
 
 
 @pytest.mark.parametrize(("name", "value"), [("fake.batch", 16), ("fake.bound", 2)])
-def test_a_new_value_comes_into_force_at_its_boundary(run: Run, name: str, value: int) -> None:
+def test_new_value_takes_effect_at_its_boundary(run: Run, name: str, value: int) -> None:
     # A parked unit claims nothing and begins no version, so the boundary cannot be passed.
     run.cli("pause", "fake")
     eventually(lambda: run.unit_row("fake-0").phase == "parked")
@@ -81,7 +81,7 @@ def test_a_new_value_comes_into_force_at_its_boundary(run: Run, name: str, value
     eventually(lambda: _in_force(run, name, value))
 
 
-def test_a_knob_with_the_boundary_restart_waits_for_the_next_life(run: Run) -> None:
+def test_restart_knob_waits_for_the_next_incarnation(run: Run) -> None:
     before = run.unit_row("fake-0")
     run.cli("tune", "fake.depth", "5")
     version = run.unit_row("fake-0").weights or 0
@@ -93,7 +93,7 @@ def test_a_knob_with_the_boundary_restart_waits_for_the_next_life(run: Run) -> N
     eventually(lambda: _in_force(run, "fake.depth", 5))
 
 
-def test_of_two_operators_the_second_is_told_of_the_first(run: Run) -> None:
+def test_second_operator_learns_of_the_first_change(run: Run) -> None:
     seen = knob(run, "fake.batch")
     run.client.tune("fake.batch", 64, seen_revision=seen.revision)
     operations = len(run.client.events(kinds=("audit",), limit=10_000))
@@ -104,7 +104,7 @@ def test_of_two_operators_the_second_is_told_of_the_first(run: Run) -> None:
     assert len(run.client.events(kinds=("audit",), limit=10_000)) == operations, "what was refused is not history"
 
 
-def test_a_scientific_knob_wants_a_note_and_begins_a_segment(run: Run) -> None:
+def test_scientific_knob_wants_a_note_and_begins_a_segment(run: Run) -> None:
     segment = run.run_row().segment
     refused = run.raw("tune", "fake.noise", "0.5")
     assert refused.returncode == ExitCode.REFUSED
@@ -121,7 +121,7 @@ def test_a_scientific_knob_wants_a_note_and_begins_a_segment(run: Run) -> None:
     assert "0 -> 0.5" in line.what
 
 
-def test_an_undo_brings_back_the_value_and_is_told_to_the_unit(run: Run) -> None:
+def test_undo_restores_the_value_in_the_unit(run: Run) -> None:
     old = knob(run, "fake.batch").value
     run.cli("tune", "fake.batch", "7")
     eventually(lambda: _in_force(run, "fake.batch", 7))

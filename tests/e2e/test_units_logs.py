@@ -128,7 +128,7 @@ def test_escapes_of_a_unit_do_nothing_to_a_terminal(run: Run) -> None:
     assert "\x1b[31mred" in run.raw("logs", "talker-0", "--raw").stdout
 
 
-def test_a_follower_hears_of_new_lines_and_of_the_next_life(run: Run) -> None:
+def test_follower_gets_new_lines_and_the_next_incarnation(run: Run) -> None:
     before = run.wait_state("talker-0", "ready")
     with following(run, "talker-0") as said:
         say(run, "talker-0", "one more line")
@@ -144,7 +144,7 @@ def test_a_follower_hears_of_new_lines_and_of_the_next_life(run: Run) -> None:
     assert [entry["incarnation"] for entry in said] == sorted(int(str(entry["incarnation"])) for entry in said)
 
 
-def test_the_life_before_can_be_read(run: Run) -> None:
+def test_log_of_the_previous_incarnation_can_be_read(run: Run) -> None:
     if run.wait_state("talker-0", "ready").incarnation == 1:
         run.cli("restart", "talker-0")
     now = run.wait_state("talker-0", "ready").incarnation
@@ -157,7 +157,7 @@ def test_the_life_before_can_be_read(run: Run) -> None:
     assert "no such life yet" in refused.stderr
 
 
-def test_a_log_that_grows_too_large_is_cut_and_its_follower_goes_on(run: Run) -> None:
+def test_log_that_grows_too_large_is_cut_and_its_follower_goes_on(run: Run) -> None:
     log = Path(run.dir) / "logs" / "flood-0" / "1.log"
     aside = log.with_name("1.log.1")
     with following(run, "flood-0") as said:

@@ -73,7 +73,7 @@ def incidents(run: Run) -> int:
 # ---- drain and stop ----
 
 
-def test_a_drain_waits_for_the_work_under_way_however_long_it_takes(run: Run) -> None:
+def test_drain_waits_for_the_work_under_way_however_long_it_takes(run: Run) -> None:
     with at_work(run, "one-0") as before:
         drain = run.start("drain", "one-0", "--yes", "--json")
         draining = run.wait_state("one-0", "draining")
@@ -92,7 +92,7 @@ def test_a_drain_waits_for_the_work_under_way_however_long_it_takes(run: Run) ->
     run.cli("restart", "one-0")
 
 
-def test_a_drain_that_is_cancelled_leaves_the_same_life_at_work(run: Run) -> None:
+def test_cancelled_drain_keeps_the_incarnation(run: Run) -> None:
     with at_work(run, "one-0") as before:
         drain = run.start("drain", "one-0", "--yes", "--json")
         run.wait_state("one-0", "draining")
@@ -109,7 +109,7 @@ def test_a_drain_that_is_cancelled_leaves_the_same_life_at_work(run: Run) -> Non
         assert again.incarnation == before.incarnation, "it takes new work"
 
 
-def test_a_stop_ends_work_that_outlasts_its_grace_and_counts_no_death(run: Run) -> None:
+def test_stop_ends_work_that_outlasts_its_grace_and_counts_no_death(run: Run) -> None:
     known = incidents(run)
     with at_work(run, "one-0") as before:
         run.cli("stop", "one-0")
@@ -133,7 +133,7 @@ def test_stop_now_kills_at_once(run: Run) -> None:
     run.cli("restart", "one-0")
 
 
-def test_who_is_deaf_to_sigterm_is_killed_after_its_grace(run: Run) -> None:
+def test_unit_that_ignores_sigterm_is_killed_after_its_grace(run: Run) -> None:
     before = run.wait_state("deaf-0", "ready")
     run.cli("restart", "deaf-0")
     after = run.unit_row("deaf-0")
@@ -146,7 +146,7 @@ def test_who_is_deaf_to_sigterm_is_killed_after_its_grace(run: Run) -> None:
 # ---- restart ----
 
 
-def test_a_restart_lets_the_work_finish_and_is_no_death(run: Run) -> None:
+def test_restart_lets_the_work_finish_and_is_no_death(run: Run) -> None:
     known = incidents(run)
     before = run.wait_state("one-0", "ready")
     run.cli("restart", "one-0")
@@ -163,7 +163,7 @@ def test_a_restart_lets_the_work_finish_and_is_no_death(run: Run) -> None:
     assert incidents(run) == known
 
 
-def test_a_restart_of_an_incarnation_that_is_over_is_refused(run: Run) -> None:
+def test_restart_of_an_incarnation_that_is_over_is_refused(run: Run) -> None:
     if run.wait_state("one-0", "ready").incarnation == 1:
         run.cli("restart", "one-0")
     row = run.wait_state("one-0", "ready")
@@ -172,7 +172,7 @@ def test_a_restart_of_an_incarnation_that_is_over_is_refused(run: Run) -> None:
     assert run.unit_row("one-0").incarnation == row.incarnation
 
 
-def test_a_group_is_restarted_as_a_whole(run: Run) -> None:
+def test_group_is_restarted_as_a_whole(run: Run) -> None:
     before = run.incarnations()
     run.cli("restart", "many")
     after = run.units()
@@ -185,7 +185,7 @@ def test_a_group_is_restarted_as_a_whole(run: Run) -> None:
 # ---- scale ----
 
 
-def test_the_idle_go_first_and_the_busy_finish(run: Run) -> None:
+def test_scale_down_stops_idle_units_first(run: Run) -> None:
     with at_work(run, "many-0") as one, at_work(run, "many-2") as other:
         older, newer = sorted((one, other), key=lambda row: row.ready_at)
         assert run.cli("scale", "many", "-1", "--dry-run")["effect"]["drains"] == ["many-1"]
@@ -204,7 +204,7 @@ def test_the_idle_go_first_and_the_busy_finish(run: Run) -> None:
     assert sum(len(run.lives_of(f"many-{slot}")) for slot in range(5)) == 3
 
 
-def test_a_scale_that_makes_no_sense_is_refused_before_anything_happens(run: Run) -> None:
+def test_invalid_scale_is_refused_without_effect(run: Run) -> None:
     before = run.incarnations()
     assert run.raw("scale", "many", "-7").returncode == ExitCode.USAGE
     assert run.raw("scale", "nobody", "2").returncode == ExitCode.UNKNOWN
@@ -222,7 +222,7 @@ def test_a_scale_that_makes_no_sense_is_refused_before_anything_happens(run: Run
         ("run", {"many-0", "many-1", "many-2", "one-0"}),
     ],
 )
-def test_a_pause_reaches_the_units_and_a_resume_lets_them_work_again(run: Run, target: str, parked: set[str]) -> None:
+def test_pause_reaches_the_units_and_a_resume_lets_them_work_again(run: Run, target: str, parked: set[str]) -> None:
     workers = ("one-0", "many-0", "many-1", "many-2")
     before = {unit: run.wait_state(unit, "ready").incarnation for unit in workers}
 

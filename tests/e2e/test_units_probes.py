@@ -56,7 +56,7 @@ def order(run: Run, what: str, kind: str) -> Path:
     return Path(run.dir) / f"{what}-{kind}-0"
 
 
-def test_a_unit_is_ready_when_its_probe_says_so_and_what_needs_it_starts_then(run: Run) -> None:
+def test_unit_is_ready_after_its_probe_and_dependents_start_then(run: Run) -> None:
     for number, kind in enumerate(KINDS):
         # The port is open everywhere before the first page is warm: for HTTP and exec that alone is not enough.
         if READY_WHEN[kind] != "open":
@@ -80,7 +80,7 @@ SICK = {"exec": "exit 3: unwell", "http": "HTTP 503", "tcp": "Connection refused
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_unit_whose_liveness_fails_is_suspect_first_and_then_replaced(run: Run, kind: str) -> None:
+def test_unit_whose_liveness_fails_is_suspect_first_and_then_replaced(run: Run, kind: str) -> None:
     before = ready(run, kind)
     sicken(run, kind)
     suspect = run.wait_state(before.unit, "suspect")
@@ -97,7 +97,7 @@ def test_a_unit_whose_liveness_fails_is_suspect_first_and_then_replaced(run: Run
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_unit_that_is_well_again_in_time_is_kept(run: Run, kind: str) -> None:
+def test_unit_that_is_well_again_in_time_is_kept(run: Run, kind: str) -> None:
     before = ready(run, kind)
     run.cli("tune", "supervision.dead_after_s", "60")
     try:
@@ -114,7 +114,7 @@ def test_a_unit_that_is_well_again_in_time_is_kept(run: Run, kind: str) -> None:
         run.cli("tune", "supervision.dead_after_s", str(DEAD_AFTER_S))
 
 
-def test_liveness_is_not_held_against_a_unit_before_its_start_deadline_and_then_it_is(run: Run) -> None:
+def test_liveness_failures_count_only_after_the_start_deadline(run: Run) -> None:
     found = eventually(
         lambda: [
             row

@@ -76,7 +76,7 @@ def links_of(chain: dict[str, Any]) -> list[tuple[str, str]]:
     ],
     ids=["a sidecar", "a unit"],
 )
-def test_the_one_that_hangs_is_named(
+def test_hanging_unit_is_the_named_cause(
     run: Run, who: str, culprit: str, order: str, because: str, links: list[tuple[str, str]]
 ) -> None:
     def is_at_work() -> bool:
@@ -112,7 +112,7 @@ def test_the_one_that_hangs_is_named(
     assert run.unit_row(culprit).incarnation == life
 
 
-def test_two_that_wait_on_each_other_are_a_circle(run: Run) -> None:
+def test_two_units_that_wait_for_each_other_are_a_circle(run: Run) -> None:
     chain = chain_of(run, "left-0", "a circle of waits: left-0 ← right-0 ← left-0")
     assert set(links_of(chain)) == {("left-0", "right-0"), ("right-0", "left-0")}
     assert "a circle of waits: left-0 ← right-0 ← left-0" in run.raw("why").stdout
@@ -133,7 +133,7 @@ def test_resources_without_a_unit_are_one_chain(run: Run) -> None:
     eventually(is_told, what="the waits of nameless-0")
 
 
-def test_whoever_waits_for_a_trainer_sees_it_raise_versions(run: Run) -> None:
+def test_wait_for_a_trainer_shows_its_versions(run: Run) -> None:
     def version() -> int:
         return run.unit_row("weights-0").weights or 0
 
@@ -166,7 +166,7 @@ def test_whoever_waits_for_a_trainer_sees_it_raise_versions(run: Run) -> None:
         ("later-0", lambda host: "waits for big to be ready"),
     ],
 )
-def test_what_cannot_be_placed_is_pending_with_its_reason(run: Run, unit: str, reason: Callable[[str], str]) -> None:
+def test_unplaceable_unit_is_pending_with_its_reason(run: Run, unit: str, reason: Callable[[str], str]) -> None:
     host = run.host()
     expected = reason(host.host).replace("0 of 0", f"{host.facts.gpus} of {host.facts.gpus}")
     row = next(row for row in run.cli("status")["units"] if row["unit"] == unit)
@@ -186,13 +186,13 @@ def test_what_cannot_be_placed_is_pending_with_its_reason(run: Run, unit: str, r
     eventually(lambda: run.cli("status")["run"]["state"] == "starting", what="a run that is not whole yet")
 
 
-def test_who_starts_after_what_cannot_be_placed_is_told_the_reason(run: Run) -> None:
+def test_dependents_of_an_unplaceable_unit_show_the_reason(run: Run) -> None:
     chain = chain_of(run, "later-0", "needs 512 GPU")
     assert chain["culprit"] == "big-0"
     assert chain["sentence"].startswith("later-0 ← big-0, ")
 
 
-def test_who_was_suspect_when_the_coordinator_died_is_well_again_to_the_next(run: Run) -> None:
+def test_suspect_unit_is_well_after_a_coordinator_restart(run: Run) -> None:
     """The next one has never heard it silent, and would not say so by itself."""
     life = run.wait_state("judge-0", "ready").incarnation
     former = run.coordinator_pid()

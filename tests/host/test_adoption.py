@@ -69,7 +69,7 @@ async def test_all_units_survive_a_kill_of_their_agent_and_are_adopted(swept: Be
         assert alive(units[2]), "units outlive an agent that was asked to end"
 
 
-async def test_one_that_ended_unseen_is_said_to_have_an_unknown_status(swept: Bench, tmp_path: Path) -> None:
+async def test_process_that_ended_without_an_agent_has_an_unknown_status(swept: Bench, tmp_path: Path) -> None:
     async with listening(swept.home, tmp_path) as listener:
         first = start_agent(swept.home, listener.address)
         await listener.hello(first)
@@ -91,7 +91,7 @@ async def test_one_that_ended_unseen_is_said_to_have_an_unknown_status(swept: Be
         await end(second)
 
 
-async def test_an_agent_ends_after_its_units_when_it_is_told_to(swept: Bench, tmp_path: Path) -> None:
+async def test_agent_ends_after_its_units_on_agent_exit(swept: Bench, tmp_path: Path) -> None:
     async with listening(swept.home, tmp_path) as listener:
         agent = start_agent(swept.home, listener.address)
         await listener.hello(agent)
@@ -103,7 +103,7 @@ async def test_an_agent_ends_after_its_units_when_it_is_told_to(swept: Bench, tm
         assert agent.returncode == 0
 
 
-async def test_a_second_agent_of_the_same_host_is_refused(swept: Bench, tmp_path: Path) -> None:
+async def test_second_agent_of_the_same_host_is_refused(swept: Bench, tmp_path: Path) -> None:
     async with listening(swept.home, tmp_path) as listener:
         first = start_agent(swept.home, listener.address)
         await listener.hello(first)
@@ -114,7 +114,7 @@ async def test_a_second_agent_of_the_same_host_is_refused(swept: Bench, tmp_path
         await end(first)
 
 
-async def test_an_agent_survives_a_coordinator_that_comes_and_goes(swept: Bench, tmp_path: Path) -> None:
+async def test_agent_survives_a_coordinator_that_comes_and_goes(swept: Bench, tmp_path: Path) -> None:
     async with listening(swept.home, tmp_path) as listener:
         agent = start_agent(swept.home, listener.address)
         await listener.hello(agent)
@@ -144,9 +144,7 @@ def write_ledger(bench: Bench, *entries: Entry) -> None:
         ledger.intend(entry)
 
 
-async def test_a_pid_that_belongs_to_a_stranger_now_is_left_alone(
-    bench: Bench, stranger: subprocess.Popen[bytes]
-) -> None:
+async def test_pid_of_another_process_is_left_alone(bench: Bench, stranger: subprocess.Popen[bytes]) -> None:
     identity = identity_of(stranger.pid)
     wrong_start = entry_of(
         bench, "web-0", pid=stranger.pid, start_ticks=identity.start_ticks - 5, boot_id=identity.boot_id
@@ -162,7 +160,7 @@ async def test_a_pid_that_belongs_to_a_stranger_now_is_left_alone(
     assert identity.alive()
 
 
-async def test_an_intent_without_a_pid_is_resolved_by_the_mark(bench: Bench) -> None:
+async def test_intent_without_a_pid_is_resolved_by_the_mark(bench: Bench) -> None:
     process = marked_sleeper(bench.home, "web-0.1")
     try:
         write_ledger(bench, entry_of(bench, "web-0"), entry_of(bench, "web-1"))
@@ -179,7 +177,7 @@ async def test_an_intent_without_a_pid_is_resolved_by_the_mark(bench: Bench) -> 
         process.wait()
 
 
-async def test_an_exit_that_was_recorded_before_the_sweep_is_swept_by_the_next_agent(bench: Bench) -> None:
+async def test_next_agent_sweeps_after_a_recorded_exit(bench: Bench) -> None:
     leftover = marked_sleeper(bench.home, "web-0.1")
     identity = identity_of(leftover.pid)
     try:
@@ -194,7 +192,7 @@ async def test_an_exit_that_was_recorded_before_the_sweep_is_swept_by_the_next_a
         leftover.wait()
 
 
-def test_a_broken_ledger_file_is_set_aside(bench: Bench) -> None:
+def test_broken_ledger_file_is_set_aside(bench: Bench) -> None:
     path = ledger_file(bench, "web-0.1")
     path.parent.mkdir(parents=True)
     path.write_text("{ half")
@@ -204,7 +202,7 @@ def test_a_broken_ledger_file_is_set_aside(bench: Bench) -> None:
     assert path.with_suffix(".broken").exists()
 
 
-def test_of_a_half_written_line_nothing_is_believed(bench: Bench) -> None:
+def test_incomplete_line_is_ignored(bench: Bench) -> None:
     path = ledger_file(bench, "web-0.1")
     write_ledger(bench, entry_of(bench, "web-0"))
     ledger = Ledger(path.parent)

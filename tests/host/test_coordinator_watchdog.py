@@ -87,7 +87,7 @@ def ended() -> list[int]:
     return found
 
 
-async def test_a_killed_coordinator_is_back_at_once_and_carries_the_mark(folder: Path) -> None:
+async def test_killed_coordinator_is_restarted_at_once_and_carries_the_mark(folder: Path) -> None:
     async with guarding(folder, []) as watchdog:
         first = await aeventually(lambda: pid_of(folder))
         assert first == watchdog.pid
@@ -97,7 +97,7 @@ async def test_a_killed_coordinator_is_back_at_once_and_carries_the_mark(folder:
         assert second == watchdog.pid
 
 
-async def test_the_next_agent_adopts_the_living_one_and_restarts_it_when_it_dies(folder: Path) -> None:
+async def test_next_agent_adopts_the_living_coordinator_and_restarts_it_when_it_dies(folder: Path) -> None:
     async with guarding(folder, []):
         first = await aeventually(lambda: pid_of(folder))
     async with guarding(folder, []) as watchdog:
@@ -110,7 +110,7 @@ async def test_the_next_agent_adopts_the_living_one_and_restarts_it_when_it_dies
 @pytest.mark.parametrize(
     ("code", "words"), [(78, "configuration is wrong"), (6, "Another coordinator holds"), (0, "by itself")]
 )
-async def test_what_a_restart_cannot_cure_is_left(folder: Path, code: int, words: str) -> None:
+async def test_end_that_a_restart_cannot_cure_is_final(folder: Path, code: int, words: str) -> None:
     (folder / "code").write_text(str(code))
     gave_up: list[str] = []
     async with guarding(folder, gave_up) as watchdog:
@@ -122,9 +122,7 @@ async def test_what_a_restart_cannot_cure_is_left(folder: Path, code: int, words
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["without units", "with a unit"])
-async def test_an_agent_whose_coordinator_left_ends_unless_it_keeps_units(
-    bench: Bench, folder: Path, keeps: bool
-) -> None:
+async def test_agent_ends_with_its_coordinator_unless_it_has_units(bench: Bench, folder: Path, keeps: bool) -> None:
     (folder / "code").write_text("0")
     gave_up: list[str] = []
     async with bench.tidy_agent() as agent:
@@ -137,7 +135,7 @@ async def test_an_agent_whose_coordinator_left_ends_unless_it_keeps_units(
             assert agent.finished.is_set() == (not keeps)
 
 
-async def test_the_holder_of_the_lock_is_adopted_when_it_says_who_it_is(folder: Path) -> None:
+async def test_holder_of_the_lock_is_adopted_once_coordinator_json_names_it(folder: Path) -> None:
     (folder / "code").write_text("6")
     gave_up: list[str] = []
     async with guarding(folder, gave_up) as watchdog:
@@ -159,7 +157,7 @@ def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "1000"], start_new_session=True)
 
 
-async def test_one_that_dies_again_and_again_is_restarted_ever_more_slowly(folder: Path) -> None:
+async def test_pauses_between_restarts_grow_with_repeated_deaths(folder: Path) -> None:
     (folder / "code").write_text("1")
     loop = asyncio.get_running_loop()
     # From before the first: whoever looks late at one of them in between has seen less of the pauses.
@@ -184,7 +182,9 @@ def told(watchdog: CoordinatorWatchdog) -> list[CoordinatorTrouble]:
     return [each for each in said if isinstance(each, CoordinatorTrouble)]
 
 
-async def test_one_that_falls_silent_writes_its_stacks_and_is_replaced_and_the_next_one_is_told(folder: Path) -> None:
+async def test_silent_coordinator_writes_its_stacks_and_is_replaced(
+    folder: Path,
+) -> None:
     async with guarding(folder, []) as watchdog:
         first = await aeventually(lambda: pid_of(folder))
         watchdog.received(WELCOME, nobody_listens)
@@ -203,7 +203,7 @@ def state_of(pid: int) -> str:
     return stat.state if stat is not None else ""
 
 
-async def test_one_that_was_stopped_is_continued_once_and_replaced_if_that_is_no_cure(folder: Path) -> None:
+async def test_stopped_coordinator_is_continued_once_and_replaced_if_it_stays_silent(folder: Path) -> None:
     async with guarding(folder, []) as watchdog:
         first = int(await aeventually(lambda: pid_of(folder)))
         os.kill(first, signal.SIGSTOP)

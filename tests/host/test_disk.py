@@ -54,7 +54,7 @@ async def test_on_a_full_disk_nothing_is_started_and_nothing_is_lost(full_disk_b
         await bench.sent.one(Spawned, "web-1")
 
 
-def test_a_file_size_limit_refuses_an_intent_and_leaves_no_half_file(bench: Bench, tmp_path: Path) -> None:
+def test_file_size_limit_refuses_an_intent_and_leaves_no_half_file(bench: Bench, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger")
     ledger.load()
     entry = Entry(unit="web-0", incarnation=1, token="t", spec=spawn("web-0", *SLEEP).spec)
@@ -73,7 +73,7 @@ def test_a_file_size_limit_refuses_an_intent_and_leaves_no_half_file(bench: Benc
     assert [path.name for path in (tmp_path / "ledger").iterdir()] == ["web-0.1.json"]
 
 
-async def test_a_log_that_cannot_be_made_refuses_the_start(bench: Bench) -> None:
+async def test_log_that_cannot_be_created_refuses_the_start(bench: Bench) -> None:
     (bench.home.run_dir / "logs").write_text("in the way")
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", *SLEEP))

@@ -28,7 +28,7 @@ both = pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroups", "ma
 
 
 @both
-async def test_a_unit_is_started_signalled_and_its_end_told(bench: Bench, use_cgroups: bool) -> None:
+async def test_unit_is_started_signalled_and_its_end_reported(bench: Bench, use_cgroups: bool) -> None:
     async with bench.tidy_agent(use_cgroups=use_cgroups) as agent:
         agent.receive(spawn("web-0", *SLEEP))
         spawned = await bench.sent.one(Spawned, "web-0")
@@ -41,7 +41,7 @@ async def test_a_unit_is_started_signalled_and_its_end_told(bench: Bench, use_cg
         assert not identity.alive()
 
 
-async def test_exit_code_and_last_lines_are_told(bench: Bench) -> None:
+async def test_exit_code_and_last_lines_are_reported(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", "sh", "-c", "echo one; printf '\\033[31mtwo\\033[0m\\007\\n' >&2; exit 3"))
         exited = await bench.sent.one(Exited)
@@ -49,7 +49,7 @@ async def test_exit_code_and_last_lines_are_told(bench: Bench) -> None:
         assert exited.tail == ("one", "two")
 
 
-async def test_the_same_incarnation_is_never_started_twice(bench: Bench, tmp_path: Path) -> None:
+async def test_same_incarnation_is_never_started_twice(bench: Bench, tmp_path: Path) -> None:
     marker = tmp_path / "starts"
     async with bench.tidy_agent() as agent:
         request = spawn("web-0", "sh", "-c", f"echo x >> {marker}; exec sleep 1000")
@@ -67,7 +67,7 @@ async def test_the_same_incarnation_is_never_started_twice(bench: Bench, tmp_pat
         assert marker.read_text() == "x\n"
 
 
-async def test_it_is_forgotten_only_when_nothing_is_left(bench: Bench) -> None:
+async def test_incarnation_is_forgotten_only_when_its_tree_is_empty(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", *SLEEP))
         await bench.sent.one(Spawned)
@@ -90,7 +90,7 @@ async def test_it_is_forgotten_only_when_nothing_is_left(bench: Bench) -> None:
         (SLEEP, {"cwd": "/no/such/folder"}, "/no/such/folder"),
     ],
 )
-async def test_what_can_never_start_is_final(
+async def test_spawn_that_can_never_succeed_is_final(
     bench: Bench, command: tuple[str, ...], extra: dict[str, object], words: str
 ) -> None:
     async with bench.tidy_agent() as agent:
@@ -101,7 +101,7 @@ async def test_what_can_never_start_is_final(
         assert agent.incarnations == {}
 
 
-async def test_the_process_finds_its_marks_secrets_and_placeholders(
+async def test_process_finds_its_marks_secrets_and_placeholders(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DEEP_SECRET", "swordfish")
@@ -135,7 +135,7 @@ async def test_the_process_finds_its_marks_secrets_and_placeholders(
 @pytest.mark.parametrize(
     ("cpus", "env", "expected"), [(0.0, {}, "1"), (2.5, {}, "3"), (2.5, {"OMP_NUM_THREADS": "16"}, "16")]
 )
-def test_a_unit_computes_with_as_many_threads_as_it_reserves(
+def test_unit_computes_with_as_many_threads_as_it_reserves(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, cpus: float, env: dict[str, str], expected: str
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -144,7 +144,7 @@ def test_a_unit_computes_with_as_many_threads_as_it_reserves(
     assert found["OMP_NUM_THREADS"] == expected
 
 
-def test_a_unit_s_allocator_sets_its_own_thresholds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unit_s_allocator_sets_its_own_thresholds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A threshold that is given stays as it is, and then every larger tensor is mapped, cleared and unmapped anew."""
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
@@ -153,7 +153,7 @@ def test_a_unit_s_allocator_sets_its_own_thresholds(bench: Bench, monkeypatch: p
 
 
 @both
-async def test_a_stopped_process_is_seen_and_seen_again_when_it_runs(bench: Bench, use_cgroups: bool) -> None:
+async def test_stopped_process_is_seen_and_seen_again_when_it_runs(bench: Bench, use_cgroups: bool) -> None:
     async with bench.tidy_agent(use_cgroups=use_cgroups) as agent:
         agent.receive(spawn("web-0", *SLEEP))
         spawned = await bench.sent.one(Spawned)
@@ -163,7 +163,7 @@ async def test_a_stopped_process_is_seen_and_seen_again_when_it_runs(bench: Benc
         await bench.sent.one(ProcessState, that=lambda m: not m.stopped)
 
 
-async def test_a_stopped_process_takes_a_term_at_once(bench: Bench) -> None:
+async def test_stopped_process_handles_sigterm_at_once(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", *SLEEP))
         spawned = await bench.sent.one(Spawned)
@@ -173,7 +173,7 @@ async def test_a_stopped_process_takes_a_term_at_once(bench: Bench) -> None:
 
 
 @both
-async def test_use_is_measured_with_the_whole_tree(bench: Bench, use_cgroups: bool) -> None:
+async def test_usage_includes_the_whole_tree(bench: Bench, use_cgroups: bool) -> None:
     async with bench.tidy_agent(use_cgroups=use_cgroups) as agent:
         busy = "while True: pass"
         agent.receive(spawn("web-0", "sh", "-c", f'python3 -c "{busy}" & exec sleep 1000'))
@@ -190,9 +190,7 @@ HUNGRY = "import time\nx = []\nwhile True:\n  x.append(bytearray(4 << 20)); time
 
 
 @both
-async def test_a_unit_over_its_memory_limit_is_killed_and_said_to_be_out_of_memory(
-    bench: Bench, use_cgroups: bool
-) -> None:
+async def test_unit_over_its_memory_limit_is_killed_with_the_reason(bench: Bench, use_cgroups: bool) -> None:
     async with bench.tidy_agent(use_cgroups=use_cgroups) as agent:
         if use_cgroups and not agent.cgroups.can_limit_memory:
             pytest.skip("no memory cgroup may be written here")
@@ -203,7 +201,7 @@ async def test_a_unit_over_its_memory_limit_is_killed_and_said_to_be_out_of_memo
         await bench.sent.one(GroupEmpty)
 
 
-async def test_an_ordinary_kill_is_not_called_out_of_memory(bench: Bench) -> None:
+async def test_ordinary_kill_is_not_called_out_of_memory(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", *SLEEP, resources=Resources(memory_max_bytes=100 << 20)))
         spawned = await bench.sent.one(Spawned)
@@ -213,7 +211,7 @@ async def test_an_ordinary_kill_is_not_called_out_of_memory(bench: Bench) -> Non
         assert not exited.exit.oom
 
 
-async def test_what_ends_while_nobody_listens_is_in_the_next_hello(bench: Bench) -> None:
+async def test_end_without_a_coordinator_is_in_the_next_hello(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", *SLEEP))
         spawned = await bench.sent.one(Spawned)
@@ -230,7 +228,7 @@ async def test_what_ends_while_nobody_listens_is_in_the_next_hello(bench: Bench)
 
 
 @pytest.mark.parametrize(("argument", "reason"), [("a\0b", "null byte"), ("x" * (1 << 20), "Argument list too long")])
-async def test_what_can_be_no_command_has_failed_for_good(bench: Bench, argument: str, reason: str) -> None:
+async def test_impossible_command_fails_for_good(bench: Bench, argument: str, reason: str) -> None:
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", "ls", argument))
         failed = await bench.sent.one(SpawnFailed)
@@ -239,13 +237,13 @@ async def test_what_can_be_no_command_has_failed_for_good(bench: Bench, argument
         assert list((bench.home.state_dir / "hosts/h1/ledger").iterdir()) == []
 
 
-async def test_whoever_wants_something_killed_that_is_not_here_hears_so(bench: Bench) -> None:
+async def test_kill_of_an_unknown_incarnation_is_answered(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         agent.receive(KillTree("web-0", 7))
         assert (await bench.sent.one(GroupEmpty, "web-0", 7)).swept == ()
 
 
-async def test_what_has_the_mark_of_a_life_that_is_in_no_ledger_is_killed_all_the_same(bench: Bench) -> None:
+async def test_process_with_the_mark_of_an_unknown_incarnation_is_killed(bench: Bench) -> None:
     stray = marked_sleeper(bench.home, "web-0.7")
     async with bench.tidy_agent() as agent:
         agent.receive(KillTree("web-0", 7))

@@ -25,7 +25,7 @@ for n in itertools.count():
 """
 
 
-async def test_a_log_is_cut_while_its_process_goes_on_writing(bench: Bench) -> None:
+async def test_log_is_cut_while_its_process_continues_to_write(bench: Bench) -> None:
     most = 300_000
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", *python(COUNTER), log_max_bytes=most))
@@ -65,7 +65,7 @@ def test_ranges_and_the_number_of_cuts(tmp_path: Path) -> None:
         logs.read("web-0", -1, 0, 1)
 
 
-async def test_the_logs_of_agent_and_coordinator_are_cut_too(bench: Bench) -> None:
+async def test_logs_of_agent_and_coordinator_are_cut_too(bench: Bench) -> None:
     folder = bench.home.state_dir / "hosts" / bench.home.host
     folder.mkdir(parents=True)
     own = [folder / "agent.log", folder / "coordinator.log"]
@@ -77,7 +77,7 @@ async def test_the_logs_of_agent_and_coordinator_are_cut_too(bench: Bench) -> No
     assert all(path.with_name(f"{path.name}.1").stat().st_size < 10_000 for path in own)
 
 
-async def test_a_log_is_read_by_a_question_and_a_missing_one_is_said(bench: Bench) -> None:
+async def test_log_is_read_by_a_request_and_a_missing_one_is_an_error(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         for incarnation in (1, 2):
             agent.receive(spawn("web-0", "echo", f"life {incarnation}", incarnation=incarnation))
@@ -93,7 +93,7 @@ async def test_a_log_is_read_by_a_question_and_a_missing_one_is_said(bench: Benc
         assert "web-7 has no such log" in answers["none"].error
 
 
-async def test_of_a_first_life_it_is_said_that_there_is_none_before_it(bench: Bench) -> None:
+async def test_request_for_the_log_before_the_first_incarnation_is_explained(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", "echo", "life 1"))
         await bench.sent.one(Exited, "web-0", 1)
@@ -103,7 +103,7 @@ async def test_of_a_first_life_it_is_said_that_there_is_none_before_it(bench: Be
         assert told.endswith("`agentrl logs web-0` shows its log.")
 
 
-async def test_a_log_that_was_removed_under_its_process_is_said_with_what_helps(bench: Bench) -> None:
+async def test_removed_log_of_a_running_process_is_reported_with_a_hint(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", *SLEEP))
         await bench.sent.one(Spawned)
@@ -122,7 +122,7 @@ def test_only_the_newest_logs_are_kept(tmp_path: Path) -> None:
     assert logs.incarnations("web-0") == [5, 6, 7]
 
 
-def test_the_tail_is_fit_for_a_terminal(tmp_path: Path) -> None:
+def test_tail_is_safe_for_a_terminal(tmp_path: Path) -> None:
     logs = Logs(tmp_path)
     fd = logs.open("web-0", 1)
     os.write(fd, b"early\n" * 50_000 + b"\x1b[2J\x1b]0;title\x07\x1b[31mred\x1b[0m\tx\xff\r\n" + b"y" * 3000 + b"\n")
@@ -139,7 +139,7 @@ def test_clean_leaves_text_alone() -> None:
     assert clean("a\x9b31mb\x00\x85") == "a31mb"
 
 
-def test_a_log_on_a_full_disk_is_cut_even_if_its_end_cannot_be_kept(tmp_path: Path) -> None:
+def test_log_on_a_full_disk_is_cut_even_if_its_end_cannot_be_kept(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "256k") as folder:
         logs = Logs(folder)
         fd = logs.open("web-0", 1)

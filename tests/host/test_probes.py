@@ -40,7 +40,7 @@ http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_foreve
 """
 
 
-async def test_an_http_server_becomes_ready_and_shows_numbers(bench: Bench) -> None:
+async def test_http_server_becomes_ready_and_shows_numbers(bench: Bench) -> None:
     port = free_port()
     async with bench.tidy_agent() as agent:
         agent.receive(
@@ -77,7 +77,7 @@ async def test_exec_readiness_follows_a_file_and_gets_its_placeholders(bench: Be
         await aeventually(lambda: [m.ok for m in bench.sent.all(Probed)] == [False, True, False])
 
 
-async def test_a_probe_command_that_hangs_is_killed_with_its_children(bench: Bench) -> None:
+async def test_probe_command_that_hangs_is_killed_with_its_children(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         probe = Probe(
             exec=("sh", "-c", "echo $$ >> {run_dir}/pids; sleep 1000 & echo $! >> {run_dir}/pids; wait"),
@@ -99,7 +99,7 @@ async def test_a_probe_command_that_hangs_is_killed_with_its_children(bench: Ben
         )
 
 
-async def test_a_hung_server_fails_liveness_only_after_it_once_answered(bench: Bench) -> None:
+async def test_hung_server_fails_liveness_only_after_it_once_answered(bench: Bench) -> None:
     port = free_port()
     async with bench.tidy_agent() as agent:
         live = Probe(http=f"http://127.0.0.1:{port}/ok", interval_s=0.05, timeout_s=0.3, failures=2)
@@ -142,7 +142,7 @@ async def rude_server(answer: bytes) -> AsyncIterator[int]:
             await writer.wait_closed()
 
 
-async def test_an_http_error_is_an_answer_of_no(bench: Bench) -> None:
+async def test_http_error_is_a_failure(bench: Bench) -> None:
     async with rude_server(b"HTTP/1.1 503 busy\r\n\r\n") as port, bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", *SLEEP, ready=Probe(http=f"http://127.0.0.1:{port}/", **QUICK)))
         no = await bench.sent.one(Probed)
@@ -151,7 +151,7 @@ async def test_an_http_error_is_an_answer_of_no(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("question", ["tcp", "http"])
-async def test_a_port_that_nobody_listens_on_is_said_in_words(bench: Bench, question: str) -> None:
+async def test_closed_port_gives_a_reason_in_words(bench: Bench, question: str) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # so nobody else listens at it meanwhile
         address = f"127.0.0.1:{held.getsockname()[1]}"
@@ -166,7 +166,7 @@ async def test_a_port_that_nobody_listens_on_is_said_in_words(bench: Bench, ques
     [b"", b"garbage\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"x" * 200_000],
     ids=["nothing", "garbage", "no number", "long line"],
 )
-async def test_a_server_that_does_not_speak_http_is_not_ready(bench: Bench, answer: bytes) -> None:
+async def test_server_that_does_not_speak_http_is_not_ready(bench: Bench, answer: bytes) -> None:
     async with rude_server(answer) as port, bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", *SLEEP, ready=Probe(http=f"http://127.0.0.1:{port}/", **QUICK)))
         no = await bench.sent.one(Probed)
@@ -174,7 +174,7 @@ async def test_a_server_that_does_not_speak_http_is_not_ready(bench: Bench, answ
         assert no.detail
 
 
-async def test_a_chunked_answer_with_a_broken_length_breaks_nothing(bench: Bench) -> None:
+async def test_chunked_answer_with_a_broken_length_breaks_nothing(bench: Bench) -> None:
     body = b"HTTP/1.1 200 ok\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
     async with rude_server(body) as port, bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", *SLEEP, ready=Probe(http=f"http://127.0.0.1:{port}/", **QUICK)))
@@ -192,7 +192,7 @@ def test_metrics_lines() -> None:
     assert parse_metrics(text) == {"a": 1.0, 'b{x="1"}': 2.5, "e": 1000.0}
 
 
-async def test_the_answer_of_a_stranger_at_its_port_makes_no_unit_ready_that_ends(
+async def test_answer_of_another_program_at_the_port_does_not_make_a_dying_unit_ready(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The port is taken: the unit dies of it, while somebody else answers the probe."""
@@ -205,7 +205,7 @@ async def test_the_answer_of_a_stranger_at_its_port_makes_no_unit_ready_that_end
             assert [told for told in bench.sent.all(Probed) if told.ok] == []
 
 
-async def test_a_port_that_is_held_by_somebody_who_cannot_be_told_is_believed_after_a_while(bench: Bench) -> None:
+async def test_success_at_a_port_with_an_unknown_listener_counts_after_a_while(bench: Bench) -> None:
     """A container's port is held by the container's own house."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         at = f"127.0.0.1:{stranger.getsockname()[1]}"
@@ -227,7 +227,7 @@ async def test_a_port_that_is_held_by_somebody_who_cannot_be_told_is_believed_af
         (Probe(tcp="127.0.0.1:none"), 0),
     ],
 )
-def test_which_port_of_this_host_is_asked_at(probe: Probe, port: int) -> None:
+def test_port_of_this_host_is_read_from_the_probe(probe: Probe, port: int) -> None:
     assert port_here(probe) == port
 
 

@@ -64,7 +64,7 @@ async def test_children_that_hide_are_swept_after_their_leader_died(bench: Bench
         assert not any(process.alive() for process in lost)
 
 
-async def test_without_cgroups_a_hidden_process_that_could_be_anothers_is_left_alone(bench: Bench) -> None:
+async def test_without_cgroups_a_hidden_process_that_could_belong_to_another_unit_is_left_alone(bench: Bench) -> None:
     async with bench.tidy_agent(use_cgroups=False) as agent:
         agent.receive(spawn("other-0", *SLEEP))
         agent.receive(spawn("web-0", *hider(stay=True)))
@@ -98,7 +98,7 @@ async def test_marked_children_in_other_sessions_are_swept(bench: Bench, use_cgr
         assert len(bench.sent.all(Exited)) == 1
 
 
-async def test_nothing_is_called_empty_while_a_child_goes_on_forking(bench: Bench) -> None:
+async def test_tree_is_not_empty_while_a_child_forks(bench: Bench) -> None:
     breeder = "import os, time\nwhile True:\n  if os.fork() and os.getppid() >= 1: os._exit(0)\n  os.setsid()"
     async with bench.tidy_agent(use_cgroups=True) as agent:
         if not agent.cgroups.can_kill:
@@ -141,7 +141,7 @@ async def test_many_deaths_at_once_are_swept_together(bench: Bench) -> None:
         assert until_all_waited[0] == 1, "one pass over /proc serves all that wait for one"
 
 
-def test_a_pid_with_another_start_time_is_not_killed(stranger: subprocess.Popen[bytes]) -> None:
+def test_pid_with_another_start_time_is_not_killed(stranger: subprocess.Popen[bytes]) -> None:
     identity = identity_of(stranger.pid)
     assert not kill_exactly(stranger.pid, identity.start_ticks + 1)
     assert identity.alive()
@@ -149,7 +149,7 @@ def test_a_pid_with_another_start_time_is_not_killed(stranger: subprocess.Popen[
     eventually(lambda: not identity.alive())
 
 
-async def test_a_stray_is_reported(bench: Bench) -> None:
+async def test_stray_is_reported(bench: Bench) -> None:
     strays = [marked_sleeper(bench.home, "web-9.4"), marked_sleeper(bench.home, "web-9.5", host="h2")]
     try:
         async with bench.tidy_agent() as agent:
@@ -162,7 +162,7 @@ async def test_a_stray_is_reported(bench: Bench) -> None:
             process.wait()
 
 
-async def test_the_scan_says_what_it_could_not_prove(bench: Bench) -> None:
+async def test_scan_reports_what_it_could_not_prove(bench: Bench) -> None:
     async with bench.tidy_agent(use_cgroups=False) as agent:
         agent.receive(spawn("web-0", *SLEEP))
         pid = (await bench.sent.one(Spawned)).pid
@@ -179,7 +179,7 @@ async def test_the_scan_says_what_it_could_not_prove(bench: Bench) -> None:
         assert (await bench.sent.one(Exited)).exit.signal == signal.SIGKILL
 
 
-def test_a_process_in_the_middle_of_an_exec_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_during_an_exec_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = b"PATH=/bin\0AGENTRL_RUN=run-uuid\0"
     seen = iter([b"", b"", whole])
     monkeypatch.setattr(procfs, "_environment", lambda pid: next(seen))
@@ -187,7 +187,7 @@ def test_a_process_in_the_middle_of_an_exec_is_looked_at_again(monkeypatch: pyte
     assert procfs.marks(os.getpid()) == {procfs.MARK_RUN: b"run-uuid"}
 
 
-async def test_an_agent_removes_its_cgroups(bench: Bench) -> None:
+async def test_agent_removes_its_cgroups(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         base = agent.cgroups.tree_base
         if base is None:
@@ -197,9 +197,7 @@ async def test_an_agent_removes_its_cgroups(bench: Bench) -> None:
     assert not base.exists()
 
 
-def test_the_scan_names_what_belongs_to_the_run_and_kills_only_that(
-    bench: Bench, stranger: subprocess.Popen[bytes]
-) -> None:
+def test_scan_lists_and_kills_only_processes_of_the_run(bench: Bench, stranger: subprocess.Popen[bytes]) -> None:
     marked = subprocess.Popen(
         # A child that clears its environment is found by descent.
         ["sh", "-c", "env -i sleep 1000 & exec sleep 1001"],

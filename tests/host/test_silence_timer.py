@@ -22,7 +22,7 @@ def heard(patience_s: float) -> SilenceTimer:
     return silence
 
 
-def test_a_silence_is_too_long_when_it_lasted_and_a_late_word_ends_it() -> None:
+def test_silence_is_too_long_after_the_patience_and_a_message_resets_it() -> None:
     silence = heard(10.0)
     now = looked(silence, 0.0, 9.0)
     assert not silence.too_long
@@ -33,14 +33,14 @@ def test_a_silence_is_too_long_when_it_lasted_and_a_late_word_ends_it() -> None:
     assert silence.too_long
 
 
-def test_an_agent_that_was_stopped_itself_holds_nothing_against_the_coordinator() -> None:
+def test_time_in_which_the_agent_was_stopped_does_not_count() -> None:
     silence = heard(10.0)
     now = looked(silence, 0.0, 5.0)
     silence.look(now + 3600.0)
     assert not silence.too_long
 
 
-def test_one_that_was_not_heard_yet_has_the_time_of_a_slow_start() -> None:
+def test_coordinator_without_a_first_message_has_the_time_of_a_slow_start() -> None:
     silence = heard(2.0)
     silence.begin(0.0)
     now = looked(silence, 0.0, START_WITHIN_S - 1)

@@ -27,7 +27,7 @@ async def stacks(bench: Bench, *units: str) -> dict[str, str]:
     return wire.decode_as(StackReport, answer.body).stacks
 
 
-async def test_stacks_of_speakers_and_of_strangers(bench: Bench) -> None:
+async def test_stacks_of_units_with_and_without_the_runtime(bench: Bench) -> None:
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("talker-0", *python(SPEAKER), speaks=True))
         agent.receive(spawn("mute-0", *python("import time; time.sleep(1000)"), speaks=True))

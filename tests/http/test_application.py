@@ -20,7 +20,7 @@ def guarded(act: Act) -> Act:
     return answer
 
 
-async def test_a_path_is_answered_by_its_method_and_only_behind_the_guard() -> None:
+async def test_path_is_answered_by_its_method_and_only_behind_the_guard() -> None:
     routes = [
         Route("/things", "GET", named),
         Route("/things", "POST", named),

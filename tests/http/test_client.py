@@ -114,7 +114,7 @@ async def read(client: HttpClient, path: str = "/x", body: bytes = b"") -> tuple
         return reply.status, await reply.read()
 
 
-async def test_calls_one_after_the_other_share_a_connection_and_say_what_they_are_told(serving: Serving) -> None:
+async def test_consecutive_calls_share_a_connection(serving: Serving) -> None:
     client, server = await serving(again_and_again(OK))
     assert await read(client, "/a", b"{}") == (200, b"ok")
     assert await read(client, "/b") == (200, b"ok")
@@ -124,7 +124,7 @@ async def test_calls_one_after_the_other_share_a_connection_and_say_what_they_ar
     assert b"Authorization: Bearer t" in head
 
 
-async def test_calls_side_by_side_have_connections_of_their_own(serving: Serving) -> None:
+async def test_concurrent_calls_have_their_own_connections(serving: Serving) -> None:
     client, server = await serving(again_and_again(OK))
     answers = await asyncio.gather(*(read(client, f"/{number}") for number in range(8)))
     assert answers == [(200, b"ok")] * 8
@@ -140,14 +140,14 @@ async def test_calls_side_by_side_have_connections_of_their_own(serving: Serving
     ],
     ids=["in chunks", "byte by byte", "announced"],
 )
-async def test_an_answer_is_whole_however_it_comes(serving: Serving, pieces: list[bytes]) -> None:
+async def test_answer_is_complete_in_any_pieces(serving: Serving, pieces: list[bytes]) -> None:
     client, server = await serving(again_and_again(*pieces))
     for _ in range(2):
         assert await read(client) == (200, b"abcde")
     assert server.connections == 1
 
 
-async def test_an_answer_without_a_length_ends_with_its_connection(serving: Serving) -> None:
+async def test_answer_without_a_length_ends_with_its_connection(serving: Serving) -> None:
     client, server = await serving(once(b"HTTP/1.1 200 OK\r\n\r\nabc", b"de"))
     assert await read(client) == (200, b"abcde")
     assert await read(client) == (200, b"abcde")
@@ -165,14 +165,14 @@ async def test_an_answer_without_a_length_ends_with_its_connection(serving: Serv
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n",
     ],
 )
-async def test_what_breaks_off_or_is_no_answer_is_an_error_and_not_asked_again(serving: Serving, answer: bytes) -> None:
+async def test_broken_or_invalid_answer_is_an_error_without_a_retry(serving: Serving, answer: bytes) -> None:
     client, server = await serving(once(answer))
     with pytest.raises(ConnectionBrokenError):
         await read(client)
     assert server.connections == 1
 
 
-async def test_a_connection_that_the_server_had_closed_meanwhile_is_replaced(serving: Serving) -> None:
+async def test_connection_that_the_server_had_closed_meanwhile_is_replaced(serving: Serving) -> None:
     """Whether the client has heard of it or is about to."""
     closing = asyncio.Event()
 
@@ -196,7 +196,7 @@ async def is_broken(client: HttpClient) -> bool:
     return any(connection._broken for connection in client._idle)
 
 
-async def test_what_comes_unasked_is_no_answer_to_the_next_call(serving: Serving) -> None:
+async def test_unexpected_data_is_not_the_next_answer(serving: Serving) -> None:
     """Some servers say goodbye on a connection that nobody uses."""
     saying = asyncio.Event()
 
@@ -220,7 +220,7 @@ async def test_what_comes_unasked_is_no_answer_to_the_next_call(serving: Serving
     assert await read(client) == (200, b"ok")
 
 
-async def test_who_leaves_a_long_answer_unread_leaves_nobody_waiting(serving: Serving) -> None:
+async def test_unread_answer_blocks_no_other_call(serving: Serving) -> None:
     """All of it has come, and reading was paused for what nobody took."""
     size = http_client._MOST_AHEAD_BYTES + 1
     client, _ = await serving(again_and_again(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size, bytes(size)))
@@ -235,7 +235,7 @@ async def test_who_leaves_a_long_answer_unread_leaves_nobody_waiting(serving: Se
     assert len(body) == size
 
 
-async def test_an_answer_that_a_closed_client_cut_off_is_not_taken_for_whole(serving: Serving) -> None:
+async def test_answer_cut_by_a_closed_client_is_an_error(serving: Serving) -> None:
     def without_length(server: Server) -> Say:
         async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await server.request(reader)
@@ -252,7 +252,7 @@ async def test_an_answer_that_a_closed_client_cut_off_is_not_taken_for_whole(ser
             await reply.read()
 
 
-async def test_a_call_that_may_have_been_heard_is_not_repeated(serving: Serving) -> None:
+async def test_call_that_may_have_arrived_is_not_repeated(serving: Serving) -> None:
     """On a connection that was used before, the server closes after it has begun to answer."""
 
     def begins(server: Server) -> Say:
@@ -275,9 +275,7 @@ async def test_a_call_that_may_have_been_heard_is_not_repeated(serving: Serving)
 @pytest.mark.parametrize(
     "answer", [OK + OK, OK + b"rubbish", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"]
 )
-async def test_a_connection_on_which_more_came_or_that_shall_end_is_not_used_again(
-    serving: Serving, answer: bytes
-) -> None:
+async def test_connection_with_extra_data_or_close_is_not_reused(serving: Serving, answer: bytes) -> None:
     client, server = await serving(again_and_again(answer))
 
     async def replaced() -> bool:
@@ -288,7 +286,7 @@ async def test_a_connection_on_which_more_came_or_that_shall_end_is_not_used_aga
     await aeventually(replaced)
 
 
-async def test_who_leaves_in_the_middle_closes_the_connection(serving: Serving) -> None:
+async def test_abandoned_answer_closes_the_connection(serving: Serving) -> None:
     heard_the_end = asyncio.Event()
 
     def endless(server: Server) -> Say:
@@ -309,7 +307,7 @@ async def test_who_leaves_in_the_middle_closes_the_connection(serving: Serving) 
     assert await read(client) == (200, b"ok")
 
 
-async def test_a_call_that_is_cancelled_closes_the_connection(serving: Serving) -> None:
+async def test_call_that_is_cancelled_closes_the_connection(serving: Serving) -> None:
     asked, heard_the_end = asyncio.Event(), asyncio.Event()
 
     def silent(server: Server) -> Say:
@@ -329,7 +327,7 @@ async def test_a_call_that_is_cancelled_closes_the_connection(serving: Serving) 
     await heard_the_end.wait()
 
 
-async def test_who_reads_slowly_is_not_sent_much_ahead(serving: Serving) -> None:
+async def test_slow_reader_gets_little_in_advance(serving: Serving) -> None:
     """The server gets rid of less than it has while nobody reads, and of all of it then."""
     size, sent = 64 << 20, 0
 
@@ -356,7 +354,7 @@ async def test_who_reads_slowly_is_not_sent_much_ahead(serving: Serving) -> None
         assert len(await reply.read()) == size
 
 
-async def test_an_answer_without_an_end_is_given_up(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_answer_is_abandoned(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(start: bytes, piece: bytes) -> Callable[[Server], Say]:
         def of(server: Server) -> Say:
             async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -383,7 +381,7 @@ async def test_an_answer_without_an_end_is_given_up(serving: Serving, monkeypatc
         await read(client)
 
 
-async def test_nobody_there_is_a_broken_connection_and_a_wrong_address_a_sentence(serving: Serving) -> None:
+async def test_closed_port_is_a_broken_connection_and_a_wrong_address_a_sentence(serving: Serving) -> None:
     client, _ = await serving(at_once)
     with pytest.raises(ConnectionBrokenError):
         await read(client)

@@ -10,14 +10,14 @@ import pytest
 from agentrl.http import free_ports
 
 
-def test_nobody_is_given_by_the_kernel_what_was_chosen() -> None:
+def test_chosen_ports_are_outside_of_the_kernels_range() -> None:
     first, last = map(int, free_ports.KERNELS_OWN.read_text().split())
     chosen = free_ports.free_ports(200)
     assert len(set(chosen)) == 200
     assert not [port for port in chosen if first <= port <= last]
 
 
-def test_what_somebody_has_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_used_port_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as other:
         other.bind((free_ports.LOOPBACK, 0))
         taken, left = other.getsockname()[1], free_ports.free_port()
@@ -29,7 +29,7 @@ def test_what_somebody_has_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("told", ["1024\t65535\n", "", None], ids=["everything", "nonsense", "nothing"])
-def test_where_the_kernel_leaves_none_or_does_not_say_there_are_ports_too(
+def test_ports_are_found_without_a_free_range(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str | None
 ) -> None:
     if told is not None:

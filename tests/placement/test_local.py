@@ -33,7 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Loc
     assert not process_scan.scan(run, "h1", kill=True).found
 
 
-def test_an_agent_is_started_once_described_and_released(place: tuple[LocalPlacement, str]) -> None:
+def test_agent_is_started_once_described_and_released(place: tuple[LocalPlacement, str]) -> None:
     local, _ = place
     backend: Placement = local
     assert backend.describe() == ()
@@ -45,7 +45,7 @@ def test_an_agent_is_started_once_described_and_released(place: tuple[LocalPlace
     assert backend.describe() == (Placed("h1", "never started here", False),)
 
 
-def test_an_agent_has_a_session_of_its_own(place: tuple[LocalPlacement, str]) -> None:
+def test_agent_has_a_session_of_its_own(place: tuple[LocalPlacement, str]) -> None:
     local, _ = place
     local.ensure(["h1"])
     known = read_agent_file(local._state_dir, "h1")
@@ -70,7 +70,7 @@ def test_two_starts_at_once_lead_to_one_agent(place: tuple[LocalPlacement, str])
     eventually(lambda: len([i for i in process_scan.scan(run, "h1").found if "daemons.host" in i.command]) == 1)
 
 
-def test_an_agent_that_cannot_start_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     local = LocalPlacement(tmp_path, tmp_path / "run", str(uuid.uuid4()), arguments=("--no-such-option",))
     with pytest.raises(AgentrlError, match=r"agent\.log has the reason"):
@@ -78,7 +78,7 @@ def test_an_agent_that_cannot_start_is_said(tmp_path: Path, monkeypatch: pytest.
     assert "no-such-option" in (tmp_path / "hosts/h1/agent.log").read_text()
 
 
-def test_a_folder_that_is_no_run_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_folder_without_a_run_is_refused_with_a_sentence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "agentrl.placement.local", "--state-dir", str(tmp_path)]
     command += ["--run-dir", str(tmp_path), "--name", "h1"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

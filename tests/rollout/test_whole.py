@@ -31,7 +31,7 @@ from assets import shop_server
 from tests.engines import unverified
 from tests.rollout.conftest import TOKEN, Stage, configuration
 from tests.store.server import NAME
-from tests.unit.counterpart import Counterpart, Process
+from tests.unit.fake_coordinator import Counterpart, Process
 from tests.waiting import aeventually
 
 

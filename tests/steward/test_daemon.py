@@ -17,7 +17,7 @@ from agentrl.store.database import Database
 from agentrl.telemetry.services import HELD_OUT_TRAINED
 from tests.store.flow import claim_one
 from tests.store.server import NAME
-from tests.unit.counterpart import Counterpart, Process
+from tests.unit.fake_coordinator import Counterpart, Process
 from tests.waiting import aeventually
 
 

@@ -29,7 +29,7 @@ from agentrl.store.database import connect
 from agentrl.store.mongod_files import MongoFiles, lock_holder, prepare
 from tests.disks import fill, small_disk
 from tests.store.server import keep_trying
-from tests.unit.counterpart import Counterpart, Process
+from tests.unit.fake_coordinator import Counterpart, Process
 from tests.waiting import aeventually
 
 

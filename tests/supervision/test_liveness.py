@@ -26,7 +26,7 @@ def healths(leases: Leases, now: float, unseen: tuple[str, ...] = ()) -> list[He
     return [finding.health for finding in leases.scan(now, unseen)]
 
 
-def test_silence_makes_suspect_and_then_dead_and_each_is_said_once(leases: Leases) -> None:
+def test_silent_unit_is_suspect_then_dead_each_reported_once(leases: Leases) -> None:
     assert healths(leases, 1005.9) == []
     assert healths(leases, 1006.1) == [Health.SUSPECT]
     assert healths(leases, 1019.9) == []
@@ -43,7 +43,7 @@ def test_inside_a_phase_its_deadline_alone_counts(leases: Leases) -> None:
     ]
 
 
-def test_a_phase_excuses_no_silence_where_no_host_agent_sees_the_process(leases: Leases) -> None:
+def test_phase_excuses_silence_only_with_a_host_agent(leases: Leases) -> None:
     leases.phase("web-0", 1000.0, phase="step", age_s=0.0, at_most_s=900.0)
     assert healths(leases, 1007.0, unseen=("web-1",)) == []
     assert healths(leases, 1007.0, unseen=("web-0",)) == [Health.SUSPECT]
@@ -53,7 +53,7 @@ def test_a_phase_excuses_no_silence_where_no_host_agent_sees_the_process(leases:
     assert healths(leases, 1024.0, unseen=("web-0",)) == [], "its agent is away, but the unit itself is heard"
 
 
-def test_a_judge_that_was_late_makes_nobody_pay_for_it(leases: Leases) -> None:
+def test_late_check_extends_all_leases(leases: Leases) -> None:
     leases.begin("web-1", 1000.0)
     leases.phase("web-1", 1000.0, phase="step", age_s=0.0, at_most_s=10.0)
     leases.extend_all(60.0)
@@ -73,7 +73,7 @@ class WallAndMonotonic:
 
 
 @pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0, 3 * 365 * 86_400.0, -1_799_999_999.0])
-def test_a_jump_of_the_wall_clock_moves_no_lease_and_no_deadline(jump_s: float) -> None:
+def test_jump_of_the_wall_clock_moves_no_lease_and_no_deadline(jump_s: float) -> None:
     machine = WallAndMonotonic()
     clock = Clock(monotonic=lambda: machine.monotonic, wall=lambda: machine.wall)
     assert clock.now() == 1_800_000_000.0, "what is written down means something to people and to the next coordinator"
@@ -94,7 +94,7 @@ def test_a_jump_of_the_wall_clock_moves_no_lease_and_no_deadline(jump_s: float) 
     assert clock.now() == 1_800_000_031.0
 
 
-def test_who_hangs_is_told_of_until_it_is_heard_again() -> None:
+def test_hanging_unit_is_reported_until_its_next_heartbeat() -> None:
     """Whoever was told for the first time may have had no host to do something about it."""
     leases = Leases(SUSPECT_S, DEAD_S)
     leases.begin("web-0", 100.0)
@@ -105,7 +105,7 @@ def test_who_hangs_is_told_of_until_it_is_heard_again() -> None:
     assert healths(leases, 103.0 + DEAD_S) == []
 
 
-def test_who_was_suspect_to_the_last_judge_is_found_well_by_the_next() -> None:
+def test_suspect_unit_is_well_after_a_restart_of_the_coordinator() -> None:
     """Or it would stay suspect for good: nothing changes in what the new one sees."""
     leases = Leases(SUSPECT_S, DEAD_S)
     leases.begin("web-0", 100.0, Health.SUSPECT)
@@ -119,7 +119,7 @@ def test_who_was_suspect_to_the_last_judge_is_found_well_by_the_next() -> None:
     assert healths(leases, 110.1 + DEAD_S - SUSPECT_S) == [Health.HUNG]
 
 
-def test_a_judge_that_came_back_goes_by_when_a_unit_got_on_and_not_by_its_own_return() -> None:
+def test_restarted_coordinator_uses_the_reported_age_of_progress() -> None:
     leases = Leases(SUSPECT_S, DEAD_S)
     leases.begin("web-0", 1000.0)
     leases.phase("web-0", 1000.0, phase="step", age_s=95.0, at_most_s=100.0)

@@ -19,7 +19,7 @@ def refuse(world: World) -> None:
     world.handle(events.SpawnFailed(unit="web-0", incarnation=incarnation, reason=FULL, final=False))
 
 
-def test_a_unit_is_not_given_up_for_what_its_host_lacks() -> None:
+def test_unit_is_retried_while_its_host_lacks_something() -> None:
     world = World(hosts=("a",))
     world.handle(events.Applied(specs=(spec("web"),), by="op1"))
     began = world.now
@@ -40,14 +40,14 @@ def test_a_unit_is_not_given_up_for_what_its_host_lacks() -> None:
     assert (slot.state, slot.refused_starts, slot.failed_starts, slot.deaths) == ("ready", 0, 0, [])
 
 
-def test_what_can_never_be_started_is_fatal_at_once() -> None:
+def test_impossible_start_is_fatal_at_once() -> None:
     world = World(hosts=("a",))
     world.handle(events.Applied(specs=(spec("web"),), by="op1"))
     world.handle(events.SpawnFailed(unit="web-0", incarnation=1, reason="no such program", final=True))
     assert world.state_of("web-0") == "fatal"
 
 
-def test_a_wrong_configuration_is_the_reason_that_the_unit_itself_gave() -> None:
+def test_reason_of_a_wrong_configuration_is_the_units_own() -> None:
     world = World(hosts=("a",))
     world.handle(events.Applied(specs=(spec("web"),), by="op1"))
     why = "rollout.code: /x/agents.py, line 3: SyntaxError: expected ':'."
@@ -59,7 +59,7 @@ def test_a_wrong_configuration_is_the_reason_that_the_unit_itself_gave() -> None
     )
 
 
-def test_a_job_that_is_done_says_how_it_ended() -> None:
+def test_finished_job_shows_its_end() -> None:
     times = SupervisionTimes()
     slot = Slot("trainer-0", "trainer", 0, spec=GroupSpec("trainer", Role.TRAINER, ("true",), life=Life.JOB))
     assert restarts.judge(slot, ExitStatus(code=0), times, 0.0, 0.5).reason == "done"
@@ -68,7 +68,7 @@ def test_a_job_that_is_done_says_how_it_ended() -> None:
     assert (verdict.done, verdict.reason) == (True, "done: complete: all 2 steps are done")
 
 
-def test_one_that_ended_without_a_word_points_to_its_log_and_not_to_what_an_earlier_life_said() -> None:
+def test_end_without_a_bye_points_to_the_log() -> None:
     world = World(hosts=("a",))
     world.handle(events.Applied(specs=(spec("web"),), by="op1"))
     world.handle(events.UnitBye(unit="web-0", incarnation=1, code=1, reason="the disk of the tape is gone"))

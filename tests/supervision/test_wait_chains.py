@@ -129,7 +129,7 @@ def test_units_that_wait_for_each_other_are_a_circle() -> None:
     assert {link.who for link in chain.links} == {"a-0", "b-0", "c-0"}
 
 
-def test_a_unit_that_waits_for_itself_is_a_circle() -> None:
+def test_unit_that_waits_for_itself_is_a_circle() -> None:
     assert only(world(unit("a-0", "a-0"))).because == "a circle of waits: a-0 ← a-0"
 
 

@@ -21,7 +21,7 @@ from agentrl.toolbox.api_messages import UnavailableError
 from agentrl.toolbox.client import ToolboxClient
 from tests.store.server import NAME
 from tests.toolbox.conftest import FAULTY
-from tests.unit.counterpart import Counterpart, Process
+from tests.unit.fake_coordinator import Counterpart, Process
 from tests.waiting import aeventually
 
 

@@ -32,7 +32,7 @@ def test_sockets_live_in_a_private_directory(runtime: Path) -> None:
     assert addresses.metrics_address(RUN) == f"ipc://{directory}/metrics"
 
 
-def test_nothing_is_left_of_sockets_that_are_removed(runtime: Path) -> None:
+def test_removed_sockets_leave_no_file(runtime: Path) -> None:
     hub = Path(addresses.hub_address(RUN).removeprefix("ipc://"))
     hub.touch()
     addresses.remove_sockets(RUN)
@@ -102,7 +102,7 @@ def test_three_ports_in_a_row(listen: str) -> None:
 @pytest.mark.parametrize(
     "listen", ["", "7600", ":7600", "host", "host:", "host:0", "host:65534", "host:x", "host:-1", "h:²"]
 )
-def test_what_is_no_address_is_refused(listen: str) -> None:
+def test_invalid_address_is_refused(listen: str) -> None:
     with pytest.raises(ConfigError, match="host:port"):
         addresses.tcp_triplet(listen)
 
@@ -147,7 +147,7 @@ def test_key_file_that_others_can_read_is_not_used(tmp_path: Path, mode: int) ->
         b'{"name": "a", "public": "' + "é".encode() * 40 + b'", "secret": "y", "server_public": "z", "address": "t"}',
     ],
 )
-def test_what_is_no_key_file_is_refused_with_a_sentence(tmp_path: Path, body: bytes) -> None:
+def test_invalid_key_file_is_refused_with_a_sentence(tmp_path: Path, body: bytes) -> None:
     path = tmp_path / "key.json"
     path.touch(mode=0o600)
     path.write_bytes(body)

@@ -10,7 +10,7 @@ from agentrl.transport import log_limiter
 from agentrl.transport.log_limiter import LogLimiter
 
 
-def test_noise_makes_few_lines_and_the_rest_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_faulty_messages_give_few_lines_and_the_rest_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     quiet = LogLimiter(logging.getLogger("some.module"), clock=lambda: now)
     for number in range(1000):

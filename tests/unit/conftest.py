@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.counterpart import Counterpart, Process
+from tests.unit.fake_coordinator import Counterpart, Process
 
 Start = Callable[..., Process]
 

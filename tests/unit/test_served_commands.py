@@ -8,7 +8,7 @@ from agentrl.errors import ExitCode
 from agentrl.protocol import messages, wire
 from agentrl.protocol.messages import served_commands
 from tests.unit.conftest import Start
-from tests.unit.counterpart import Counterpart
+from tests.unit.fake_coordinator import Counterpart
 from tests.waiting import aeventually
 
 SERVING = """
@@ -51,7 +51,7 @@ async def asked(counterpart: Counterpart, ask: str, name: str, *, within_s: floa
     return answer
 
 
-async def test_questions_are_answered_while_others_never_end(counterpart: Counterpart, start: Start) -> None:
+async def test_commands_are_served_while_others_never_end(counterpart: Counterpart, start: Start) -> None:
     start(SERVING)
     await ready(counterpart)
     for number in range(3):
@@ -72,7 +72,7 @@ async def test_questions_are_answered_while_others_never_end(counterpart: Counte
         ("nonsense", ExitCode.FAILED, "nobody thought of this"),
     ],
 )
-async def test_what_fails_is_told_with_its_code(
+async def test_failed_command_is_answered_with_its_code(
     counterpart: Counterpart, start: Start, name: str, code: ExitCode, says: str
 ) -> None:
     unit = start(SERVING)
@@ -83,9 +83,7 @@ async def test_what_fails_is_told_with_its_code(
     assert (await asked(counterpart, "2", "echo")).error == "", "it serves on"
 
 
-async def test_of_many_questions_a_few_are_served_at_once_and_too_many_are_refused(
-    counterpart: Counterpart, start: Start
-) -> None:
+async def test_few_commands_are_served_at_once_and_too_many_are_refused(counterpart: Counterpart, start: Start) -> None:
     start(SERVING)
     await ready(counterpart)
     for number in range(80):
@@ -95,7 +93,7 @@ async def test_of_many_questions_a_few_are_served_at_once_and_too_many_are_refus
     assert {int(answer.ask) for answer in counterpart.of(served_commands.UnitAnswer)} == set(range(64, 80))
 
 
-async def test_a_unit_that_ends_refuses_what_it_was_asked(counterpart: Counterpart, start: Start) -> None:
+async def test_unit_that_ends_refuses_its_commands(counterpart: Counterpart, start: Start) -> None:
     unit = start(SERVING)
     await ready(counterpart)
     counterpart.tell(served_commands.AskUnit("1", "x", "never", within_s=1000))
@@ -107,7 +105,7 @@ async def test_a_unit_that_ends_refuses_what_it_was_asked(counterpart: Counterpa
     assert refused.code == ExitCode.UNAVAILABLE
 
 
-async def test_one_that_offers_nothing_says_so(counterpart: Counterpart, start: Start) -> None:
+async def test_unit_without_a_handler_refuses_commands(counterpart: Counterpart, start: Start) -> None:
     start(
         """
         from agentrl.unit import run_unit
@@ -123,7 +121,7 @@ async def test_one_that_offers_nothing_says_so(counterpart: Counterpart, start: 
     assert not any(hello.hears_deaths for hello in counterpart.of(messages.UnitHello))
 
 
-async def test_deaths_are_heard_by_who_asked_for_them(counterpart: Counterpart, start: Start) -> None:
+async def test_deaths_reach_units_that_registered_for_them(counterpart: Counterpart, start: Start) -> None:
     unit = start(SERVING)
     await ready(counterpart)
     await aeventually(lambda: counterpart.of(messages.UnitHello)[-1].hears_deaths, what="a hello that says so")

@@ -10,7 +10,7 @@ import pytest
 from agentrl.errors import ExitCode
 from agentrl.protocol import messages
 from tests.unit.conftest import Start
-from tests.unit.counterpart import Counterpart
+from tests.unit.fake_coordinator import Counterpart
 from tests.waiting import aeventually
 
 LOOP = """
@@ -53,7 +53,7 @@ async def ready(counterpart: Counterpart) -> None:
     await aeventually(lambda: counterpart.report.ready, what="a report of readiness")
 
 
-async def test_a_unit_says_who_it_is_then_beats_and_says_goodbye(counterpart: Counterpart, start: Start) -> None:
+async def test_unit_sends_hello_heartbeats_and_bye(counterpart: Counterpart, start: Start) -> None:
     unit = start(LOOP)
     await ready(counterpart)
     await aeventually(lambda: len(counterpart.of(messages.Beat)) > 5)
@@ -95,7 +95,7 @@ async def test_it_reports_at_most_twice_a_second_besides_announcements(counterpa
     assert counterpart.of(messages.UnitMetrics)[-1].values == {"number": 199.0}
 
 
-async def test_it_says_hello_again_to_a_coordinator_that_came_back(counterpart: Counterpart, start: Start) -> None:
+async def test_unit_sends_hello_again_after_a_reconnection(counterpart: Counterpart, start: Start) -> None:
     unit = start(LOOP)
     await ready(counterpart)
     progress = counterpart.of(messages.Beat)[-1].progress
@@ -110,7 +110,7 @@ async def test_it_says_hello_again_to_a_coordinator_that_came_back(counterpart: 
     assert unit.process.poll() is None
 
 
-async def test_it_says_hello_when_asked_who_it_is(counterpart: Counterpart, start: Start) -> None:
+async def test_unit_answers_who_are_you_with_a_hello(counterpart: Counterpart, start: Start) -> None:
     start(LOOP)
     await ready(counterpart)
     counterpart.tell(messages.WhoAreYou())
@@ -120,12 +120,12 @@ async def test_it_says_hello_when_asked_who_it_is(counterpart: Counterpart, star
     assert counterpart.report.ready
 
 
-async def test_pause_parks_a_blocking_loop_and_resume_lets_it_go_on(counterpart: Counterpart, start: Start) -> None:
+async def test_pause_parks_a_blocking_loop_until_resume(counterpart: Counterpart, start: Start) -> None:
     start(LOOP)
     await _paused_and_resumed(counterpart)
 
 
-async def test_pause_parks_an_async_loop_and_resume_lets_it_go_on(counterpart: Counterpart, start: Start) -> None:
+async def test_pause_parks_an_async_loop_until_resume(counterpart: Counterpart, start: Start) -> None:
     start(ASYNC_LOOP)
     await _paused_and_resumed(counterpart)
 
@@ -143,7 +143,7 @@ async def _paused_and_resumed(counterpart: Counterpart) -> None:
     await aeventually(lambda: not counterpart.report.paused)
 
 
-async def test_a_unit_that_starts_while_the_run_is_paused_starts_parked(counterpart: Counterpart, start: Start) -> None:
+async def test_unit_that_starts_while_the_run_is_paused_starts_parked(counterpart: Counterpart, start: Start) -> None:
     counterpart.paused = True
     unit = start(LOOP)
     await aeventually(lambda: counterpart.report.phase == "parked")
@@ -151,7 +151,7 @@ async def test_a_unit_that_starts_while_the_run_is_paused_starts_parked(counterp
     assert await unit.code() == 0
 
 
-async def test_an_async_unit_is_called_back_on_its_loop_when_a_drain_begins(
+async def test_async_unit_is_called_back_on_its_loop_when_a_drain_begins(
     counterpart: Counterpart, start: Start
 ) -> None:
     unit = start(ASYNC_LOOP)
@@ -161,7 +161,7 @@ async def test_an_async_unit_is_called_back_on_its_loop_when_a_drain_begins(
     assert "on the loop: True" in unit.text()
 
 
-async def test_a_drain_can_be_cancelled(counterpart: Counterpart, start: Start) -> None:
+async def test_drain_can_be_cancelled(counterpart: Counterpart, start: Start) -> None:
     unit = start(
         """
         from agentrl.unit import run_unit
@@ -183,7 +183,7 @@ async def test_a_drain_can_be_cancelled(counterpart: Counterpart, start: Start) 
     assert await unit.code() == 0
 
 
-async def test_more_time_is_asked_for_once(counterpart: Counterpart, start: Start) -> None:
+async def test_request_for_more_time_is_sent_once(counterpart: Counterpart, start: Start) -> None:
     start(
         """
         from agentrl.unit import run_unit
@@ -213,7 +213,7 @@ async def test_sigterm_drains(counterpart: Counterpart, start: Start) -> None:
     assert (await counterpart.byes())[0].code == 0
 
 
-async def test_a_deaf_unit_ends_at_its_deadline_and_shows_where_it_stood(
+async def test_unit_that_ignores_sigterm_ends_at_its_deadline_with_its_stacks(
     counterpart: Counterpart, start: Start
 ) -> None:
     unit = start(DEAF.format(deadline=0.5))
@@ -224,7 +224,7 @@ async def test_a_deaf_unit_ends_at_its_deadline_and_shows_where_it_stood(
     assert (await counterpart.byes())[0].code == 128 + signal.SIGTERM
 
 
-async def test_a_second_sigterm_ends_a_deaf_unit_at_once(counterpart: Counterpart, start: Start) -> None:
+async def test_second_sigterm_ends_a_unit_at_once(counterpart: Counterpart, start: Start) -> None:
     unit = start(DEAF.format(deadline=600))
     await ready(counterpart)
     unit.signal(signal.SIGTERM)
@@ -271,9 +271,7 @@ async def test_children_forked_without_exec_can_be_ended_by_sigterm(counterpart:
     assert counterpart.report.status == "child ended by -15"
 
 
-async def test_a_question_for_its_stacks_kills_it_neither_at_its_first_nor_at_its_last_moment(
-    counterpart: Counterpart, start: Start
-) -> None:
+async def test_request_for_stacks_never_kills_a_starting_or_ending_unit(counterpart: Counterpart, start: Start) -> None:
     """Whoever finds the file of its stacks sends the signal."""
     unit = start(
         """
@@ -298,7 +296,7 @@ async def test_a_question_for_its_stacks_kills_it_neither_at_its_first_nor_at_it
     assert "in ask" in last
 
 
-async def test_a_unit_that_was_replaced_ends_at_once(counterpart: Counterpart, start: Start) -> None:
+async def test_unit_that_was_replaced_ends_at_once(counterpart: Counterpart, start: Start) -> None:
     unit = start(DEAF.format(deadline=600))
     await ready(counterpart)
     counterpart.refusal = messages.Refused(4, "web-3.7 was replaced by web-3.8.", final=True)
@@ -307,7 +305,7 @@ async def test_a_unit_that_was_replaced_ends_at_once(counterpart: Counterpart, s
     assert "web-3.7 was replaced by web-3.8." in unit.text()
 
 
-async def test_a_refusal_that_is_not_final_leaves_the_unit_at_work(counterpart: Counterpart, start: Start) -> None:
+async def test_refusal_that_is_not_final_leaves_the_unit_working(counterpart: Counterpart, start: Start) -> None:
     counterpart.refusal = messages.Refused(9, "Protocol 1 and 2 do not speak.")
     unit = start("print('begins', flush=True)" + LOOP.replace("\n    ", "\n"))
     await aeventually(lambda: "Protocol 1 and 2" in unit.text())
@@ -316,9 +314,7 @@ async def test_a_refusal_that_is_not_final_leaves_the_unit_at_work(counterpart: 
     assert await unit.code() == 0
 
 
-async def test_without_any_coordinator_the_lease_runs_out_and_the_unit_finishes(
-    counterpart: Counterpart, start: Start
-) -> None:
+async def test_lease_expires_without_a_coordinator_and_the_unit_ends(counterpart: Counterpart, start: Start) -> None:
     counterpart.orphan_lease_s = 2.0
     unit = start(LOOP)
     await ready(counterpart)
@@ -330,7 +326,7 @@ async def test_without_any_coordinator_the_lease_runs_out_and_the_unit_finishes(
     assert "finished" in unit.text()
 
 
-async def test_a_coordinator_that_is_connected_but_mute_counts_as_gone(counterpart: Counterpart, start: Start) -> None:
+async def test_connected_but_silent_coordinator_counts_as_gone(counterpart: Counterpart, start: Start) -> None:
     counterpart.orphan_lease_s = 1.0
     unit = start(LOOP)
     await ready(counterpart)
@@ -349,14 +345,14 @@ async def test_acknowledged_beats_keep_the_lease(counterpart: Counterpart, start
     assert not counterpart.report.draining
 
 
-async def test_an_exception_is_in_the_log_and_in_the_bye(counterpart: Counterpart, start: Start) -> None:
+async def test_exception_is_in_the_log_and_in_the_bye(counterpart: Counterpart, start: Start) -> None:
     unit = start(_raising("RuntimeError('the disk of the tape is gone')"))
     assert await unit.code() == ExitCode.FAILED
     assert "Traceback" in unit.text()
     assert await counterpart.byes() == [messages.Bye(1, "RuntimeError: the disk of the tape is gone")]
 
 
-async def test_a_configuration_error_ends_with_78_and_a_sentence(counterpart: Counterpart, start: Start) -> None:
+async def test_configuration_error_ends_with_78_and_a_sentence(counterpart: Counterpart, start: Start) -> None:
     unit = start(_raising("ConfigError('batch is 0.', hint='Make it 1.')"))
     assert await unit.code() == ExitCode.CONFIG
     assert "batch is 0. Make it 1." in unit.text()
@@ -364,14 +360,14 @@ async def test_a_configuration_error_ends_with_78_and_a_sentence(counterpart: Co
     assert "Traceback" not in unit.text()
 
 
-async def test_75_asks_to_be_started_again(counterpart: Counterpart, start: Start) -> None:
+async def test_exit_75_requests_a_restart(counterpart: Counterpart, start: Start) -> None:
     unit = start(_raising("SystemExit(75)"))
     assert await unit.code() == ExitCode.TEMPORARY
     assert (await counterpart.byes())[0].code == 75
     assert "Traceback" not in unit.text()
 
 
-async def test_threads_left_behind_do_not_hold_the_process(counterpart: Counterpart, start: Start) -> None:
+async def test_remaining_threads_do_not_keep_the_process_alive(counterpart: Counterpart, start: Start) -> None:
     unit = start(
         """
         import threading, time
@@ -385,21 +381,21 @@ async def test_threads_left_behind_do_not_hold_the_process(counterpart: Counterp
     assert "forgotten" in unit.text()
 
 
-async def test_without_a_coordinator_the_same_loop_runs_on_its_own(counterpart: Counterpart, start: Start) -> None:
+async def test_main_loop_runs_without_a_coordinator(counterpart: Counterpart, start: Start) -> None:
     unit = start("-m", "assets.units.step_loop", "--steps", "3", supervised=False)
     assert await unit.code() == 0
     assert "running on its own" in unit.text()
     assert counterpart.heard == []
 
 
-async def test_ctrl_c_ends_a_loop_that_runs_on_its_own(counterpart: Counterpart, start: Start) -> None:
+async def test_ctrl_c_ends_an_unsupervised_loop(counterpart: Counterpart, start: Start) -> None:
     unit = start(ASYNC_LOOP, supervised=False)
     await aeventually(lambda: "running on its own" in unit.text())
     unit.signal(signal.SIGINT)
     assert await unit.code() == 0
 
 
-async def test_a_unit_that_starts_before_the_coordinator_is_there_works_and_registers_later(
+async def test_unit_that_starts_before_the_coordinator_works_and_registers_later(
     counterpart: Counterpart, start: Start
 ) -> None:
     counterpart.close()
@@ -409,7 +405,7 @@ async def test_a_unit_that_starts_before_the_coordinator_is_there_works_and_regi
     await ready(counterpart)
 
 
-async def test_a_wrong_identity_is_a_configuration_error(counterpart: Counterpart, start: Start) -> None:
+async def test_wrong_identity_is_a_configuration_error(counterpart: Counterpart, start: Start) -> None:
     unit = start(
         """
         import os
@@ -434,9 +430,7 @@ def _raising(what: str) -> str:
 
 
 @pytest.mark.parametrize("installed", [True, False])
-async def test_a_unit_has_the_loop_in_c_where_it_is_installed_and_asyncios_elsewhere(
-    installed: bool, counterpart: Counterpart, start: Start
-) -> None:
+async def test_unit_uses_uvloop_if_it_is_installed(installed: bool, counterpart: Counterpart, start: Start) -> None:
     if installed:
         pytest.importorskip("uvloop", reason="the extra `fast` is not installed")
     unit = start(

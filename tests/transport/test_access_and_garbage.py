@@ -38,7 +38,7 @@ async def test_no_key_is_refused_with_a_sentence(house: House) -> None:
     assert not house.received
 
 
-async def test_server_with_another_key_than_expected_is_not_talked_to(house: House) -> None:
+async def test_server_with_an_unexpected_key_is_refused(house: House) -> None:
     pair = new_keypair()
     house.admit("anna", pair)
     deceived = house.dial(house.key("anna", pair, server=new_keypair().public))
@@ -47,7 +47,7 @@ async def test_server_with_another_key_than_expected_is_not_talked_to(house: Hou
     assert not deceived.link.connected
 
 
-async def test_key_that_is_added_later_gets_in_by_itself(house: House) -> None:
+async def test_key_that_is_added_later_is_admitted(house: House) -> None:
     pair = new_keypair()
     waiting = house.dial(house.key("anna", pair))
     await aeventually(lambda: waiting.refusals)
@@ -57,7 +57,7 @@ async def test_key_that_is_added_later_gets_in_by_itself(house: House) -> None:
     await waiting.hears(b"re:here I am")
 
 
-async def test_revoked_key_does_not_come_back(house: House) -> None:
+async def test_revoked_key_cannot_reconnect(house: House) -> None:
     pair = new_keypair()
     anna = await house.dial(house.admit("anna", pair)).connected()
     bert = await house.dial(house.admit("bert")).connected()
@@ -69,7 +69,7 @@ async def test_revoked_key_does_not_come_back(house: House) -> None:
     assert not anna.link.connected
 
 
-async def test_keyring_that_breaks_admits_nobody(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_keyring_that_raises_refuses_all_keys(house: House, caplog: pytest.LogCaptureFixture) -> None:
     def broken(public: str) -> str | None:
         raise OSError("the keyring cannot be read")
 
@@ -120,7 +120,7 @@ async def test_nothing_is_bound_to_tcp_without_keys(short_dir: Path) -> None:
     gate.close()
 
 
-async def test_identity_of_another_key_is_worth_nothing(house: House) -> None:
+async def test_identity_of_another_key_gives_no_access(house: House) -> None:
     """A connection may ask for any identity; what counts is the key of each message."""
     house.echo = False
     admin, viewer = house.admit("admin"), house.admit("viewer")
@@ -162,7 +162,7 @@ async def test_identity_of_another_key_is_worth_nothing(house: House) -> None:
 
 
 @pytest.mark.parametrize("where", ["hub_ipc", "hub_tcp", "feed_ipc", "feed_tcp"])
-async def test_garbage_on_any_socket_harms_nobody(house: House, where: str) -> None:
+async def test_garbage_on_any_socket_affects_no_other_peer(house: House, where: str) -> None:
     """Raw bytes, half handshakes and floods of nonsense from sockets that speak no ZeroMQ."""
     remote = where.endswith("tcp")
     friend = await house.dial(house.admit("anna") if remote else None).connected()
@@ -239,7 +239,7 @@ async def test_frames_of_several_parts_are_dropped(house: House) -> None:
     context.term()
 
 
-async def test_hub_that_sends_giants_or_parts_is_not_listened_to(short_dir: Path) -> None:
+async def test_oversized_and_multipart_messages_of_a_hub_are_ignored(short_dir: Path) -> None:
     """What a dealer accepts is bounded, too."""
     from agentrl.transport.dealer import Dealer
     from tests.transport.conftest import Dialled
@@ -262,7 +262,7 @@ async def test_hub_that_sends_giants_or_parts_is_not_listened_to(short_dir: Path
     context.term()
 
 
-async def test_connections_that_never_say_a_word_leave_no_descriptor_open(house: House) -> None:
+async def test_silent_connections_leave_no_descriptor_open(house: House) -> None:
     before = len(os.listdir("/proc/self/fd"))
     lines = [plain_socket(house.hub_tcp) for _ in range(50)]
     for line in lines:

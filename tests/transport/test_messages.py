@@ -20,7 +20,7 @@ from tests.transport.conftest import House
 from tests.waiting import aeventually
 
 
-async def test_local_peer_is_heard_and_answered(house: House) -> None:
+async def test_local_peer_is_received_and_answered(house: House) -> None:
     dealer = await house.dial().connected()
     assert dealer.send(b"hello")
     await dealer.hears(b"re:hello")
@@ -36,7 +36,7 @@ async def test_peer_over_tcp_is_known_by_the_name_of_its_key(house: House) -> No
     assert (peer.local, peer.key_name) == (False, "anna")
 
 
-async def test_nothing_is_queued_for_a_hub_that_is_not_there(house: House) -> None:
+async def test_nothing_is_queued_for_an_absent_hub(house: House) -> None:
     dealer = await house.dial().connected()
     house.close()
     await aeventually(lambda: not dealer.link.connected)
@@ -49,7 +49,7 @@ async def test_nothing_is_queued_for_a_hub_that_is_not_there(house: House) -> No
 
 
 @pytest.mark.parametrize("remote", [False, True])
-async def test_each_reconnection_is_told_and_may_be_used_at_once(house: House, remote: bool) -> None:
+async def test_each_reconnection_is_reported_and_usable_at_once(house: House, remote: bool) -> None:
     dealer = house.dial(house.admit("anna") if remote else None)
     dealer.link._on_connected = lambda: dealer.story.append(f"connected, sent {dealer.send(b'hello')}")
     for life in range(1, 4):
@@ -77,7 +77,7 @@ async def test_peer_that_leaves_is_reported_once_after_its_last_message(house: H
     assert house.hub.peers == 0
 
 
-async def test_many_short_visits_leave_nothing_behind(house: House) -> None:
+async def test_many_short_connections_leave_no_peer(house: House) -> None:
     for _ in range(60):
         visitor = await house.dial().connected()
         assert visitor.send(b"x")
@@ -89,7 +89,7 @@ async def test_many_short_visits_leave_nothing_behind(house: House) -> None:
     assert not house.hub.send(house.gone[0], b"anybody there?")
 
 
-async def test_messages_sent_just_before_leaving_arrive_and_the_visitor_is_forgotten(house: House) -> None:
+async def test_messages_sent_just_before_closing_arrive(house: House) -> None:
     """The end of a connection may be reported before its messages were read."""
     context = zmq.Context()
     for number in range(30):
@@ -102,7 +102,7 @@ async def test_messages_sent_just_before_leaving_arrive_and_the_visitor_is_forgo
     await aeventually(lambda: house.hub.peers == 0)
 
 
-async def test_both_sides_refuse_to_send_what_the_other_would_not_take(house: House) -> None:
+async def test_both_sides_refuse_to_send_oversized_messages(house: House) -> None:
     dealer = await house.dial().connected()
     with pytest.raises(ProtocolError, match="4 MiB"):
         dealer.send(bytes(MAX_MESSAGE_BYTES + 1))

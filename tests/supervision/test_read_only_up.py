@@ -47,7 +47,7 @@ def a_run_that_ended() -> World:
     return world
 
 
-def test_only_the_store_and_who_answers_come_up() -> None:
+def test_only_the_store_and_its_readers_start() -> None:
     world = a_run_that_ended()
     apply(world, READ, reading=True)
     up = {"mongo-0": "ready", "steward-0": "ready"}
@@ -62,7 +62,7 @@ def test_only_the_store_and_who_answers_come_up() -> None:
     assert set(states(world).values()) == {"stopped"}
 
 
-def test_the_whole_comes_up_from_there_as_it_was() -> None:
+def test_whole_run_starts_from_there_unchanged() -> None:
     world = a_run_that_ended()
     apply(world, READ, reading=True)
     mongo = world.slot("mongo-0").incarnation

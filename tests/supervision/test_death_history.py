@@ -34,12 +34,12 @@ def counted(slot: Slot) -> tuple[int, int, ExitStatus | None]:
     return len(slot.deaths), slot.restarts, slot.last_exit
 
 
-def test_deaths_are_counted_and_told() -> None:
+def test_deaths_are_counted_and_shown() -> None:
     world = a_world_where_it_died()
     assert counted(world.slot("web-0")) == (2, 2, KILLED)
 
 
-def test_a_unit_that_comes_up_after_a_down_has_died_of_nothing() -> None:
+def test_unit_has_no_deaths_after_a_down_and_an_up() -> None:
     world = a_world_where_it_died()
     world.handle(events.DownWanted(by="op2"))
     world.quiesce()
@@ -51,20 +51,20 @@ def test_a_unit_that_comes_up_after_a_down_has_died_of_nothing() -> None:
     assert counted(world.slot("web-0")) == (1, 1, KILLED)
 
 
-def test_of_a_unit_that_lives_and_is_wanted_anew_no_end_of_before_is_told() -> None:
+def test_earlier_end_of_a_living_unit_is_not_shown_after_an_up() -> None:
     world = a_world_where_it_died()
     world.handle(events.RestartWanted(units=("web-0",), by="op2"))
     assert counted(world.slot("web-0")) == (0, 0, None)
 
 
-def test_a_definition_that_is_another_has_not_died_of_the_former_ones_faults() -> None:
+def test_changed_spec_starts_without_deaths() -> None:
     world = a_world_where_it_died()
     world.handle(events.Applied(specs=(OTHER,), by="op2"))
     world.quiesce()
     assert counted(world.slot("web-0")) == (0, 0, None)
 
 
-def test_a_former_program_that_dies_on_its_way_out_is_not_counted_for_the_next() -> None:
+def test_death_of_the_former_program_does_not_count_for_the_next() -> None:
     world = a_world_where_it_died()
     world.handle(events.UnitHung(unit="web-0", incarnation=world.slot("web-0").incarnation, because="stands still"))
     world.handle(events.Applied(specs=(OTHER,), by="op2"))
@@ -73,14 +73,14 @@ def test_a_former_program_that_dies_on_its_way_out_is_not_counted_for_the_next()
     assert counted(world.slot("web-0")) == (0, 0, None)
 
 
-def test_an_up_that_changes_nothing_about_it_forgives_nothing() -> None:
+def test_up_without_a_change_keeps_the_deaths() -> None:
     world = a_world_where_it_died()
     world.handle(events.Applied(specs=(WEB, spec("more")), by="op2"))
     world.quiesce()
     assert counted(world.slot("web-0")) == (2, 2, KILLED)
 
 
-def test_starts_in_vain_are_counted_from_the_last_success_or_wish() -> None:
+def test_failed_starts_count_since_the_last_success_or_wish() -> None:
     world = World(hosts=("a",))
     web = spec("web", speaks=True)
     world.handle(events.Applied(specs=(web,), by="op1"))
@@ -116,7 +116,7 @@ def obey(world: World) -> None:
 
 
 @pytest.mark.parametrize("oom", [False, True])
-def test_deaths_that_left_the_window_count_no_more(oom: bool) -> None:
+def test_deaths_outside_the_window_do_not_count(oom: bool) -> None:
     world = a_world_where_it_died(0)
     slot = world.slot("web-0")
     began = world.now
@@ -131,7 +131,7 @@ def test_deaths_that_left_the_window_count_no_more(oom: bool) -> None:
     assert not world.slot("web-0").oom_deaths
 
 
-def test_deaths_of_the_future_are_of_a_clock_that_was_set_back_and_count_no_more() -> None:
+def test_deaths_in_the_future_after_a_clock_change_do_not_count() -> None:
     world = a_world_where_it_died()
     slot = world.slot("web-0")
     assert not restarts.some_aged(slot, world.times, world.now)
@@ -141,7 +141,7 @@ def test_deaths_of_the_future_are_of_a_clock_that_was_set_back_and_count_no_more
     assert not slot.deaths
 
 
-def test_a_start_that_its_host_refuses_is_not_explained_by_an_end_of_before() -> None:
+def test_refused_start_is_not_explained_by_an_earlier_end() -> None:
     world = a_world_where_it_died(1)
     world.handle(events.RestartWanted(units=("web-0",), by="op2"))
     host = world.hosts["a"]
@@ -155,7 +155,7 @@ def test_a_start_that_its_host_refuses_is_not_explained_by_an_end_of_before() ->
     assert (slot.state, slot.last_exit) == ("fatal", None)
 
 
-def test_a_host_is_up_since_its_agent_began_whoever_heard_of_it_when() -> None:
+def test_host_is_up_since_the_start_of_its_agent() -> None:
     world = World(hosts=())
 
     def hello(age_s: float) -> float:

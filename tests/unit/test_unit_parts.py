@@ -42,7 +42,7 @@ def report(account: ReportedState, now: float) -> messages.UnitReport:
 # ---- account ----
 
 
-def test_the_innermost_phase_is_reported_and_the_outer_one_after_it() -> None:
+def test_innermost_phase_is_reported_and_the_outer_one_after_it() -> None:
     clock = Clock()
     account = ReportedState(clock=clock)
     with account.phase("step", 900, announce=nothing):
@@ -56,7 +56,7 @@ def test_the_innermost_phase_is_reported_and_the_outer_one_after_it() -> None:
     assert report(account, clock.now).phase == ""
 
 
-def test_when_it_got_on_last_is_told_also_to_who_did_not_see_it() -> None:
+def test_age_of_the_last_progress_is_reported() -> None:
     clock = Clock()
     account = ReportedState(clock=clock)
     clock.now += 3
@@ -67,7 +67,7 @@ def test_when_it_got_on_last_is_told_also_to_who_did_not_see_it() -> None:
     assert (told.progress, told.progress_age_s) == (5, 40)
 
 
-def test_a_tick_restarts_the_deadlines_around_it() -> None:
+def test_tick_restarts_the_deadlines_around_it() -> None:
     clock = Clock()
     account = ReportedState(clock=clock)
     with account.phase("step", 900, announce=nothing):
@@ -79,7 +79,7 @@ def test_a_tick_restarts_the_deadlines_around_it() -> None:
     assert account.progress == 1
 
 
-async def test_of_phases_side_by_side_the_one_that_is_due_first_is_reported() -> None:
+async def test_of_concurrent_phases_the_one_with_the_nearest_deadline_is_reported() -> None:
     clock = Clock()
     account = ReportedState(clock=clock)
     entered, done = asyncio.Barrier(3), asyncio.Event()
@@ -99,14 +99,14 @@ async def test_of_phases_side_by_side_the_one_that_is_due_first_is_reported() ->
         assert report(account, clock.now).phase == "all"
 
 
-def test_a_phase_ends_with_an_exception_in_it() -> None:
+def test_phase_ends_with_an_exception_in_it() -> None:
     account = ReportedState()
     with pytest.raises(ValueError, match="inside"), account.phase("step", 1, announce=nothing):
         raise ValueError("inside")
     assert report(account, 0).phase == ""
 
 
-def test_the_oldest_waits_are_listed_and_the_others_counted() -> None:
+def test_oldest_waits_are_listed_and_the_others_counted() -> None:
     clock = Clock()
     account = ReportedState(clock=clock)
     account.write(status="busy")
@@ -126,7 +126,7 @@ def test_the_oldest_waits_are_listed_and_the_others_counted() -> None:
     assert told.status == "busy"
 
 
-def test_the_waits_of_others_grow_older_by_themselves_and_are_told_again_only_when_they_changed() -> None:
+def test_waits_of_others_age_by_themselves_and_are_reported_again_only_after_a_change() -> None:
     clock = Clock()
     account = ReportedState(clock=clock)
     task = messages.Wait("task g1", "is not done", 10.0, 60.0, who="batch")
@@ -172,13 +172,13 @@ def knob(name: str, default: float | bool, *, boundary: str = "now") -> Knob:
     return Knob(name=name, kind=type(default).__name__, default=default, boundary=boundary)
 
 
-def test_a_knob_begins_with_what_the_run_has_tuned() -> None:
+def test_knob_starts_with_the_tuned_value() -> None:
     knobs = KnobSet()
     knobs.offer("bound", 7)
     assert knobs.declare(knob("bound", 4, boundary="restart")).value == 7
 
 
-def test_an_unknown_boundary_is_refused_with_the_known_ones() -> None:
+def test_unknown_boundary_is_refused_with_the_known_ones() -> None:
     knobs = KnobSet()
     with pytest.raises(ConfigError, match=r"'now', 'next claim', 'next version', 'restart', not 'claim'"):
         knobs.declare(knob("bound", 4, boundary="claim"))
@@ -186,7 +186,7 @@ def test_an_unknown_boundary_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("boundary", ["next claim", "next version"])
-def test_a_value_waits_for_its_boundary(boundary: str) -> None:
+def test_value_waits_for_its_boundary(boundary: str) -> None:
     knobs = KnobSet()
     told: list[int] = []
     bound: LiveKnob[int] = knobs.declare(knob("bound", 4, boundary=boundary), on_change=told.append)
@@ -196,7 +196,7 @@ def test_a_value_waits_for_its_boundary(boundary: str) -> None:
     assert (knobs.in_force(), told) == ({"bound": 5}, [5])
 
 
-def test_a_restart_knob_keeps_its_value_for_life() -> None:
+def test_restart_knob_keeps_its_value_for_the_incarnation() -> None:
     knobs = KnobSet()
     depth: LiveKnob[int] = knobs.declare(knob("depth", 2, boundary="restart"))
     knobs.offer("depth", 3)
@@ -215,7 +215,7 @@ def test_values_of_a_wrong_type_are_refused_and_whole_numbers_become_floats() ->
     assert flag.value is False
 
 
-def test_a_knob_is_declared_once() -> None:
+def test_knob_is_declared_once() -> None:
     knobs = KnobSet()
     knobs.declare(knob("rate", 0.5))
     with pytest.raises(ConfigError, match="twice"):
@@ -225,7 +225,7 @@ def test_a_knob_is_declared_once() -> None:
 # ---- orders ----
 
 
-async def test_threads_and_tasks_wake_from_the_same_order() -> None:
+async def test_threads_and_tasks_wake_at_the_same_change() -> None:
     orders = ControlFlags()
     task = asyncio.create_task(orders.wait_async(lambda told: told.draining, 10))
     thread = asyncio.create_task(asyncio.to_thread(orders.wait, lambda told: told.draining, 10))
@@ -235,14 +235,14 @@ async def test_threads_and_tasks_wake_from_the_same_order() -> None:
     assert await thread
 
 
-def test_a_stop_cannot_be_taken_back() -> None:
+def test_stop_cannot_be_cancelled() -> None:
     orders = ControlFlags()
     orders.stop()
     orders.cancel_drain()
     assert orders.draining
 
 
-def test_whoever_comes_late_is_told_of_the_drain() -> None:
+def test_late_drain_callback_is_called_at_once() -> None:
     orders = ControlFlags()
     told: list[str] = []
     orders.on_drain(lambda: told.append("early"))
@@ -274,7 +274,7 @@ class Talk:
         return self.talk
 
 
-def test_nothing_but_a_hello_is_said_before_the_welcome() -> None:
+def test_only_a_hello_is_sent_before_the_welcome() -> None:
     setup = Talk()
     setup.account.write(status="busy")
     assert setup.talk.due(1) == []
@@ -285,7 +285,7 @@ def test_nothing_but_a_hello_is_said_before_the_welcome() -> None:
 
 @given(st.lists(st.floats(0.01, 5), min_size=1, max_size=60))
 @settings(max_examples=60, deadline=None)
-def test_whatever_the_loop_writes_the_pace_is_kept_and_nothing_is_forgotten(pauses: list[float]) -> None:
+def test_reports_keep_their_interval_and_lose_no_change(pauses: list[float]) -> None:
     setup = Talk()
     talk, now, sent = setup.welcomed(), 0.0, []
     for number, pause in enumerate([*pauses, 1.0]):
@@ -302,7 +302,7 @@ def test_whatever_the_loop_writes_the_pace_is_kept_and_nothing_is_forgotten(paus
     assert reports[-1][1].status == f"s{len(pauses) - 1}"
 
 
-def test_a_final_refusal_gives_up_and_another_one_tries_later() -> None:
+def test_final_refusal_gives_up_and_another_refusal_retries() -> None:
     setup = Talk()
     setup.talk.connected(0)
     assert setup.talk.received(messages.Refused(9, "old"), 0) == []
@@ -311,7 +311,7 @@ def test_a_final_refusal_gives_up_and_another_one_tries_later() -> None:
     assert setup.talk.received(messages.Refused(4, "replaced", final=True), 11) == [GiveUp("replaced")]
 
 
-def test_the_lease_runs_out_after_silence_and_a_coordinator_that_is_back_cancels_the_drain() -> None:
+def test_lease_expires_after_silence_and_a_new_welcome_cancels_the_drain() -> None:
     setup = Talk()
     talk = setup.welcomed()
     talk.disconnected()
@@ -326,7 +326,7 @@ def test_the_lease_runs_out_after_silence_and_a_coordinator_that_is_back_cancels
     assert not setup.orders.draining
 
 
-def test_a_drain_by_the_coordinator_is_not_cancelled_by_its_return() -> None:
+def test_drain_by_the_coordinator_is_not_cancelled_by_its_return() -> None:
     setup = Talk()
     setup.welcomed().received(messages.Drain(5), 1)
     setup.talk.disconnected()
@@ -334,7 +334,7 @@ def test_a_drain_by_the_coordinator_is_not_cancelled_by_its_return() -> None:
     assert setup.orders.draining
 
 
-def test_a_long_phase_needs_an_announcement_unless_the_last_report_covers_it() -> None:
+def test_long_phase_needs_an_announcement_unless_the_last_report_covers_it() -> None:
     setup = Talk()
     talk = setup.welcomed()
     assert talk.needs_announcement(900, 1)
@@ -348,7 +348,7 @@ def test_a_long_phase_needs_an_announcement_unless_the_last_report_covers_it() -
     assert talk.needs_announcement(60, 3), "the coordinator was told that the phase is over"
 
 
-def test_the_bye_comes_last_but_for_a_beat_whose_answer_proves_it() -> None:
+def test_bye_is_last_except_for_a_heartbeat_that_proves_it() -> None:
     setup = Talk()
     talk = setup.welcomed()
     setup.account.metrics({"reward": 1})
@@ -366,13 +366,13 @@ def test_the_bye_comes_last_but_for_a_beat_whose_answer_proves_it() -> None:
 # ---- environment and imports ----
 
 
-def test_seconds_must_be_seconds() -> None:
+def test_durations_in_the_environment_must_be_positive_numbers() -> None:
     variables = {"AGENTRL_COORDINATOR": "ipc://x", "AGENTRL_INCARNATION": "a-0.1", "AGENTRL_HEARTBEAT_S": "soon"}
     with pytest.raises(ConfigError, match="AGENTRL_HEARTBEAT_S is 'soon'"):
         read_environment(variables)
 
 
-def test_a_unit_imports_nothing_heavy() -> None:
+def test_unit_imports_nothing_heavy() -> None:
     heavy = "{'pydantic', 'typer', 'rich', 'textual', 'mcp', 'httpx', 'pymongo', 'motor', 'torch', 'psutil'}"
     code = f"import sys, agentrl.unit; print(sorted({heavy} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

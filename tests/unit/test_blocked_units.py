@@ -8,11 +8,11 @@ import time
 
 from agentrl.protocol import messages
 from tests.unit.conftest import Start
-from tests.unit.counterpart import HEARTBEAT_S, Counterpart
+from tests.unit.fake_coordinator import HEARTBEAT_S, Counterpart
 from tests.waiting import aeventually
 
 
-async def test_beats_go_on_while_the_loop_blocks_with_the_gil_released(counterpart: Counterpart, start: Start) -> None:
+async def test_heartbeats_continue_while_the_loop_blocks(counterpart: Counterpart, start: Start) -> None:
     start("-m", "assets.units.native_block", "--seconds", "600", "--at-most", "700")
     await aeventually(lambda: counterpart.report.phase == "native")
     seen = len(counterpart.of(messages.Beat))
@@ -20,7 +20,7 @@ async def test_beats_go_on_while_the_loop_blocks_with_the_gil_released(counterpa
     assert {beat.progress for beat in counterpart.of(messages.Beat)[seen:]} == {0}
 
 
-async def test_a_phase_is_announced_before_its_body_silences_the_thread(counterpart: Counterpart, start: Start) -> None:
+async def test_phase_is_announced_before_its_body_silences_the_thread(counterpart: Counterpart, start: Start) -> None:
     start("-m", "assets.units.native_block", "--seconds", "2", "--at-most", "60", "--hold-gil")
     await aeventually(lambda: counterpart.report.phase == "native" and counterpart.report.at_most_s == 60)
 
@@ -72,7 +72,7 @@ async def test_200_waits_at_a_time(counterpart: Counterpart, start: Start) -> No
     assert await unit.code() == 0
 
 
-async def test_the_lag_of_a_blocked_async_loop_is_told(counterpart: Counterpart, start: Start) -> None:
+async def test_lag_of_a_blocked_async_loop_is_reported(counterpart: Counterpart, start: Start) -> None:
     start(
         """
         import time
@@ -94,9 +94,7 @@ async def test_the_lag_of_a_blocked_async_loop_is_told(counterpart: Counterpart,
     await aeventually(lambda: counterpart.of(messages.Beat)[-1].loop_lag_s < 1.0)
 
 
-async def test_a_hanger_hangs_on_request_and_its_stacks_can_be_asked_for(
-    counterpart: Counterpart, start: Start
-) -> None:
+async def test_hanging_unit_writes_its_stacks_on_request(counterpart: Counterpart, start: Start) -> None:
     unit = start("-m", "assets.units.hang", "--at-most", "2")
     await aeventually(lambda: counterpart.of(messages.Beat) and counterpart.of(messages.Beat)[-1].progress > 2)
     (counterpart.directory / "hang-web-3").touch()
@@ -110,7 +108,7 @@ async def test_a_hanger_hangs_on_request_and_its_stacks_can_be_asked_for(
     assert "hang.py" in unit.text()
 
 
-async def test_knobs_come_into_force_at_their_boundaries(counterpart: Counterpart, start: Start) -> None:
+async def test_knobs_take_effect_at_their_boundaries(counterpart: Counterpart, start: Start) -> None:
     counterpart.knobs = {"fake.bound": 6, "fake.depth": 3}
     start("-m", "assets.units.fake_trainer", "--every", "0.2")
     await aeventually(lambda: (counterpart.report.weights or 0) >= 1)
@@ -137,7 +135,7 @@ async def test_knobs_come_into_force_at_their_boundaries(counterpart: Counterpar
     assert counterpart.report.knobs["fake.depth"] == 3, "this one needs a restart"
 
 
-async def test_a_preview_is_computed_by_the_unit(counterpart: Counterpart, start: Start) -> None:
+async def test_preview_is_computed_by_the_unit(counterpart: Counterpart, start: Start) -> None:
     start("-m", "assets.units.fake_trainer")
     await aeventually(lambda: counterpart.report.ready)
     counterpart.tell(messages.PreviewKnob("q1", "fake.bound", 1))
@@ -150,7 +148,7 @@ async def test_a_preview_is_computed_by_the_unit(counterpart: Counterpart, start
     assert "no knob no.such" in answers["q3"].error
 
 
-async def test_a_stopped_process_does_not_count_its_sleep_against_the_lease(
+async def test_stopped_process_does_not_count_its_sleep_against_the_lease(
     counterpart: Counterpart, start: Start
 ) -> None:
     counterpart.orphan_lease_s = 5.0

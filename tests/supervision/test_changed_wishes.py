@@ -25,7 +25,7 @@ def up(world: World, *specs: object) -> tuple[str, ...]:
     return plan.kept
 
 
-def test_an_up_that_overtakes_a_drain_keeps_the_life_that_is_there() -> None:
+def test_up_during_a_drain_keeps_the_incarnation() -> None:
     web = spec("web", speaks=True)
     world = a_world(web)
     world.handle(events.StopWanted(unit="web-0", by="op2", because="drained", patient=True))
@@ -34,7 +34,7 @@ def test_an_up_that_overtakes_a_drain_keeps_the_life_that_is_there() -> None:
     assert (world.state_of("web-0"), world.slot("web-0").incarnation) == ("ready", 1)
 
 
-def test_an_up_that_overtakes_a_down_keeps_who_was_not_told_yet() -> None:
+def test_up_during_a_down_keeps_units_that_were_not_stopped_yet() -> None:
     specs = (spec("web", after=("db",)), spec("db", stop_rank=100, speaks=True))
     world = a_world(*specs)
     world.handle(events.DownWanted(by="op2"))
@@ -45,7 +45,7 @@ def test_an_up_that_overtakes_a_down_keeps_who_was_not_told_yet() -> None:
     assert world.state_of("web-0") == "ready"
 
 
-def test_a_definition_that_changed_during_a_drain_is_not_lost() -> None:
+def test_definition_that_changed_during_a_drain_is_not_lost() -> None:
     world = a_world(spec("web", speaks=True))
     world.handle(events.DownWanted(by="op2"))
     changed = spec("web", speaks=True, env={"COLOUR": "blue"})
@@ -58,7 +58,7 @@ def test_a_definition_that_changed_during_a_drain_is_not_lost() -> None:
     assert slot.spec.env == {"COLOUR": "blue"}
 
 
-def test_a_graceful_stop_stays_graceful_over_the_death_of_the_coordinator() -> None:
+def test_graceful_stop_stays_graceful_after_a_coordinator_death() -> None:
     world = a_world(spec("db", term_grace_s=30.0))
     world.handle(events.StopWanted(unit="db-0", by="op2", because="stopped"))
     world.hosts["a"].orders.clear()  # the SIGTERM was lost with the coordinator
@@ -73,7 +73,7 @@ def test_a_graceful_stop_stays_graceful_over_the_death_of_the_coordinator() -> N
     assert any(isinstance(order, do.KillTree) for order in world.log), "a stop always ends"
 
 
-def test_a_unit_that_was_being_replaced_when_its_host_fell_silent_is_replaced_afterwards() -> None:
+def test_unit_that_was_being_replaced_when_its_host_fell_silent_is_replaced_afterwards() -> None:
     world = a_world(spec("cell", speaks=True))
     world.handle(events.UnitHung(unit="cell-0", incarnation=1, because="stands still"))
     world.cut(world.hosts["a"])
@@ -86,7 +86,7 @@ def test_a_unit_that_was_being_replaced_when_its_host_fell_silent_is_replaced_af
     assert (slot.state, slot.incarnation, slot.stopping_because) == (UnitState.READY, 2, "")
 
 
-def test_a_probe_that_says_no_is_not_forgotten_over_a_stopped_process() -> None:
+def test_failed_probe_is_kept_while_the_process_is_stopped() -> None:
     world = a_world(spec("web"))
     who = {"unit": "web-0", "incarnation": 1}
     world.handle(events.ProbeChanged(**who, kind="live", ok=False))
@@ -97,7 +97,7 @@ def test_a_probe_that_says_no_is_not_forgotten_over_a_stopped_process() -> None:
     assert world.state_of("web-0") == "stopping"
 
 
-def test_who_asks_to_be_started_again_and_again_is_not_asked_to_hurry() -> None:
+def test_repeated_restart_requests_are_delayed() -> None:
     world = a_world(spec("web"))
     for incarnation in range(1, 30):
         world.handle(events.Exited(unit="web-0", incarnation=incarnation, exit=ExitStatus(code=75)))
@@ -118,7 +118,7 @@ def test_who_asks_to_be_started_again_and_again_is_not_asked_to_hurry() -> None:
     assert world.state_of("web-0") == "ready", "and it is never given up for that"
 
 
-def test_a_group_that_comes_back_while_its_units_live_keeps_them() -> None:
+def test_group_that_comes_back_while_its_units_live_keeps_them() -> None:
     web = spec("web", speaks=True)
     world = a_world(web)
     up(world, spec("other"))
@@ -127,7 +127,7 @@ def test_a_group_that_comes_back_while_its_units_live_keeps_them() -> None:
     assert (world.state_of("web-0"), world.slot("web-0").incarnation) == ("ready", 1)
 
 
-def test_a_run_is_up_since_the_first_up_after_a_down_whatever_else_happens() -> None:
+def test_run_is_up_since_the_first_up_after_a_down_whatever_else_happens() -> None:
     web = spec("web")
     world = a_world(web)
     began = world.supervisor.state.run.up_since_at
