@@ -20,7 +20,7 @@ from assets.train_demo import NAME
 from tui import recording_lookup
 from tui.app import Console
 from tui.model.mirror import Mirror
-from tui.playback_connection import Replay
+from tui.playback_connection import PlaybackConnection
 
 FILE = Path(__file__).parent / recording_lookup.SHIPPED
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
@@ -56,10 +56,10 @@ async def paint() -> None:
     recording = Recording.open(FILE)
     at = min(mark.at for mark in recording.marks if mark.key.startswith("incident/")) + 20.0
 
-    def link(mirror: Mirror) -> Replay:
-        replay = Replay(mirror, recording, name="demo", at=at)
-        replay.playback.playing = False
-        return replay
+    def link(mirror: Mirror) -> PlaybackConnection:
+        connection = PlaybackConnection(mirror, recording, name="demo", at=at)
+        connection.playback.playing = False
+        return connection
 
     for name, keys in SCENES.items():
         app = Console(link)

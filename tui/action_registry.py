@@ -21,7 +21,7 @@ from tui.export import Exporter
 from tui.frame import Frame
 from tui.model.actions import EVERYWHERE, UNDO, Action, When
 from tui.navigation import Navigation
-from tui.playback_actions import Playing
+from tui.playback_actions import PlaybackActions
 from tui.views.alerts import Alerts, AlertVerbs
 from tui.views.detail_pages import AlertPage, DetailPage, UnitPage
 from tui.views.events import Events
@@ -77,7 +77,7 @@ def _live(*actions: Action) -> Iterable[Action]:
 
 def _recorded(*actions: Action) -> Iterable[Action]:
     """Actions that only a recording offers."""
-    return (replace(action, when=When.REPLAY) for action in actions)
+    return (replace(action, when=When.PLAYBACK) for action in actions)
 
 
 def _tab(name: str) -> Run:
@@ -337,19 +337,20 @@ ACTIONS: tuple[Action, ...] = (
     ),
     *_recorded(
         *_by(
-            Playing,
-            _("replay.play", "P", "play/stop", "Plays the recording, or stops it.", Playing.do_replay_play, "", 59),
-            _("replay.next", "right_curly_bracket", "next", "Goes to the next incident, alert or operation.",
-              Playing.do_replay_next, "", 49),
-            _("replay.previous", "left_curly_bracket", "previous", "Goes to the one before.",
-              Playing.do_replay_previous, "", 48),
-            _("replay.forward", "full_stop", "+10 s", "Ten seconds on.", Playing.do_replay_forward, "", 44),
-            _("replay.back", "comma", "-10 s", "Ten seconds back.", Playing.do_replay_back, "", 43),
-            _("replay.faster", "right_parenthesis", "faster", "The next higher speed.",
-              Playing.do_replay_faster, "", 42),
-            _("replay.slower", "left_parenthesis", "slower", "The next lower speed.", Playing.do_replay_slower, "", 41),
-            _("replay.first", "", "to the beginning", "Where the recording begins.", Playing.do_replay_first),
-            _("replay.last", "", "to the end", "Where the recording ends.", Playing.do_replay_last),
+            PlaybackActions,
+            _("playback.play", "P", "play/stop", "Plays the recording, or stops it.", PlaybackActions.do_play, "", 59),
+            _("playback.next", "right_curly_bracket", "next", "Goes to the next incident, alert or operation.",
+              PlaybackActions.do_next, "", 49),
+            _("playback.previous", "left_curly_bracket", "previous", "Goes to the one before.",
+              PlaybackActions.do_previous, "", 48),
+            _("playback.forward", "full_stop", "+10 s", "Ten seconds on.", PlaybackActions.do_forward, "", 44),
+            _("playback.back", "comma", "-10 s", "Ten seconds back.", PlaybackActions.do_back, "", 43),
+            _("playback.faster", "right_parenthesis", "faster", "The next higher speed.",
+              PlaybackActions.do_faster, "", 42),
+            _("playback.slower", "left_parenthesis", "slower", "The next lower speed.",
+              PlaybackActions.do_slower, "", 41),
+            _("playback.first", "", "to the beginning", "Where the recording begins.", PlaybackActions.do_first),
+            _("playback.last", "", "to the end", "Where the recording ends.", PlaybackActions.do_last),
         ),
     ),
 )  # fmt: skip

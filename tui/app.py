@@ -41,8 +41,8 @@ from tui.model.notices import Lasts, Notices
 from tui.model.step_cache import StepCache
 from tui.model.styled_text import Tone
 from tui.navigation import FILTER, Navigation
-from tui.playback_actions import Playing
-from tui.playback_connection import Replay
+from tui.playback_actions import PlaybackActions
+from tui.playback_connection import PlaybackConnection
 from tui.run_list import Place
 from tui.views.view import View
 from tui.widgets.keyboard import ALT, TextField, read_alt_keys
@@ -69,7 +69,7 @@ class Console(App[int]):
 
     def __init__(
         self,
-        link: Callable[[Mirror], Connection | Replay],
+        link: Callable[[Mirror], Connection | PlaybackConnection],
         settings: Settings | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -89,11 +89,11 @@ class Console(App[int]):
         self.frame = Frame(self)
         self._begin(link)
 
-    def _begin(self, link: Callable[[Mirror], Connection | Replay]) -> None:
+    def _begin(self, link: Callable[[Mirror], Connection | PlaybackConnection]) -> None:
         """Make everything that belongs to one run."""
         self.mirror = Mirror()
         self.connection = link(self.mirror)
-        self.replay = self.connection.playback if isinstance(self.connection, Replay) else None
+        self.playback = self.connection.playback if isinstance(self.connection, PlaybackConnection) else None
         self.notices = Notices()
         self.steps = StepCache()
         self.why: WhyReport | None = None
@@ -103,10 +103,10 @@ class Console(App[int]):
         self.commands = CommandRunner(self)
         self.exporter = Exporter(self)
         self.cli = CliRunner(self, self.commands)
-        self.playing = Playing(self, self.replay)
+        self.playback_actions = PlaybackActions(self, self.playback)
         self.frame.reset()
         services = (
-            self.navigation, self.commands, self.exporter, self.cli, self.frame, self.playing,
+            self.navigation, self.commands, self.exporter, self.cli, self.frame, self.playback_actions,
             CommandPalette(self),
         )  # fmt: skip
         self._services: dict[type[Any], Any] = {type(service): service for service in services}
@@ -142,7 +142,7 @@ class Console(App[int]):
 
     # ---- from run to run ----
 
-    def follow(self, link: Callable[[Mirror], Connection | Replay], place: Place, name: str) -> None:
+    def follow(self, link: Callable[[Mirror], Connection | PlaybackConnection], place: Place, name: str) -> None:
         """Leave this run and show another one."""
         if self.settings.in_browser:
             self.say("A browser page shows one run. Open another one in a terminal.", Tone.WARN)
@@ -154,7 +154,7 @@ class Console(App[int]):
             worker.cancel()
         self.run_worker(self._switch(link, name), group="switch")
 
-    async def _switch(self, link: Callable[[Mirror], Connection | Replay], name: str) -> None:
+    async def _switch(self, link: Callable[[Mirror], Connection | PlaybackConnection], name: str) -> None:
         while len(self.screen_stack) > 1:
             await self.pop_screen()
         container = self.query_one("#views", Container)
@@ -179,7 +179,7 @@ class Console(App[int]):
 
     @property
     def read_only(self) -> bool:
-        return self.settings.read_only or self.replay is not None
+        return self.settings.read_only or self.playback is not None
 
     def now(self) -> float:
         """The time that the screens show."""
@@ -212,7 +212,7 @@ class Console(App[int]):
         """Whether this console may do it."""
         if self.settings.in_browser and action.id in NOT_IN_A_PAGE:
             return False
-        return action.allowed(self.mirror.permission, read_only=self.read_only, replay=self.replay is not None)
+        return action.allowed(self.mirror.permission, read_only=self.read_only, playback=self.playback is not None)
 
     def allowed(self) -> list[Action]:
         return [action for action in self.registry if self.may(action)]
@@ -282,8 +282,8 @@ class Console(App[int]):
             if self.settings.in_browser and action.id in NOT_IN_A_PAGE:
                 why = "a browser page shows one run and no files"
             elif self.read_only:
-                why = "this is a recording" if self.replay else "this console is read-only"
-            elif action.when is When.REPLAY:
+                why = "this is a recording" if self.playback else "this console is read-only"
+            elif action.when is When.PLAYBACK:
                 why = "this is not a recording"
             self.say(f"{action.title} is not possible: {why}.", Tone.WARN)
             return
@@ -329,7 +329,7 @@ class Console(App[int]):
     async def _ask_why(self) -> None:
         """Query who waits for whom, which the feed does not carry."""
         while True:
-            if self.mirror.link.connected and self.replay is None:
+            if self.mirror.link.connected and self.playback is None:
                 try:
                     self.why = await self.connection.client.why()
                     self.why_at = self.clock()

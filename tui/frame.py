@@ -112,7 +112,7 @@ class Frame:
             None if next_try is None else next_try - clock,
             app.read_only,
             None if self._frozen_at is None else clock - self._frozen_at,
-            header_footer.played(app.replay) if app.replay else "",
+            header_footer.played(app.playback) if app.playback else "",
         )
         view = app.navigation.view
         tabs = header_footer.tabs(app.mirror, app.navigation.tab, view.heading(), view.filter_text, width)
@@ -128,8 +128,8 @@ class Frame:
         if not message and link.tries and not link.connected:
             message = (span(f"{link.why} {link.hint}", Tone.WARN),)
         message = message or old
-        if not message and app.replay and app.replay.told:
-            message = (span(app.replay.told, Tone.WARN),)
+        if not message and app.playback and app.playback.problem:
+            message = (span(app.playback.problem, Tone.WARN),)
         return header_footer.notice(message, width)
 
     def _footer(self, width: int, _: int) -> list[Line]:

@@ -16,7 +16,7 @@ from tui.model.mirror import Mirror
 from tui.model.notices import Notices
 from tui.model.playback import Playback
 from tui.model.styled_text import Tone
-from tui.playback_connection import Replay
+from tui.playback_connection import PlaybackConnection
 from tui.widgets.themes import DARK
 
 A = TypeVar("A")
@@ -52,9 +52,9 @@ class Host(Protocol):
     @property
     def mirror(self) -> Mirror: ...
     @property
-    def connection(self) -> Connection | Replay: ...
+    def connection(self) -> Connection | PlaybackConnection: ...
     @property
-    def replay(self) -> Playback | None:
+    def playback(self) -> Playback | None:
         """The playback that takes the place of a live run."""
 
     @property

@@ -1,4 +1,4 @@
-"""What a person does with a recording: to let it go on or stand, to jump, to hurry."""
+"""The actions of playback: play and stop, jump, change the speed."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from tui.model.playback import Playback
 JUMP_S = 10.0
 
 
-class Playing:
-    """The verbs of a recording; without one they are not offered."""
+class PlaybackActions:
+    """The actions of playback; the console offers them only for a recording."""
 
     def __init__(self, console: Host, playback: Playback | None) -> None:
         self._console = console
         self._playback = playback
 
-    def do_replay_play(self) -> None:
+    def do_play(self) -> None:
         if self._playback is not None:
             self._playback.playing = not self._playback.playing
             self._console.paint_frame()
 
-    def do_replay_next(self) -> None:
+    def do_next(self) -> None:
         self._step(1, "after")
 
-    def do_replay_previous(self) -> None:
+    def do_previous(self) -> None:
         self._step(-1, "before")
 
-    def do_replay_forward(self) -> None:
+    def do_forward(self) -> None:
         self._jump(JUMP_S)
 
-    def do_replay_back(self) -> None:
+    def do_back(self) -> None:
         self._jump(-JUMP_S)
 
-    def do_replay_first(self) -> None:
+    def do_first(self) -> None:
         self._jump(float("-inf"))
 
-    def do_replay_last(self) -> None:
+    def do_last(self) -> None:
         self._jump(float("inf"))
 
-    def do_replay_faster(self) -> None:
+    def do_faster(self) -> None:
         self._hurry(1)
 
-    def do_replay_slower(self) -> None:
+    def do_slower(self) -> None:
         self._hurry(-1)
 
     def _step(self, by: int, where: str) -> None:

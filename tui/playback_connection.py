@@ -21,7 +21,7 @@ from tui.model.recorded_steps import StepReport
 TICK_S = 0.1
 
 
-class Replay:
+class PlaybackConnection:
     def __init__(
         self,
         mirror: Mirror,

@@ -19,7 +19,7 @@ from agentrl.recording.reader import Recording
 from agentrl.recording.recording_files import DIRECTORY
 from tui.model.mirror import Mirror
 from tui.model.playback import SPEEDS
-from tui.playback_connection import Replay
+from tui.playback_connection import PlaybackConnection
 
 _NAMED = 8
 SHIPPED = "demo.rec"
@@ -33,7 +33,7 @@ OF_A_RUN, THE_SHIPPED = "run's recording", "shipped recording"
 _MINUTE_S = 60.0
 
 
-def link(what: str, at: str, speed: float) -> Callable[[Mirror], Replay]:
+def link(what: str, at: str, speed: float) -> Callable[[Mirror], PlaybackConnection]:
     """The connection for a run, a file or a directory. Raises AgentrlError if there is no recording."""
     if not SPEEDS[0] <= speed <= SPEEDS[-1]:
         raise UsageError(f"{speed:g} is not a speed.", hint=f"It is a number from {SPEEDS[0]:g} to {SPEEDS[-1]:g}.")
@@ -62,7 +62,7 @@ def playable(named: str = "") -> str:
     return f"{meant}It plays {of_runs}; {beside}." if runs else f"{meant}It plays {beside}; {of_runs}."
 
 
-def of_run(name: str, at: str = "", speed: float = 1.0) -> Callable[[Mirror], Replay]:
+def of_run(name: str, at: str = "", speed: float = 1.0) -> Callable[[Mirror], PlaybackConnection]:
     """The recording of a run of this host."""
     directory = state_of(name) / DIRECTORY
     if not directory.is_dir():
@@ -70,15 +70,15 @@ def of_run(name: str, at: str = "", speed: float = 1.0) -> Callable[[Mirror], Re
     return _of(Recording.open(directory), name, at, speed, OF_A_RUN, run=name)
 
 
-def _shipped(at: str, speed: float) -> Callable[[Mirror], Replay]:
+def _shipped(at: str, speed: float) -> Callable[[Mirror], PlaybackConnection]:
     return _of(Recording.open(Path(str(resources.files("assets") / SHIPPED))), DEMO, at, speed, THE_SHIPPED)
 
 
 def _of(
     recording: Recording, name: str, at: str, speed: float, what: str = "recording", run: str = ""
-) -> Callable[[Mirror], Replay]:
+) -> Callable[[Mirror], PlaybackConnection]:
     begin_at = moment(at, recording.begin, recording.end) if at else recording.begin
-    return lambda mirror: Replay(mirror, recording, name=name, at=begin_at, speed=speed, what=what, run=run)
+    return lambda mirror: PlaybackConnection(mirror, recording, name=name, at=begin_at, speed=speed, what=what, run=run)
 
 
 def moment(text: str, begin: float, end: float) -> float:

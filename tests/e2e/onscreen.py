@@ -21,7 +21,7 @@ from tests.waiting import aeventually
 from tui.app import Console
 from tui.connection import Connection
 from tui.model.mirror import Mirror
-from tui.playback_connection import Replay
+from tui.playback_connection import PlaybackConnection
 
 SIZES = ((80, 24), (200, 60))
 MOST_KEYS = 4
@@ -41,17 +41,17 @@ def recorded(run: Run, keys: Sequence[str], *texts: str, once: str = "", after: 
     async def look() -> None:
         first = await aeventually(newest, what="a recording")
 
-        def link(mirror: Mirror) -> Replay:
-            return Replay(mirror, first, name=run.name, at=first.end)
+        def link(mirror: Mirror) -> PlaybackConnection:
+            return PlaybackConnection(mirror, first, name=run.name, at=first.end)
 
         app = Console(link)
 
         def further() -> None:
             """What was recorded meanwhile belongs to it, too."""
             found = newest()
-            if app.replay is not None and found is not None:
-                app.replay.source = found
-                app.replay.seek(found.end, time.monotonic())
+            if app.playback is not None and found is not None:
+                app.playback.source = found
+                app.playback.seek(found.end, time.monotonic())
 
         await _seen(app, keys, texts, further, once)
 

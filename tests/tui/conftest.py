@@ -57,7 +57,7 @@ class Screen:
         """On a view that is old nothing is done, and where nobody had processor time for so long, it is old until the
         next sign of life is heard. Who is silent for good is not connected any more."""
         app = self.app
-        if app.replay is None:
+        if app.playback is None:
             await aeventually(
                 lambda: not app.mirror.link.connected or app.mirror.fresh(app.clock()), what="a sign of life"
             )

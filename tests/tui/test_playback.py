@@ -237,7 +237,7 @@ def test_rows_of_another_version_are_left_out_and_reported(tmp_path: Path) -> No
     playback = Playback(Recording.open(tmp_path), mirror)
     playback.seek(BEGAN + 2, 0.0)
     assert statuses(mirror) == {"web-0": "serving"}
-    assert "unit/odd" in playback.told
+    assert "unit/odd" in playback.problem
 
 
 @pytest.mark.parametrize(

@@ -122,14 +122,14 @@ def test_steps_depend_on_the_position_only(
             playback.advance(float(way), float(clock))
         else:
             playback.seek(BEGAN + way * whole_s, float(clock))
-        part = playback.tell(steps)
+        part = playback.fill_steps(steps)
         everything = expected(made, playback.position)
         if part.unread:
             # Only the newest Steps are certain, with the knowledge of which were taken again.
             assert shown(steps) == everything[: len(steps.rows)]
             assert part.more
     read_back(playback)
-    told = playback.tell(steps)
+    told = playback.fill_steps(steps)
     assert shown(steps) == expected(made, playback.position)
     assert not told.more
     assert [point.step for point in steps.points] == [
@@ -174,7 +174,7 @@ def test_step_has_the_numbers_of_its_first_report(tmp_path: Path) -> None:
     playback, steps = Playback(made.ended(), Mirror()), StepCache()
     playback.seek(BEGAN + 120, 0.0)
     read_back(playback)
-    playback.tell(steps)
+    playback.fill_steps(steps)
     (row,) = steps.rows
     assert row["metrics"] == {"reward_mean": 0.01, "records": 12, "seconds": 8.0, "loss": 0.25, "evaluation": 0.5}, (
         "what the trainer reports beside its Steps is none of their numbers"
@@ -202,7 +202,7 @@ def test_missing_steps_are_counted(tmp_path: Path) -> None:
     playback, steps = Playback(made.ended(), Mirror()), StepCache()
     playback.seek(made.now, 0.0)
     read_back(playback)
-    told = playback.tell(steps)
+    told = playback.fill_steps(steps)
     found = [(row["id"][8:], row.get("untold", 0)) for row in told.rows]
     assert found == [("0.3/000008", 2), ("0.2/000005", 0), ("0.1/000006", 3), ("0.1/000002", 0), ("0.1/000001", 0)]
     assert told.untold == 5
@@ -224,12 +224,12 @@ def test_unreadable_frame_costs_only_its_own_steps(tmp_path: Path) -> None:
     playback, steps = Playback(Damaged(recording.frames, recording.marks, ()), Mirror()), StepCache()
     playback.seek(recording.end, 0.0)
     read_back(playback)
-    playback.tell(steps)
+    playback.fill_steps(steps)
     numbers = [row["step"] for row in steps.rows]
     assert numbers[0] == 3
     assert numbers[-1] == 1
     playback.seek(BEGAN + 70, 0.0)
-    assert "bad sector" in playback.told
+    assert "bad sector" in playback.problem
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_filters_of_lists_apply(tmp_path: Path) -> None:
         made.wait(10)
     playback, steps = Playback(made.ended(), Mirror()), StepCache()
     playback.seek(BEGAN + 40, 0.0)
-    rows_there = playback.tell(steps).rows
+    rows_there = playback.fill_steps(steps).rows
     assert [row["step"] for row in chosen(rows_there, "metrics.reward_mean>0.02", BEGAN + 40)] == [4, 3]
     assert [row["step"] for row in chosen(rows_there, "committed_at>-25s", BEGAN + 40)] == [4, 3]
     with pytest.raises(FilterError):
@@ -297,7 +297,7 @@ async def test_table_curves_and_ticks_belong_to_the_position(trained: Path, size
         screen = Screen(app, pilot)
         await screen.press("P", "8")
         await screen.shows("▸ 0 steps", "no trainer's row of the recording had one")
-        app.playing.do_replay_last()
+        app.playback_actions.do_last()
         await screen.shows("12 steps", "reward_mean 0.11", "◆", "✖", "trainer-0.2/000011")
         whole(screen, *size)
         await screen.press("g", "left_square_bracket")
@@ -309,8 +309,8 @@ async def test_table_curves_and_ticks_belong_to_the_position(trained: Path, size
         await screen.press("escape", "g", "enter")
         await screen.shows("trainer-0.2/000011  committed, from v11", "loss 0.45", "Its records are in no recording")
         await screen.press("escape")
-        assert app.replay is not None
-        app.replay.seek(BEGAN + 100, 0.0)
+        assert app.playback is not None
+        app.playback.seek(BEGAN + 100, 0.0)
         app.view.update()
         await screen.shows("3 steps", "reward_mean 0.03")
         await aeventually(lambda: "✖" not in screen.text and "◆" not in screen.text)

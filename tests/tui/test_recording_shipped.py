@@ -15,7 +15,7 @@ from tests.tui.conftest import Screen
 from tui import recording_lookup
 from tui.app import Console
 from tui.model import header_footer
-from tui.playback_connection import Replay
+from tui.playback_connection import PlaybackConnection
 
 MOST_BYTES = 300_000
 SIZES = ((80, 24), (120, 40), (200, 60))
@@ -33,19 +33,19 @@ async def test_recording_has_a_killed_sampler_a_tightened_bound_and_failed_tool_
         for size in SIZES:
             await screen.resize(*size)
             await screen.press("1")
-            app.playing.do_replay_first()
+            app.playback_actions.do_first()
             await screen.press("P")
             await screen.shows(f"{recording_lookup.THE_SHIPPED} · ")
-            app.playing.do_replay_next()
+            app.playback_actions.do_next()
             await screen.shows("reward ", "engine 1/1")
             await screen.press("2")
             await screen.shows("sampler-0", "starting", "degraded")
             await screen.press("3")
             await screen.shows("signal 9")
-            app.playing.do_replay_next()
+            app.playback_actions.do_next()
             await screen.press("1")
             await screen.shows("bound = 1", "fails ")
-            app.playing.do_replay_last()
+            app.playback_actions.do_last()
             await screen.press("8")
             await screen.shows("reward_mean 0.", "✖", "trainer-0.1/000030", "committed")
             await screen.press("enter")
@@ -77,7 +77,7 @@ def test_run_named_demo_precedes_the_shipped_recording_but_not_its_reserved_name
     assert _played(recording_lookup.DEMO) == (1, recording_lookup.OF_A_RUN)
     assert _played(recording_lookup.ALWAYS) == (len(frames), recording_lookup.THE_SHIPPED)
     app = Console(recording_lookup.link(recording_lookup.DEMO, "", 1.0))
-    assert isinstance(app.connection, Replay)
+    assert isinstance(app.connection, PlaybackConnection)
     assert "agentrl up --run demo --read-only" in app.connection.without("records")
     assert "agentrl logs UNIT --run demo" in app.connection.without_logs()
 
@@ -113,6 +113,6 @@ async def test_hint_about_logs_is_complete_on_a_narrow_terminal(
 
 def _played(name: str) -> tuple[int, str]:
     """Count of frames and name in the banner of the recording that a name plays."""
-    replay = Console(recording_lookup.link(name, "", 1.0)).replay
-    assert replay is not None
-    return len(replay.source.frames), header_footer.played(replay).partition(" · ")[0]
+    playback = Console(recording_lookup.link(name, "", 1.0)).playback
+    assert playback is not None
+    return len(playback.source.frames), header_footer.played(playback).partition(" · ")[0]

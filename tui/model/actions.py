@@ -25,7 +25,7 @@ class When(enum.Enum):
 
     ALWAYS = enum.auto()
     LIVE = enum.auto()
-    REPLAY = enum.auto()
+    PLAYBACK = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Action:
         """Whether the action or the undo that it carries out changes something."""
         return bool(self.command) or self.shells or self.id == UNDO
 
-    def allowed(self, permission: Permission, *, read_only: bool, replay: bool = False) -> bool:
-        if self.when is (When.LIVE if replay else When.REPLAY):
+    def allowed(self, permission: Permission, *, read_only: bool, playback: bool = False) -> bool:
+        if self.when is (When.LIVE if playback else When.PLAYBACK):
             return False
         if read_only and (self.command or self.shells):
             return False

@@ -28,7 +28,7 @@ class HeaderState:
     next_try_s: float | None = None
     read_only: bool = False
     frozen_s: float | None = None
-    replay: str = ""
+    playback: str = ""
     """How a recording is played; empty for a live run."""
 
 
@@ -87,8 +87,8 @@ def notice(message: Line, width: int) -> list[Line]:
 
 def _freshness(mirror: Mirror, at: HeaderState) -> Line:
     parts = list[Span]()
-    if at.replay:
-        return (Span(f" {at.replay} ", Tone.ACCENT),)
+    if at.playback:
+        return (Span(f" {at.playback} ", Tone.ACCENT),)
     if at.read_only:
         parts.append(Span("read-only ", Tone.WARN))
     if at.frozen_s is not None:

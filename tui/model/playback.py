@@ -13,7 +13,7 @@ from agentrl.protocol.wire import decode_row
 from agentrl.recording.file_format import Change
 from agentrl.recording.reader import Mark, Recording
 from tui.model.mirror import Mirror
-from tui.model.recorded_steps import RecordedSteps, StepReport, Told, step_reports
+from tui.model.recorded_steps import RecordedSteps, ShownSteps, StepReport, step_reports
 from tui.model.step_cache import StepCache
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 60.0, 600.0)
@@ -28,11 +28,11 @@ class Playback:
         """The time that is shown."""
         self.speed = speed
         self.playing = True
-        self.told = next(iter(source.damaged), "")
+        self.problem = next(iter(source.damaged), "")
         """The newest problem of the recording, in a sentence."""
         self._mirror = mirror
         self._steps = RecordedSteps()
-        self._shown = Told()
+        self._shown = ShownSteps()
         self._index = -1
         """The current frame, its changes, and the first of them that is not applied."""
         self._changes: Sequence[Change] = ()
@@ -55,7 +55,7 @@ class Playback:
         at, self._index = self.source.recorded_at(at, backwards=at < self.position)
         self._changes, problem = self.source.read(self._index)
         self._next = 0
-        self.told = problem or self.told
+        self.problem = problem or self.problem
         self._steps.keep(self._index, step_reports(self._changes))
         self.position = at
         self._mirror.begin()
@@ -100,11 +100,11 @@ class Playback:
         try:
             self._mirror.put(change.key, None if change.gone else decode_row(change.value))
         except ProtocolError:
-            self.told = f"{change.key} was written by another version and is left out."
+            self.problem = f"{change.key} was written by another version and is left out."
 
     # ---- Steps ----
 
-    def tell(self, steps: StepCache) -> Told:
+    def fill_steps(self, steps: StepCache) -> ShownSteps:
         """Fills the cache with the Steps up to the position, if they have changed."""
         shown = self._steps.steps_at(self._index, self.position)
         if shown is not self._shown:

@@ -55,7 +55,7 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ShownSteps:
     """The Steps up to a time."""
 
     rows: Sequence[Row] = ()
@@ -98,7 +98,7 @@ class RecordedSteps:
         self._frames: dict[int, list[StepReport]] = {}
         self._known = 0
         """Count of the frames that were read."""
-        self._last: tuple[object, Told] = (None, Told())
+        self._last: tuple[object, ShownSteps] = (None, ShownSteps())
 
     def keep(self, index: int, found: list[StepReport]) -> None:
         """A frame was read."""
@@ -106,7 +106,7 @@ class RecordedSteps:
             self._known += 1
             self._frames[index] = found
 
-    def steps_at(self, index: int, at: float) -> Told:
+    def steps_at(self, index: int, at: float) -> ShownSteps:
         """The Steps up to a time in this frame. Returns the same object while nothing changes."""
         present = [report for report in self._frames.get(index, ()) if report.at <= at]
         moment = (index, len(present), self._known)
@@ -114,7 +114,7 @@ class RecordedSteps:
             self._last = moment, self._gathered(index, present)
         return self._last[1]
 
-    def _gathered(self, index: int, present: list[StepReport]) -> Told:
+    def _gathered(self, index: int, present: list[StepReport]) -> ShownSteps:
         first = index
         known = {report.key: report for report in present}
         while first > 0 and len(known) <= self.most and (found := self._frames.get(first - 1)) is not None:
@@ -126,7 +126,7 @@ class RecordedSteps:
         unread = () if whole else tuple(range(first - 1, max(-1, first - 1 - BATCH), -1))
         shown = rows[: self.most]
         untold = sum(row.get("untold", 0) for row in shown[:-1])
-        return Told(shown, not whole or len(rows) > self.most, untold, unread)
+        return ShownSteps(shown, not whole or len(rows) > self.most, untold, unread)
 
     def _forget(self, first: int, last: int) -> None:
         """Forgets frames that are not needed now, if too many Steps are in memory."""

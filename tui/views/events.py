@@ -48,7 +48,7 @@ class Events(TableView):
         """Query the past once there is a connection."""
         if self._past_wanted and self.mirror.link.connected:
             self._past_wanted = False
-            if self.actions.replay is None:
+            if self.actions.playback is None:
                 # A callable, so that a query replaced before it begins leaves no coroutine behind.
                 work: Callable[[], Awaitable[None]] = self._query_past
                 self.run_worker(work, group="events", exclusive=True)

@@ -20,7 +20,7 @@ from tui.dialogs.palette import Palette, unit_choices
 from tui.log_tail import LogTail
 from tui.model.log_buffer import LogBuffer, LogEntry
 from tui.model.styled_text import Line, Span, Tone, cut, fitted, folded, width_of, wrapped
-from tui.playback_connection import Replay
+from tui.playback_connection import PlaybackConnection
 from tui.views.view import View
 from tui.widgets.lines import WHEEL_ROWS, Drawn, Painted
 
@@ -205,7 +205,7 @@ class Logs(View):
         names = ", ".join(f"{t.unit}.{t.incarnation}" if t.incarnation else t.unit for t in self._tails)
         if not names:
             return "no unit"
-        if isinstance(self.actions.connection, Replay):
+        if isinstance(self.actions.connection, PlaybackConnection):
             return f"{names} · not in a recording"
         book = self.lines.book
         dropped = f", {counted(book.dropped, 'older ones')} dropped" if book.dropped else ""
@@ -246,7 +246,7 @@ class Logs(View):
     def _client(self) -> Client:
         """The client that reads logs. Raises NoCoordinatorError in playback."""
         link = self.actions.connection
-        if isinstance(link, Replay):
+        if isinstance(link, PlaybackConnection):
             raise NoCoordinatorError(link.without_logs())
         return link.client
 

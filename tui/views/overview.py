@@ -20,7 +20,7 @@ from tui.model import curves, event_table, overview_blocks
 from tui.model.styled_text import Line, Span, Tone, cut
 from tui.model.table import cells, layout
 from tui.model.training_status import TrainingFacts
-from tui.playback_connection import Replay
+from tui.playback_connection import PlaybackConnection
 from tui.views.query_views import ANSWER_S, catch_up
 from tui.views.view import View
 from tui.widgets.lines import Lines
@@ -67,11 +67,11 @@ class Overview(View):
     def _ask(self) -> None:
         if self.display and self.actions.navigation.is_shown(self):
             link = self.actions.connection
-            self.run_query(link.read_back if isinstance(link, Replay) else self._query, "overview")
+            self.run_query(link.read_back if isinstance(link, PlaybackConnection) else self._query, "overview")
 
     def update(self) -> None:
-        if (playback := self.actions.replay) is not None:
-            playback.tell(self.actions.steps)
+        if (playback := self.actions.playback) is not None:
+            playback.fill_steps(self.actions.steps)
             self._facts = TrainingFacts(self.actions.steps.points)
         super().update()
 
@@ -121,7 +121,7 @@ class Overview(View):
 
     def _after(self) -> Line:
         run = self.mirror.run
-        if self.actions.replay is not None or run is None:
+        if self.actions.playback is not None or run is None:
             return ()
         return overview_blocks.what_next(self.actions.allowed(), up=run.desired == "up")
 

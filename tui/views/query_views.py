@@ -27,7 +27,7 @@ from tui.model.mirror import STALE_S
 from tui.model.step_cache import NEWEST_FIRST, StepCache
 from tui.model.styled_text import Line, Span, Tone
 from tui.model.table import Column, TableModel
-from tui.playback_connection import Replay
+from tui.playback_connection import PlaybackConnection
 from tui.views.detail_pages import DetailPage
 from tui.views.view import Actions, TableView
 from tui.widgets.lines import Table
@@ -75,7 +75,7 @@ class QueryTable(TableView):
     async def answered(self) -> dict[str, Any]:
         """The present answer."""
         link = self.actions.connection
-        if isinstance(link, Replay):
+        if isinstance(link, PlaybackConnection):
             raise NoCoordinatorError(link.without(self.what))
         return await self.ask(await link.to_ask())
 
@@ -93,7 +93,7 @@ class QueryTable(TableView):
 
     def heading(self) -> str:
         if self._answered_at is None:
-            not_answered = "not answered" if self.actions.replay is None else "not in a recording"
+            not_answered = "not answered" if self.actions.playback is None else "not in a recording"
             return "asking" if self._reason == ASKING else not_answered
         more = ", more below" if self._more else ""
         old = age_of_answer(self.actions, self._answered_at) or (", not answered" if self._reason else "")

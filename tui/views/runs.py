@@ -19,7 +19,7 @@ from tui.model import cell_text
 from tui.model.mirror import Mirror
 from tui.model.styled_text import Span, Tone, span
 from tui.model.table import Column
-from tui.playback_connection import Replay
+from tui.playback_connection import PlaybackConnection
 from tui.run_list import Place, RunLine
 from tui.views.query_views import QueryTable
 
@@ -69,10 +69,10 @@ class Runs(QueryTable):
 
     def now(self) -> float:
         """The present time, also while a recording plays another one."""
-        return super().now() if self.actions.replay is None else time.time()
+        return super().now() if self.actions.playback is None else time.time()
 
     async def answered(self) -> dict[str, RunLine]:
-        run = self.mirror.run if self.actions.replay is None else None
+        run = self.mirror.run if self.actions.playback is None else None
         return {
             line.key: line for line in await run_list.seen(self.actions.settings.key_files, run.uuid if run else "")
         }
@@ -94,12 +94,14 @@ class Runs(QueryTable):
         elif row.state == "damaged":
             self.actions.say(row.why, Tone.BAD)
         else:
-            self._offer_replay(row)
+            self._offer_playback(row)
 
     def _go(self, place: Place, name: str) -> None:
         self._switch(lambda: run_list.link(place), place, name)
 
-    def _switch(self, link: Callable[[], Callable[[Mirror], Connection | Replay]], place: Place, name: str) -> None:
+    def _switch(
+        self, link: Callable[[], Callable[[Mirror], Connection | PlaybackConnection]], place: Place, name: str
+    ) -> None:
         try:
             found = link()
         except AgentrlError as error:
@@ -107,7 +109,7 @@ class Runs(QueryTable):
         else:
             self.actions.follow(found, place, name)
 
-    def _offer_replay(self, row: RunLine) -> None:
+    def _offer_playback(self, row: RunLine) -> None:
         def then(values: Values | None) -> None:
             if values is not None:
                 self._switch(lambda: recording_lookup.of_run(row.name, LAST), row.place, row.name)

@@ -21,11 +21,11 @@ from tui.model import curves, data_tables, recorded_steps
 from tui.model.curves import Chart, Tick
 from tui.model.mirror import Changes
 from tui.model.playback import Playback
-from tui.model.recorded_steps import Told
+from tui.model.recorded_steps import ShownSteps
 from tui.model.step_cache import NEWEST_FIRST
 from tui.model.styled_text import Line, Span, Tone, cut
 from tui.model.table import Column, in_order
-from tui.playback_connection import Replay
+from tui.playback_connection import PlaybackConnection
 from tui.views.detail_pages import DetailPage as PlainPage
 from tui.views.query_views import ANSWER_S, ASK_EVERY_S, MOST, QueryTable, StepPage, catch_up
 from tui.widgets.lines import Lines
@@ -54,7 +54,7 @@ class Training(QueryTable):
         self._ask_from = 0.0
         """The clock before which events are not queried again, after a failed query."""
         self._wide = False
-        self._shown_steps: tuple[Told, str, int] | None = None
+        self._shown_steps: tuple[ShownSteps, str, int] | None = None
         """In playback: the steps in the table, their filter, and how many were requested."""
 
     def compose(self) -> ComposeResult:
@@ -83,13 +83,13 @@ class Training(QueryTable):
 
     async def answered(self) -> dict[str, Any]:
         link = self.actions.connection
-        if not isinstance(link, Replay):
+        if not isinstance(link, PlaybackConnection):
             return await super().answered()
         await link.read_back()
         return self._of_moment(link.playback)
 
     def _of_moment(self, playback: Playback) -> dict[str, Any]:
-        steps = playback.tell(self.actions.steps)
+        steps = playback.fill_steps(self.actions.steps)
         self._shown_steps = steps, self.filter_text, self._wanted
         return self._first_of(recorded_steps.chosen(steps.rows, self.filter_text, self.now()), more=steps.more)
 
@@ -97,7 +97,7 @@ class Training(QueryTable):
         """Show the steps of the present moment of a recording."""
         if playback.unread:
             self._ask_now.set()
-        if self._shown_steps == (playback.tell(self.actions.steps), self.filter_text, self._wanted):
+        if self._shown_steps == (playback.fill_steps(self.actions.steps), self.filter_text, self._wanted):
             return
         try:
             self.take_answer(self._of_moment(playback), self.filter_text)
@@ -105,14 +105,14 @@ class Training(QueryTable):
             self.refused(error)
 
     def none_yet(self) -> str:
-        if self.actions.replay is None:
+        if self.actions.playback is None:
             return super().none_yet()
-        if self.actions.replay.unread:
+        if self.actions.playback.unread:
             return "earlier minutes of the recording are still being read"
         return "up to this moment no trainer's row of the recording had one"
 
     def heading(self) -> str:
-        playback = self.actions.replay
+        playback = self.actions.playback
         untold = self._shown_steps[0].untold if self._shown_steps else 0
         between = f", {untold} between them not told" if untold else ""
         return f"{super().heading()}{between}{', still reading' if playback is not None and playback.unread else ''}"
@@ -123,7 +123,7 @@ class Training(QueryTable):
 
     def update(self) -> None:
         changes = self._changes = self._changes or self.mirror.watch("op", "incident", "knob")
-        if (playback := self.actions.replay) is not None:
+        if (playback := self.actions.playback) is not None:
             if changes.take():
                 self._happened([*self.mirror.of(OperationRow), *self.mirror.of(IncidentRow)])
             self._show_recorded(playback)
@@ -164,7 +164,7 @@ class Training(QueryTable):
     def _curves(self, width: int, height: int) -> list[Line]:
         if not self._points:
             # Without an answer the table shows the reason, and in playback steps may not be recorded.
-            unknown = self._reason or self.actions.replay is not None
+            unknown = self._reason or self.actions.playback is not None
             return [] if unknown else [(Span("  no step is committed yet", Tone.DIM),)]
         chart = self._chart(width - 4)
         cursor, metrics = self._column(chart), self._metrics()
@@ -274,7 +274,7 @@ class Training(QueryTable):
 
     def open_row(self, row: Mapping[str, Any]) -> None:
         id = str(row["id"])
-        if self.actions.replay is None:
+        if self.actions.playback is None:
             self.actions.navigation.open_page(StepPage(id))
         else:
             # The ids of steps in the store are longer.

@@ -179,7 +179,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         self.update()
 
     def _live(self) -> bool:
-        return self.display and self.actions.navigation.is_shown(self) and self.actions.replay is None
+        return self.display and self.actions.navigation.is_shown(self) and self.actions.playback is None
 
     def _ask_history(self, of: tuple[str, int]) -> None:
         async def ask() -> None:

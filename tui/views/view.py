@@ -25,7 +25,7 @@ from tui.model.mirror import Changes, Mirror
 from tui.model.pending_commands import PendingCommand
 from tui.model.step_cache import StepCache
 from tui.model.styled_text import Tone
-from tui.playback_connection import Replay
+from tui.playback_connection import PlaybackConnection
 from tui.run_list import Place
 from tui.widgets.lines import Painted, Table
 
@@ -76,7 +76,7 @@ class Actions(Host, Protocol):
     def allowed(self) -> Iterable[Action]:
         """All actions that this console may do."""
 
-    def follow(self, link: Callable[[Mirror], Connection | Replay], place: Place, name: str) -> None:
+    def follow(self, link: Callable[[Mirror], Connection | PlaybackConnection], place: Place, name: str) -> None:
         """Leave this run and show another one."""
 
     def add_key_file(self, path: str) -> None:
