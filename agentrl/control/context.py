@@ -25,7 +25,7 @@ from agentrl.control.state.bottleneck import BottleneckDetector
 from agentrl.control.state.disk_forecast import DiskForecast
 from agentrl.control.state.feed_publisher import Feed
 from agentrl.control.state.knob_registry import KnobRegistry
-from agentrl.control.state.observed_state import ObservedState, RunLife
+from agentrl.control.state.observed_state import CoordinatorStatus, ObservedState
 from agentrl.control.state.operations import Operations
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.errors import ExitCode
@@ -50,7 +50,7 @@ class Context:
     """The fencing tokens of all incarnations are derived from it."""
     host: str
     clock: Clock
-    life: RunLife
+    own_status: CoordinatorStatus
     state: State
     supervisor: Supervisor
     leases: Leases
@@ -128,9 +128,9 @@ class Context:
         self.feed.set_later("run", self._run_row)
 
     def _run_row(self) -> RunRow:
-        self.life.segment = self.knobs.segment
-        self.life.journal_full = self.executor.full
-        return self.observed.run_row(self.run, self.life)
+        self.own_status.segment = self.knobs.segment
+        self.own_status.journal_full = self.executor.full
+        return self.observed.run_row(self.run, self.own_status)
 
     def show_knob(self, name: str) -> None:
         self.feed.set(f"knob/{name}", self.knobs.row(name), urgent=True)

@@ -52,7 +52,7 @@ from agentrl.control.state.bottleneck import BottleneckDetector
 from agentrl.control.state.disk_forecast import DiskForecast
 from agentrl.control.state.feed_publisher import Feed
 from agentrl.control.state.knob_registry import KnobRegistry
-from agentrl.control.state.observed_state import ObservedState, RunLife
+from agentrl.control.state.observed_state import CoordinatorStatus, ObservedState
 from agentrl.control.state.operations import Operation, Operations
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.control.tcp_listener import TcpListener
@@ -115,7 +115,7 @@ class Coordinator:
             secret=recovery.run_secret(journal),
             host=host,
             clock=self._clock,
-            life=RunLife(started=self._clock.now(), pid=self._identity.pid),
+            own_status=CoordinatorStatus(started=self._clock.now(), pid=self._identity.pid),
             state=state,
             supervisor=Supervisor(state, times),
             leases=leases,
@@ -234,7 +234,7 @@ class Coordinator:
                 self._context.lease_unit(slot.unit)
 
     def _listener_changed(self) -> None:
-        self._context.life.not_listening = self._listener.trouble
+        self._context.own_status.not_listening = self._listener.trouble
         self._context.show_run()
         self._write_address()
 
@@ -250,7 +250,7 @@ class Coordinator:
             metrics=addresses.metrics_address(run.uuid),
             listen=self._listener.address,
             public=self._keyring.server_keys().public,
-            started_at=self._context.life.started,
+            started_at=self._context.own_status.started,
             version=__version__,
         ).write(self._state_dir)
 

@@ -48,9 +48,9 @@ class FeedRecorder:
     def tick(self, now: float) -> None:
         """Give the writer what is due."""
         self._writer.tick(now)
-        life = self._context.life
-        if life.not_recording != self._writer.trouble:
-            life.not_recording = self._writer.trouble
+        status = self._context.own_status
+        if status.not_recording != self._writer.trouble:
+            status.not_recording = self._writer.trouble
             self._context.show_run()
 
     def close(self) -> None:

@@ -25,9 +25,13 @@ class RecordedFeed:
         self.now = BEGAN
         self.shown = 0
         self.feed = Feed("e", lambda frame: None)
-        self.life = SimpleNamespace(not_recording="")
+        self.own_status = SimpleNamespace(not_recording="")
         context: Any = SimpleNamespace(
-            epoch="e", feed=self.feed, clock=SimpleNamespace(now=lambda: self.now), life=self.life, show_run=self._show
+            epoch="e",
+            feed=self.feed,
+            clock=SimpleNamespace(now=lambda: self.now),
+            own_status=self.own_status,
+            show_run=self._show,
         )
         self.recorder = FeedRecorder(context, state_dir)
 
@@ -103,10 +107,10 @@ def test_row_of_the_run_shows_why_recording_fails_until_it_works(recorded: Recor
 
     def seen(trouble: bool) -> bool:
         recorded.wait(61)
-        return bool(recorded.life.not_recording) == trouble
+        return bool(recorded.own_status.not_recording) == trouble
 
     eventually(lambda: seen(True), what="the trouble")
-    assert "Nothing is recorded" in recorded.life.not_recording
+    assert "Nothing is recorded" in recorded.own_status.not_recording
     (tmp_path / "recordings").unlink()
     eventually(lambda: seen(False), what="the end of the trouble")
     assert recorded.shown >= 2

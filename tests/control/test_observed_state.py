@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.config.paths import RunFile
 from agentrl.control.commands.collect_stacks import file_name
-from agentrl.control.state.observed_state import PROGRESS_EVERY, ObservedState, RunLife
+from agentrl.control.state.observed_state import PROGRESS_EVERY, CoordinatorStatus, ObservedState
 from agentrl.protocol.messages import UnitReport, UnitStats, Wait
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
@@ -139,39 +139,39 @@ def test_finished_job_is_completed_and_not_stopped() -> None:
 def test_row_of_the_run_says_how_its_jobs_ended() -> None:
     observed = observed_of(("trainer", ()), ("web", ()), members=1)
     observed.state.run.up = True
-    file, life = RunFile("demo", "u", "/nowhere", 0.0), RunLife(0.0, 1)
+    file, status = RunFile("demo", "u", "/nowhere", 0.0), CoordinatorStatus(0.0, 1)
     trainer, web = observed.state.slots["trainer-0"], observed.state.slots["web-0"]
     trainer.state, trainer.done, trainer.reason = UnitState.STOPPED, True, "done"
-    assert observed.run_row(file, life).reason == ""
+    assert observed.run_row(file, status).reason == ""
     trainer.reason = trainer.bye_reason = "done: and no step trained anything"
-    row = observed.run_row(file, life)
+    row = observed.run_row(file, status)
     assert (row.state, row.reason) == ("running", "trainer-0 is done: and no step trained anything")
     web.state, web.done = UnitState.STOPPED, True
-    row = observed.run_row(file, life)
+    row = observed.run_row(file, status)
     assert (row.state, row.reason) == ("completed", "trainer-0 is done: and no step trained anything")
     trainer.bye_reason = ""
-    assert observed.run_row(file, life).reason == "every job is done"
+    assert observed.run_row(file, status).reason == "every job is done"
 
 
 def test_run_is_degraded_until_a_dead_unit_is_ready_again() -> None:
     observed = observed_of(("web", ()))
     observed.state.run.up = True
     slot = observed.state.slots["web-1"]
-    file, life = RunFile("demo", "u", "/nowhere", 0.0), RunLife(0.0, 1)
+    file, status = RunFile("demo", "u", "/nowhere", 0.0), CoordinatorStatus(0.0, 1)
     slot.state = UnitState.STARTING
-    row = observed.run_row(file, life)
+    row = observed.run_row(file, status)
     assert row.state == "starting", "it starts because of a command"
     slot.deaths = [1.0]
-    row = observed.run_row(file, life)
+    row = observed.run_row(file, status)
     assert (row.state, row.reason) == ("degraded", "web-1 died and is starting again")
     slot.state = UnitState.READY
-    assert observed.run_row(file, life).state == "running"
+    assert observed.run_row(file, status).state == "running"
 
 
 def test_reason_of_the_run_counts_units_that_start_or_have_not_ended() -> None:
     observed = observed_of(("web", ()), members=2)
     observed.state.run.up = True
-    about = RunFile("my-run", "uuid", "/somewhere", 1.0), RunLife(pid=1, started=1.0)
+    about = RunFile("my-run", "uuid", "/somewhere", 1.0), CoordinatorStatus(pid=1, started=1.0)
     for slot in observed.state.slots.values():
         slot.state = UnitState.STARTING
     assert observed.run_row(*about).reason == "2 units are not ready yet"

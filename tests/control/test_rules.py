@@ -15,7 +15,7 @@ from agentrl.config.alerts import BUILT_IN_RULES, Rule
 from agentrl.control.alerts.lifecycle import AlertEngine, Notification
 from agentrl.control.alerts.rule_table import DATA_RULES, LEARNING_RULES, default_rules
 from agentrl.control.alerts.rules import RunSnapshot, declared_rule, metrics_read
-from agentrl.control.state.unit_metrics import POINTS, MemoryStory, MemoryWatch, MetricStore
+from agentrl.control.state.unit_metrics import POINTS, MemoryHistory, MemoryWatch, MetricStore
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, Wait
 from agentrl.protocol.rows import AlertRow, HostRow, IncidentRow, RunRow, Severity, UnitRow, UnitState
@@ -355,21 +355,21 @@ def test_memory_window_is_configurable() -> None:
         fired += [now for note in outcome.notify if note.what == "firing"]
     assert fired == [10 + 60 + 30], "after the warm-up, the window and half a window"
     metrics.watch_memory(MemoryWatch(61.0))
-    assert metrics.memory_story("web-0") == MemoryStory(), "another window starts without samples"
+    assert metrics.memory_history("web-0") == MemoryHistory(), "another window starts without samples"
 
 
 def test_new_incarnation_starts_without_samples() -> None:
     metrics = MetricStore()
     for step in range(120):
         metrics.memory("web-0", 1, GIB + step * 50 * MIB, step * 60.0)
-    story = metrics.memory_story("web-0")
+    story = metrics.memory_history("web-0")
     assert story.slope_per_h == pytest.approx(50 * 60 * MIB, rel=0.01)
     assert len(story.points) == POINTS
     assert (story.points[0], story.points[-1], story.over_s) == (GIB, GIB + 119 * 50 * MIB, 119 * 60.0)
     assert list(story.points) == sorted(story.points)
     metrics.memory("web-0", 2, GIB, 7200.0)
     assert metrics.memory_trend("web-0") is None
-    assert metrics.memory_story("web-0") == MemoryStory(points=(GIB,))
+    assert metrics.memory_history("web-0") == MemoryHistory(points=(GIB,))
 
 
 # ---- a healthy run ----

@@ -81,7 +81,7 @@ class ActiveConfig:
         """Bring this configuration into force."""
         self.stored = StoredConfig(config_to_plain(config), args.source, args.given)
         self._context.executor.put("config", "", msgspec.msgpack.encode(self.stored))
-        self._context.life.config_source = args.source
+        self._context.own_status.config_source = args.source
         now = self._context.clock.now()
         for knob in supervision_knobs():
             value = getattr(config.supervision, knob.name.removeprefix(PREFIX))
@@ -96,7 +96,7 @@ class ActiveConfig:
             log.warning("%s", complaint)
         if body is not None:
             self.stored = decode_as(StoredConfig, body)
-            self._context.life.config_source = self.stored.source
+            self._context.own_status.config_source = self.stored.source
             try:
                 self._in_force(config_from_plain(self.stored.plain, where="the journal"))
             except ConfigError as broken:

@@ -115,6 +115,6 @@ class HostHandler:
                 continue
             context.metrics.memory(each.unit, each.incarnation, each.rss_bytes, now)
             if context.observed.measured(slot, each):
-                context.observed.facts(slot).memory = context.metrics.memory_story(each.unit)
+                context.observed.facts(slot).memory = context.metrics.memory_history(each.unit)
                 context.show_unit(each.unit, urgent=False)
         context.show_host(host)

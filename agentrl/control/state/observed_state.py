@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agentrl.config.paths import RunFile
-from agentrl.control.state.unit_metrics import MemoryStory
+from agentrl.control.state.unit_metrics import MemoryHistory
 from agentrl.protocol import messages, rows
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import Role
@@ -44,7 +44,7 @@ class ObservedUnit:
     """Number of measurements since the last shown one."""
     progress: int = 0
     """The progress that is shown."""
-    memory: MemoryStory = field(default_factory=MemoryStory)
+    memory: MemoryHistory = field(default_factory=MemoryHistory)
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -106,9 +106,11 @@ class ObservedState:
 
     def unit_row(self, slot: Slot, paused: bool) -> rows.UnitRow:
         facts, lease = self.facts(slot), self.leases.get(slot.unit)
-        report, stats = facts.report, facts.stats
         alive = slot.state in WITH_PROCESS
-        memory = facts.memory if alive else MemoryStory()
+        # A dead incarnation has no measurements; of its report only the version of its weights stays true.
+        report = facts.report if alive else messages.UnitReport(weights=facts.report.weights)
+        stats = facts.stats if alive and facts.stats else messages.UnitStats(slot.unit, slot.incarnation, processes=0)
+        memory = facts.memory if alive else MemoryHistory()
         group = self.state.groups.get(slot.group)
         next_what, next_at = _what_next(slot)
         phase_ends = lease.phase_ends if lease is not None and alive else None
@@ -131,23 +133,23 @@ class ObservedState:
             attempts=slot.attempts,
             last_exit=slot.last_exit,
             done=slot.done,
-            status=report.status if alive else "",
-            phase=report.phase if alive else "",
-            phase_since_at=lease.phase_began if lease is not None and alive and report.phase else 0.0,
+            status=report.status,
+            phase=report.phase,
+            phase_since_at=lease.phase_began if lease is not None and report.phase else 0.0,
             phase_deadline_at=phase_ends or 0.0,
             progress=lease.progress if lease is not None else 0,
             progress_at=lease.progressed if lease is not None else 0.0,
             heard_at=facts.reported,
-            waits=report.waits if alive else (),
+            waits=report.waits,
             weights=report.weights,
-            serving=report.serving if alive else "",
+            serving=report.serving,
             paused=paused,
-            cpu_percent=stats.cpu_percent if stats and alive else 0.0,
-            rss_bytes=stats.rss_bytes if stats and alive else 0,
+            cpu_percent=stats.cpu_percent,
+            rss_bytes=stats.rss_bytes,
             rss_slope_bytes_per_h=memory.slope_per_h,
             rss_over_time=memory.points,
             rss_over_s=memory.over_s,
-            processes=stats.processes if stats and alive else 0,
+            processes=stats.processes,
             metrics=facts.metrics,
         )
 
@@ -185,7 +187,7 @@ class ObservedState:
             strays=stats.strays if stats else (),
         )
 
-    def run_row(self, run_file: RunFile, life: RunLife) -> rows.RunRow:
+    def run_row(self, run_file: RunFile, status: CoordinatorStatus) -> rows.RunRow:
         state, reason = self._run_state()
         return rows.RunRow(
             name=run_file.name,
@@ -197,13 +199,13 @@ class ObservedState:
             run_dir=str(run_file.run_dir),
             started_at=run_file.created_at,
             up_since_at=self.state.run.up_since_at,
-            coordinator_started_at=life.started,
-            coordinator_pid=life.pid,
-            config_source=life.config_source,
-            journal_full=life.journal_full,
-            not_listening=life.not_listening,
-            not_recording=life.not_recording,
-            segment=life.segment,
+            coordinator_started_at=status.started,
+            coordinator_pid=status.pid,
+            config_source=status.config_source,
+            journal_full=status.journal_full,
+            not_listening=status.not_listening,
+            not_recording=status.not_recording,
+            segment=status.segment,
         )
 
     def _is_desired(self, slot: Slot) -> bool:
@@ -303,7 +305,7 @@ class ObservedState:
 
 
 @dataclass(slots=True)
-class RunLife:
+class CoordinatorStatus:
     """What the row of the run shows of the coordinator itself."""
 
     started: float

@@ -34,7 +34,7 @@ class MemoryWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryStory:
+class MemoryHistory:
     """The memory of one incarnation, as its row shows it."""
 
     slope_per_h: float = 0.0
@@ -125,15 +125,15 @@ class MetricStore:
         known = self._units.get(unit)
         return None if known is None else known.memory.trend(self.watch.window_s)
 
-    def memory_story(self, unit: str) -> MemoryStory:
+    def memory_history(self, unit: str) -> MemoryHistory:
         """For the row of a unit."""
         known, found = self._units.get(unit), self.memory_trend(unit)
         if known is None or not known.memory.times:
-            return MemoryStory()
+            return MemoryHistory()
         times, values = known.memory.times, known.memory.values
         last = len(times) - 1
         chosen = sorted({round(place * last / (POINTS - 1)) for place in range(POINTS)})
-        return MemoryStory(
+        return MemoryHistory(
             slope_per_h=0.0 if found is None else round(found.slope_per_h),
             points=tuple(round(values[place]) for place in chosen),
             over_s=round(times[last] - times[0], 1),
