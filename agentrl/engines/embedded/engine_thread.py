@@ -16,9 +16,8 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -45,20 +44,19 @@ ORDER_WITHIN_S = 60.0
 """An order waits for one step at most; a longer step is a hang."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Order(Generic[T]):
+class _Order(NamedTuple):
     """Work for the thread. It is done even if its caller no longer waits."""
 
-    act: Callable[[], T]
-    done: concurrent.futures.Future[T]
+    act: Callable[[], None]
+    fail: Callable[[EngineError], None]
 
     def execute(self) -> None:
         try:
-            self.done.set_result(self.act())
+            self.act()
         except EngineError as refused:
-            self.done.set_exception(refused)
+            self.fail(refused)
         except BaseException as broken:
-            self.done.set_exception(EngineGoneError(f"The engine does not run: {broken}."))
+            self.fail(EngineGoneError(f"The engine does not run: {broken}."))
             raise
 
 
@@ -73,7 +71,7 @@ class EmbeddedEngine:
         self._slots = SlotEngine(slots=slots, context=context)
         self._gather_s = gather_s
         self._next_round_at = 0.0
-        self._orders: list[_Order[Any]] = []
+        self._orders: list[_Order] = []
         self._news = threading.Condition()
         self._closing = False
         self._updating = asyncio.Lock()
@@ -123,13 +121,11 @@ class EmbeddedEngine:
         """`on_progress` gets the output so far after every token, on the caller's loop."""
         began = time.monotonic()
         loop = asyncio.get_running_loop()
-        ended: concurrent.futures.Future[Generated] = _promise()
+        answer: asyncio.Future[Generated] = loop.create_future()
 
         def end(request: Request) -> None:
-            if request.error is not None:
-                ended.set_exception(request.error)
-            else:
-                ended.set_result(_generated(request, began))
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_settle, answer, request, began)
 
         def progress(request: Request) -> None:
             if on_progress is not None and not loop.is_closed():
@@ -143,19 +139,16 @@ class EmbeddedEngine:
             on_token=None if on_progress is None else progress,
             on_end=end,
         )
-        submitted = _promise()
         # An error of the order becomes the answer of the request, so the order itself is not awaited.
-        submitted.add_done_callback(lambda order: _fail_with(request, order))
-        if not self._hand_over(_Order(lambda: self._slots.submit(request, version), submitted)):
+        if not self._hand_over(_Order(lambda: self._slots.submit(request, version), request.fail)):
             raise self._gone()
-        answer = asyncio.wrap_future(ended)
         try:
             done, _ = await asyncio.wait([answer], timeout=deadline_s)
             if not done:
                 await self.abort(rid)
             return await answer
         except asyncio.CancelledError:
-            self._hand_over(_Order(lambda: self._slots.abort(rid), _promise()))
+            self._hand_over(_Order(lambda: self._slots.abort(rid), lambda error: None))
             raise
 
     async def stream(
@@ -241,16 +234,18 @@ class EmbeddedEngine:
 
     async def _order(self, act: Callable[[], T]) -> T:
         """Has the thread do it between two steps."""
-        order = _Order(act, _promise())
-        if not self._hand_over(order):
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+        # A running future cannot be cancelled from the waiting side, so the thread can always set it.
+        done.set_running_or_notify_cancel()
+        if not self._hand_over(_Order(lambda: done.set_result(act()), done.set_exception)):
             raise self._gone()
         try:
             async with asyncio.timeout(ORDER_WITHIN_S):
-                return await asyncio.wrap_future(order.done)
+                return await asyncio.wrap_future(done)
         except TimeoutError:
             raise EngineError(f"The engine's thread did not answer within {ORDER_WITHIN_S:g} s.") from None
 
-    def _hand_over(self, order: _Order[Any]) -> bool:
+    def _hand_over(self, order: _Order) -> bool:
         with self._news:
             if self._closing or self.failure is not None:
                 return False
@@ -314,7 +309,7 @@ class EmbeddedEngine:
             self._slots.abort("")
             return
         for order in orders:
-            order.done.set_exception(self._gone())
+            order.fail(self._gone())
         self._slots.fail_all(self._gone())
 
     def _gone(self) -> EngineGoneError:
@@ -341,13 +336,10 @@ def _generated(request: Request, began: float) -> Generated:
     )
 
 
-def _fail_with(request: Request, order: concurrent.futures.Future[None]) -> None:
-    if isinstance(error := order.exception(), EngineError):
-        request.fail(error)
-
-
-def _promise() -> concurrent.futures.Future[Any]:
-    """A future that the waiting side cannot cancel, so the thread can always set it."""
-    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    future.set_running_or_notify_cancel()
-    return future
+def _settle(answer: asyncio.Future[Generated], request: Request, began: float) -> None:
+    if answer.done():  # the caller was cancelled
+        return
+    if request.error is not None:
+        answer.set_exception(request.error)
+    else:
+        answer.set_result(_generated(request, began))
