@@ -43,7 +43,8 @@ class MessageRouter:
         known = self._context.peers.get(peer)
         # The most frequent message by far comes first.
         if type(message) is messages.Beat and known is not None and known.kind is Kind.UNIT:
-            self._beat(peer, known, message)
+            if peer.local or self._trusted(peer):
+                self._units.beat(peer, known.name, message)
             return
         try:
             self._route(peer, known, message)
@@ -53,10 +54,6 @@ class MessageRouter:
 
     def on_gone(self, peer: Peer) -> None:
         self._context.peers.gone(peer)
-
-    def _beat(self, peer: Peer, known: Known, beat: messages.Beat) -> None:
-        if peer.local or self._trusted(peer):
-            self._units.beat(peer, known.name, beat)
 
     def _trusted(self, peer: Peer) -> bool:
         """Whether a peer may send the messages of units and hosts."""

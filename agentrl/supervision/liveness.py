@@ -95,7 +95,8 @@ class Leases:
         lease = self._leases.get(name)
         if lease is None:
             return
-        self._heard(name, lease, now)
+        lease.heard = now
+        self._leases.move_to_end(name)
         if progress != lease.progress:
             lease.progress, lease.progressed = progress, now
         lease.loop_lag_s = loop_lag_s

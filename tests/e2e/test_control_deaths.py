@@ -17,7 +17,7 @@ from tests.waiting import eventually
 
 UNITS = 30
 APART_S = 5.0
-"""How long an age may be on its way, where processor time is short."""
+"""How late an age may arrive on a busy machine."""
 
 
 @pytest.fixture
@@ -48,11 +48,11 @@ def test_dead_coordinator_is_restarted_and_adopts_all_units(many: Run) -> None:
         u: (r.incarnation, r.pid) for u, r in before.items()
     }
     eventually(lambda: many.unit_row("tick-0").progress > before["tick-0"].progress, what="progress goes on")
-    assert 0 < after["once-0"].progress_at < killed, "it got on before, and not since"
-    assert 0 < many.host().since_at < killed, "its agent lives as long as it did"
+    assert 0 < after["once-0"].progress_at < killed, "it made progress before, and not since"
+    assert 0 < many.host().since_at < killed, "the start time of its agent is unchanged"
     (death, *_) = eventually(lambda: incidents(many, "coordinator"), what="its death is an incident")
     assert (f"process {pid}" in death["what"], death["exit"]["signal"]) == (True, signal.SIGKILL)
-    # What ends from now on is still known by its exit status: the agent is its parent.
+    # Later ends still have their exit status, because the agent is the parent.
     many.kill(after["web-0"].pid)
     row = many.wait_incarnation("web-0", above=1)
     assert row.last_exit is not None
@@ -118,8 +118,8 @@ def test_hanging_coordinator_is_continued_then_replaced_while_units_go_on(run: R
     assert waiting.returncode == 0, out + err
     assert f"(process {pid}) is stopped by a signal and does not answer: its host agent replaces it after" in err
     # Its last heartbeat was some beats before it was stopped.
-    assert time.monotonic() - stopped > silent_s / 2, "one that is only late is left alone"
-    assert run.coordinator_pid() == pid, "continuing it was cure enough"
+    assert time.monotonic() - stopped > silent_s / 2, "a coordinator that is only late is not replaced"
+    assert run.coordinator_pid() == pid, "it was continued and not replaced"
     eventually(lambda: incidents(run, "coordinator"), what="the stop is an incident")
     stop = incidents(run, "coordinator")[-1]
     assert "stopped by a signal" in stop["what"]
@@ -146,7 +146,7 @@ def test_hanging_coordinator_is_continued_then_replaced_while_units_go_on(run: R
 
 
 def test_phase_announced_to_a_dead_coordinator_counts_for_the_next(run: Run) -> None:
-    """Code that holds the GIL can say nothing to the new coordinator before its phase ends."""
+    """Code that holds the GIL cannot send a message to the new coordinator before its phase ends."""
     dead_after_s = run.config["supervision"]["dead_after_s"]
     run.unit("held", "native_block", "--seconds", str(dead_after_s * 4), "--at-most", "60", "--hold-gil")
     run.up()

@@ -45,13 +45,13 @@ def test_run_works_with_the_default_times(run: Run) -> None:
     run.cli("scale", "web", "+2")
     run.cli("scale", "step", "-1")
     run.cli("tune", "supervision.suspect_after_s", "7")
-    # Long enough for every beat, measurement and rule to have had its turn at its usual pace.
+    # Long enough for every heartbeat, measurement and rule at its default interval.
     seen = run.unit_row("step-0").progress
     eventually(lambda: run.unit_row("step-0").progress > seen + 80, within_s=120, what="a quiet while")
     assert {unit: row.state for unit, row in run.units().items()} == dict.fromkeys(
         ("step-0", "web-0", "web-1", "web-2", "web-3", "late-0"), "ready"
     )
-    # What the machine itself lacks is no fault of the run.
+    # Alerts about the machine itself do not count.
     assert [a["id"] for a in run.cli("alerts", "list") if a["rule"] != "host-disk-low"] == []
     assert [row.unit for row in run.client.events(kinds=("incident",))] == ["step-1", "coordinator"]
 

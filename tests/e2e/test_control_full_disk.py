@@ -27,7 +27,7 @@ from tests.waiting import eventually
 
 FILES = 400
 CHATTY = 'n=0; while :; do n=$((n+1)); echo "line $n" 2>/dev/null || :; sleep 0.02; done'
-"""A program that writes a line fifty times a second and does not care whether it could."""
+"""Writes a line fifty times a second and ignores errors."""
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
 
 @contextmanager
 def filled(folder: Path) -> Iterator[None]:
-    """Not a byte is left on the disk of the folder, and no room for another file."""
+    """The disk of the folder has no free byte and no free inode."""
     ballast = folder / "ballast"
     ballast.mkdir()
     try:
@@ -86,7 +86,7 @@ def alert(run: Run, id: str) -> dict[str, Any]:
 
 
 def refused(run: Run) -> DiskError:
-    """Commands go on until one needs room that is not there."""
+    """Sends commands until one needs space that is missing."""
 
     def no_more() -> DiskError | None:
         for command, args in (("pause", Pause("web")), ("resume", Resume("web"))):
@@ -115,7 +115,7 @@ def test_full_disk_of_logs_stops_no_unit_and_makes_none_fatal(run: Run) -> None:
     with filled(run.dir):
         size = log.stat().st_size
         run.kill(before["web-0"].pid)
-        # It cannot be started, again and again: that is the disk's fault, and no reason to give it up.
+        # Its starts fail because of the disk, so it must not become fatal.
         eventually(lambda: run.unit_row("web-0").incarnation > 8, what="many attempts")
 
         def said_why() -> UnitRow | None:
@@ -153,11 +153,11 @@ def test_full_disk_of_state_stops_no_unit_and_refuses_commands(run: Run) -> None
         run.kill(before["web-0"].pid)
         eventually(lambda: not run.alive(before["web-0"].pid), what="its end")
         goes_on(run)
-        assert run.lives_of("web-0") == set(), "nothing is started that could not be written down"
+        assert run.lives_of("web-0") == set(), "no unit is started before it is in the journal"
     run.wait_incarnation("web-0", above=before["web-0"].incarnation)
     accepted_again(run)
     after = run.units()
-    assert set(after) == set(before), "what was refused was not done"
+    assert set(after) == set(before), "the refused command was not executed"
     for unit in set(before) - {"web-0"}:
         assert (after[unit].incarnation, after[unit].pid) == (before[unit].incarnation, before[unit].pid)
 

@@ -71,7 +71,7 @@ def answer(run: Run, check: Callable[[Any], Any], *command: str, what: str) -> A
     return eventually(asked, every_s=0.1, what=what)
 
 
-# ---- who is dead ----
+# ---- dead units ----
 
 
 def test_dead_unit_is_shown_with_time_reason_and_next_action(run: Run) -> None:
@@ -100,7 +100,7 @@ def test_dead_unit_is_shown_with_time_reason_and_next_action(run: Run) -> None:
             blamed = [each for each in found["chains"] if each["culprit"] == "collector-0"]
             assert [each["links"][0]["who"] for each in blamed] == ["rollout-0"]
             assert blamed[0]["links"][0]["age_s"] > 0
-            # Now and then it is being started for a moment.
+            # It may be starting at this moment.
             assert "exit 3" in blamed[0]["because"]
 
         answer(run, is_blamed, "why", what="the collector to be the culprit")
@@ -111,7 +111,7 @@ def test_dead_unit_is_shown_with_time_reason_and_next_action(run: Run) -> None:
         alerts = answer(run, is_alerted, "alerts", "list", what="an alert about the collector")
         (alert,) = [each for each in alerts if each["id"] == "unit-restarting:collector-0"]
         assert "keeps dying" in alert["sentence"]
-        # Whether its last words are those of the present life or of the one before changes from moment to moment.
+        # The last log lines may be those of the present or of the last incarnation.
         assert alert["suggest"].removesuffix(" --previous") == "agentrl logs collector-0"
         output = run.raw("logs", "collector-0", "--previous").stdout
         assert "cannot reach the store at 10.0.0.7" in output
@@ -176,12 +176,12 @@ def test_stacks_of_all_units_are_written_to_one_file(run: Run) -> None:
     of = {part.partition(".")[0]: part for part in text.split("==== unit ")[1:]}
     assert "step_loop.py" in of["ticker-0"]
     assert "many_waits.py" in of["rollout-0"]
-    assert "sleep" in of["collector-0"], "a foreign program is named with what it runs"
+    assert "sleep" in of["collector-0"], "a foreign program is shown with its command"
     assert "==== coordinator ====" in text
     onscreen.recorded(run, ("3", "t", "enter"), "the stacks of all units", "✓ succeeded", "all-", once="stacks: ")
     one = run.cli("stacks", "ticker-0")["operation"]["result"]
     assert one["units"] == 1
-    assert Path(one["file"]).name.startswith("ticker-0-"), "who was asked for is seen without opening it"
+    assert Path(one["file"]).name.startswith("ticker-0-"), "the file name has the requested units"
 
 
 def test_memory_over_time_and_its_slope_are_shown(run: Run) -> None:
@@ -208,7 +208,7 @@ def test_memory_over_time_and_its_slope_are_shown(run: Run) -> None:
     onscreen.recorded(run, ("4", "t"), "unit-memory-grows:grower-0", "The memory of grower-0")
 
 
-# ---- two at one knob ----
+# ---- two operators, one knob ----
 
 
 def test_second_operator_cannot_overwrite_an_unseen_knob_value(run: Run) -> None:
@@ -224,7 +224,7 @@ def test_second_operator_cannot_overwrite_an_unseen_knob_value(run: Run) -> None
     now = run.cli("tune", knob)
     assert now["knob"]["value"] == 7
     assert [change["what"] for change in now["history"]] == [f"{knob}: {seen['value']} -> 7"]
-    # It was refused before it was accepted: no operation and no change stands in the books.
+    # It was refused before it was accepted: there is no operation and no change.
     tunes = [each for each in run.cli("events", "--kind", "operation") if each["command"] == "tune"]
     assert [each["state"] for each in tunes] == ["succeeded"]
     assert len([each for each in run.cli("events", "--kind", "audit") if each["command"] == "tune"]) == 1
@@ -234,7 +234,7 @@ def test_second_operator_cannot_overwrite_an_unseen_knob_value(run: Run) -> None
     assert run.cli("tune", knob)["knob"]["value"] == seen["value"]
 
 
-# ---- who holds the node ----
+# ---- stray processes ----
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,7 @@ def mark(run: Run) -> dict[str, str]:
 
 @pytest.fixture
 def stray(mark: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """What a crash may leave: it has the mark of the run, and no living unit is its parent."""
+    """A process that a crash left behind: it has the mark of the run, and no living unit is its parent."""
     with subprocess.Popen(["sleep", "3333"], env=mark, start_new_session=True) as process:
         eventually(lambda: psutil.Process(process.pid).cmdline() == ["sleep", "3333"], what="it to be itself")
         try:
@@ -277,7 +277,7 @@ def test_stray_process_is_named_and_removed_by_down(
     output = " ".join(ended["lines"])
     assert f"{stray.pid} (sleep 3333), mark" in output
     eventually(lambda: stray.poll() is not None, what="the stray to be gone")
-    # Among the operations: an alert may go away with the run, before its end or after.
+    # In the operations, because the alert may end with the run.
     onscreen.recorded(run, ("3", "t", "enter"), f"{stray.pid} (sleep 3333), mark", once="down")
     with subprocess.Popen(["sleep", "4444"], env=mark, start_new_session=True) as late:
         eventually(lambda: psutil.Process(late.pid).cmdline() == ["sleep", "4444"])

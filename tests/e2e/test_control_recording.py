@@ -24,7 +24,7 @@ def rows_at(recording: Recording, at: float) -> dict[str, object]:
 
 
 def ready_at(recordings: Path, unit: str) -> float | None:
-    """A moment at which the recording shows it ready."""
+    """A moment at which the recording shows the unit ready."""
     now = time.time()
     try:
         row = rows_at(Recording.open(recordings), now).get(unit)

@@ -42,7 +42,7 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 class Talk:
-    """A peer that says what it likes."""
+    """A peer that can send any message."""
 
     def __init__(self, address: str, key: ClientKey | None = None) -> None:
         self.received: list[messages.FromCoordinator] = []
@@ -82,7 +82,7 @@ async def a_client(run: Run) -> AsyncIterator[Talk]:
 
 
 def well(run: Run) -> Callable[[], None]:
-    """Remembers how a run is; called later, it fails unless the run went on undisturbed meanwhile."""
+    """Remembers the state of a run; a later call fails unless the run went on undisturbed."""
     before, pid = run.units(), run.coordinator_pid()
 
     def still_well() -> None:
@@ -175,7 +175,7 @@ async def test_unit_without_its_token_is_refused(talking: Run) -> None:
         assert isinstance(await peer.ask(messages.Bye(0)), messages.WhoAreYou)
 
 
-# ---- noise ----
+# ---- random bytes ----
 
 
 @pytest.mark.parametrize("way", ["ipc", "tcp"])
@@ -212,7 +212,7 @@ def _throw_bytes(address: str) -> None:
 
 
 def _throw_messages(addresses: list[str], key: ClientKey | None) -> None:
-    """Whole ZeroMQ messages that mean nothing, and one that is too large."""
+    """Whole ZeroMQ messages without meaning, and one that is too large."""
     dice = random.Random(4)
     hello = encode(messages.ClientHello(PROTOCOL_MAJOR, 0, who="noise"))
     request = encode(Request("n", "scale", raw({"group": "web", "to": 1})))
@@ -368,11 +368,11 @@ def _subscribe(file: Path, received: list[feed.Feed]) -> Subscriber:
 
 
 async def _quiet_but(silent: list[feed.Feed], loud: list[feed.Feed]) -> None:
-    """The one hears nothing any more while the other hears a good deal; what was on its way before may still arrive."""
+    """The first receives nothing more while the second goes on; messages sent before may still arrive."""
 
     async def is_so() -> bool:
         so_far, before = len(silent), len(loud)
         await aeventually(lambda: len(loud) > before + 10)
         return len(silent) == so_far
 
-    await aeventually(is_so, what="the one that was revoked to hear nothing")
+    await aeventually(is_so, what="the revoked key to receive nothing")

@@ -25,7 +25,7 @@ STOPPED_S = 4.0
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     for run in running(tmp_path_factory.mktemp("time"), f"t-{uuid.uuid4().hex[:8]}"):
-        # A coordinator that never answers again is another matter, and another test.
+        # A coordinator that never continues has its own test.
         run.config["supervision"]["coordinator_silent_s"] = 60.0
         # A busy machine must not make units suspect here.
         run.config["supervision"]["suspect_after_s"] = run.config["supervision"]["dead_after_s"]
@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 @contextmanager
 def stopped(run: Run, pid: int) -> Iterator[None]:
-    """The body runs at once; the process goes on when it has been stopped for long enough."""
+    """Runs the body while the process is stopped, and continues the process after a fixed time."""
     began = time.monotonic()
     run.kill(pid, signal.SIGSTOP)
     try:
@@ -57,7 +57,7 @@ def goes_on(run: Run) -> None:
 
 
 def moves(run: Run) -> list[tuple[str, float]]:
-    """States of units, and since when: one that was only suspected for a moment has another time."""
+    """State of every unit with its time, which changes even if the unit was suspect only for a moment."""
     return sorted((row.unit + row.state, row.since_at) for row in run.units().values())
 
 

@@ -41,7 +41,7 @@ def listens_at(run: Run) -> str:
 
 
 def listening(run: Run) -> str:
-    """Where it listens, also where no test before this one has wanted that."""
+    """The address at which the run listens; the first call makes it listen."""
     if not run.config.get("coordinator"):
         run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{free_triplet()}"}
         run.up()
@@ -81,7 +81,7 @@ def test_refused_first_up_leaves_no_process_behind(tmp_path: Path, options: tupl
         assert "Nothing was started or changed." in refused.stderr
         assert not run.processes()
         assert not keepers_of(run.state_dir)
-        assert run.cli("runs") == [], "what was never accepted is no run"
+        assert run.cli("runs") == [], "a run that was never accepted is not listed"
         assert not run.dir.exists()
 
 

@@ -31,7 +31,7 @@ FAR = ("far-0", "far-1", "mute-0")
 
 
 class Link:
-    """Two network namespaces and a cable."""
+    """Two network namespaces and a link between them."""
 
     def __init__(self, name: str) -> None:
         self.here, self.there = f"{name}-here", f"{name}-there"
@@ -84,7 +84,7 @@ class TwoHosts:
         assert done.returncode == 0, done.stderr
 
     def start_agent(self) -> None:
-        """As the operator of the other host would, with paths that mean something in this directory only."""
+        """Starts it like an operator of the other host, with paths relative to this directory."""
         where = ["--state-dir", "b/state", "--run-dir", "b/run", "--run", self.run.uuid()]
         whom = ["--coordinator", ADDRESS, "--key", "b.key"]
         self.agent = subprocess.Popen(
@@ -101,7 +101,7 @@ class TwoHosts:
             self.agent.kill()
             self.agent.wait(PATIENCE_S)
 
-    # ---- what is ----
+    # ---- state ----
 
     def wait_host(self, name: str, state: str) -> None:
         def is_so() -> bool:

@@ -36,7 +36,7 @@ def slow_to_be_ready(run: Run) -> Path:
 
 
 def deaf(run: Run, *lives: str) -> None:
-    """A program that has only just begun hears a signal still."""
+    """Waits until the programs ignore signals: a program that just started does not yet."""
     eventually(lambda: all((run.dir / f"deaf-{life}").exists() for life in lives), what=f"{lives} to be deaf")
 
 
@@ -51,7 +51,7 @@ def pids_in(text: str) -> set[int]:
 
 
 def units_of(run: Run) -> dict[str, str]:
-    """State of every unit; nothing while the coordinator does not answer."""
+    """State of every unit; empty while the coordinator does not answer."""
     code, document = run.cli("status", check=False)
     return {row["unit"]: row["state"] for row in document["units"]} if code == 0 else {}
 
@@ -146,7 +146,7 @@ def test_ctrl_c_during_up_stops_waiting_and_reports_that_the_run_goes_on(run: Ru
 def test_run_comes_up_after_the_terminal_of_up_was_closed(run: Run) -> None:
     gate = slow_to_be_ready(run)
     run.write()
-    # Once at the earliest moment, and once while the command waits for the units.
+    # Once at the earliest moment, and once while `up` waits for the units.
     early = _in_a_terminal(run)
     eventually(lambda: (run.state_dir / "run.json").exists())
     early.close()
@@ -183,7 +183,7 @@ class _in_a_terminal:
         return self._said.decode(errors="replace")
 
     def close(self) -> None:
-        """As a terminal window is closed: the kernel sends SIGHUP."""
+        """Closes the terminal: the kernel sends SIGHUP."""
         os.close(self._master)
         self.process.wait(60)
 
@@ -212,7 +212,7 @@ def test_up_during_down_brings_the_run_up_again(run: Run) -> None:
     eventually(lambda: {(row.state, row.desired) for row in run.units().values()} == {("stopping", False)})
     up = run.start("up", str(run.file), "--json")
     eventually(lambda: all(row.desired for row in run.units().values()), what="the run to be wanted again")
-    # Only now their graces are over, whatever the machine's pace.
+    # Only now their graces are over, however slow the machine is.
     for row in before:
         run.kill(row.pid)
     code, out, err = ended(up)
