@@ -39,7 +39,7 @@ def _adopt(services: Services, entry: Entry) -> Incarnation:
     if entry.exit is not None:
         incarnation.sweep()
         return incarnation
-    process = services.processes.adopt(entry.identity, incarnation.on_exit_of_adopted())
+    process = services.processes.adopt(entry.identity, incarnation.on_exit)
     if process is None:
         why = why_dead(entry)
         log.warning("%s has ended: %s.", entry.name, why)

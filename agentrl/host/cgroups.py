@@ -142,13 +142,16 @@ def detect(run: str, host: str) -> Cgroups:
     name = f"{run_prefix(run)}.{host}"
     v2, v1_memory = _mounts()
     if v2 is not None:
-        found.tree_base = _kill_base(v2 / _own_path("").lstrip("/") / name, found.problems)
+        base = v2 / _own_path("").lstrip("/") / name
+        found.tree_base = _usable_base(base, "cgroup.kill", "1", "cgroup v2", found.problems)
     else:
         found.problems.append("no cgroup v2 is mounted")
     if found.tree_base is not None and _enable_memory_v2(found.tree_base):
         found.memory_base, found.memory_v2 = found.tree_base, True
     elif v1_memory is not None:
-        found.memory_base = _memory_v1_base(v1_memory / _own_path("memory").lstrip("/") / name, found.problems)
+        base = v1_memory / _own_path("memory").lstrip("/") / name
+        limit = str(64 << 20)
+        found.memory_base = _usable_base(base, "memory.limit_in_bytes", limit, "the memory cgroup", found.problems)
     else:
         found.problems.append("no memory cgroup may be written")
     return found
@@ -207,15 +210,16 @@ def _own_path(controller: str) -> str:
     return ""
 
 
-def _kill_base(base: Path, problems: list[str]) -> Path | None:
+def _usable_base(base: Path, file: str, value: str, what: str, problems: list[str]) -> Path | None:
+    """The base if a cgroup below it accepts this value; else None, with a problem noted."""
     trial = base / "trial"
     try:
         base.mkdir(exist_ok=True)
         trial.mkdir(exist_ok=True)
-        (trial / "cgroup.kill").write_text("1")
+        (trial / file).write_text(value)
         return base
     except OSError as failed:
-        problems.append(f"cgroup v2 may not be used ({failed.strerror})")
+        problems.append(f"{what} may not be used ({failed.strerror})")
         return None
     finally:
         with contextlib.suppress(OSError):
@@ -230,21 +234,6 @@ def _enable_memory_v2(base: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _memory_v1_base(base: Path, problems: list[str]) -> Path | None:
-    trial = base / "trial"
-    try:
-        base.mkdir(exist_ok=True)
-        trial.mkdir(exist_ok=True)
-        (trial / "memory.limit_in_bytes").write_text(str(64 << 20))
-        return base
-    except OSError as failed:
-        problems.append(f"the memory cgroup may not be used ({failed.strerror})")
-        return None
-    finally:
-        with contextlib.suppress(OSError):
-            trial.rmdir()
 
 
 def _made(path: Path) -> Path | None:

@@ -144,9 +144,6 @@ class ChildProcesses:
         self._watch(process)
         return process
 
-    def known(self, pid: int) -> bool:
-        return pid in self._known
-
     def own_pids(self) -> frozenset[int]:
         return frozenset({*self._known, self._spawner.pid})
 

@@ -97,7 +97,7 @@ class Incarnation:
         output = services.logs.open(entry.unit, entry.incarnation)
         try:
             self.process = services.processes.spawn(
-                command, env=env, cwd=cwd, output=output, cgroups=self.tree.group.paths(), on_exit=self._on_exit
+                command, env=env, cwd=cwd, output=output, cgroups=self.tree.group.paths(), on_exit=self.on_exit
             )
         finally:
             os.close(output)
@@ -107,10 +107,8 @@ class Incarnation:
         services.send(self.spawned())
         self._probe(env, cwd)
 
-    def adopt(self, process: Process | None, env: Mapping[str, str], cwd: Path | None) -> None:
+    def adopt(self, process: Process, env: Mapping[str, str], cwd: Path | None) -> None:
         """Watch a process that an earlier agent started."""
-        if process is None:
-            return
         self.process = process
         self.tree.leader = process.identity
         self._record(pid=process.pid, start_ticks=process.start_ticks, boot_id=process.identity.boot_id)
@@ -122,9 +120,6 @@ class Incarnation:
     def ended(self) -> Exited:
         entry = self.entry
         return Exited(entry.unit, entry.incarnation, entry.exit or ExitStatus(), entry.tail, entry.group_empty)
-
-    def on_exit_of_adopted(self) -> Callable[[Process, ExitStatus], None]:
-        return self._on_exit
 
     def found_dead(self, why: str) -> None:
         """It ended while no agent was running."""
@@ -198,7 +193,8 @@ class Incarnation:
         of_group = self.tree.group.members()
         return of_group if of_group is not None else Snapshot().descendants({leader.pid: "leader"})
 
-    def _on_exit(self, process: Process, status: ExitStatus) -> None:
+    def on_exit(self, process: Process, status: ExitStatus) -> None:
+        """The process of this incarnation has ended."""
         self.process = None
         if self._killed_for_memory(status):
             status = msgspec.structs.replace(status, oom=True)

@@ -88,12 +88,6 @@ class Ledger:
             # Not counted as on disk: the next record replaces the file, with any incomplete line at its end.
             self._entries[entry.name] = entry
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
-
-    def get(self, name: str) -> Entry | None:
-        return self._entries.get(name)
-
     def entries(self) -> tuple[Entry, ...]:
         return tuple(self._entries.values())
 

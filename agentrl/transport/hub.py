@@ -42,7 +42,7 @@ class Hub:
     def start(self) -> None:
         """Bind. Call this in the running loop, after the gate was started."""
         for address in self._addresses:
-            self._routers.append(Router(address, self._gate, self._on_message, self._on_gone))
+            self.listen(address)
 
     def listen(self, address: str) -> None:
         """Bind one more tcp address while the hub is open. Raises ConfigError if that is not possible."""

@@ -42,7 +42,7 @@ class Publisher:
     def start(self) -> None:
         """Bind. Call this in the running loop, after the gate was started."""
         for address in self._addresses:
-            self._outlets.append(_Outlet(address, self._gate, self._on_subscribed))
+            self.listen(address)
 
     def listen(self, address: str) -> None:
         """Bind one more tcp address while the publisher is open. Raises ConfigError if that is not possible."""
