@@ -21,8 +21,8 @@ comma := ,
 beginning = echo "Setting up $(1): $(2). The first time takes some minutes, and about $(3) of disk." >&2
 part = echo "  $(1)" >&2
 done = echo "$(1) is ready." >&2
-# Who looks on sees in one line what pip is at; a log has the parts alone, and what goes wrong. The lines of an error
-# take the place of that line. By the shell itself: mawk waits for 4 kB before it says anything.
+# A terminal shows the progress of pip in one line, which an error replaces; a log has only the parts and errors. The
+# shell does it itself, because mawk buffers 4 kB.
 pip = if ! test -t 2; then $(1)/bin/python -m pip install $(PIP_FLAGS) $(2) > /dev/null; else \
     { $(1)/bin/python -m pip install $(PIP_FLAGS) $(2) 2>&1 >&3 3>&- | \
         while IFS= read -r line; do printf '\r\033[K%s\n' "$$line" >&2; done; } 3>&1 | { \
@@ -36,17 +36,17 @@ pip = if ! test -t 2; then $(1)/bin/python -m pip install $(PIP_FLAGS) $(2) > /d
 
 help:
 	@echo "make install   the environment in $(VENV), with a real mongod"
-	@echo "make demo      a small agent learns in a few minutes, through real processes; a sampler is killed meanwhile"
+	@echo "make demo      a small agent learns in a few minutes, while a sampler is killed"
 	@echo "make tour      a run with sidecars: kill, scale, tune, ask why, and prove that nothing is left"
-	@echo "make recording the recording in assets anew, from a run of the demo"
-	@echo "make pictures  the pictures in docs/pictures anew, from that recording"
-	@echo "make test      all tests, with a short storm as of make chaos; ARGS=tests/cli for some of them"
+	@echo "make recording record a run of the demo into assets"
+	@echo "make pictures  draw docs/pictures from that recording"
+	@echo "make test      all tests, with a short make chaos; ARGS=tests/cli for some of them"
 	@echo "make test-gpu  the engine contract and the trainer's exactness on a GPU; needs one, and SGLANG_PYTHON"
-	@echo "make sglang-cpu  an SGLang server for processors in $(SGLANG), which the tests compare with"
+	@echo "make sglang-cpu  an SGLang server for processors in $(SGLANG), for the tests"
 	@echo "make lint      style, types and import contracts"
 	@echo "make bench     measurements against other supervisors and against floors, in $(BENCH)"
-	@echo "make chaos     a training run under kill -9 of everybody, then the proof of its books; MINUTES=30 SEED=1 for more"
-	@echo "make clean     remove what the other targets made, but no run"
+	@echo "make chaos     kill the processes of a training run, then verify its data; MINUTES=30 SEED=1 for more"
+	@echo "make clean     remove what the other targets made, but no runs"
 
 install: $(STAMP)
 

@@ -1,4 +1,4 @@
-"""What every room's tests may ask for: a real MongoDB, started with the first test that needs it."""
+"""Fixtures of all rooms: a real MongoDB, started with the first test that needs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """Tests that run in the background ignore what a terminal sends, and every program that they start would, too."""
+    """Replace inherited SIG_IGN: tests in the background inherit it, and so would every program that they start."""
 
     def ignored(*_: object) -> None:
         """Unlike SIG_IGN, this is not inherited."""
@@ -24,7 +24,7 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--renew", action="store_true", help="take over what screens look like now")
+    parser.addoption("--renew", action="store_true", help="replace the snapshots of screens")
 
 
 @pytest.fixture(scope="session")

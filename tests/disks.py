@@ -1,4 +1,4 @@
-"""A small disk for tests of what happens when it is full. Where none can be mounted the test fails."""
+"""A small disk for tests with a full disk. A test fails where none can be mounted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def fill(ballast: Path) -> None:
-    """Until nothing fits any more; deleting the file makes room."""
+    """Fill the disk with a file; to delete the file makes room again."""
     with open(ballast, "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
@@ -21,7 +21,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert mounted.returncode == 0, f"these tests mount small disks, which wants root: {mounted.stderr}"
+    assert mounted.returncode == 0, f"these tests mount small disks, which needs root: {mounted.stderr}"
     try:
         yield folder
     finally:

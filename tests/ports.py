@@ -1,4 +1,4 @@
-"""Ports in a row, for what listens at several, and a plain line to whatever listens."""
+"""Free ports in a row, and plain sockets without ZeroMQ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agentrl.http.free_ports import LOOPBACK, free_port
 
 
 def free_triplet() -> int:
-    """The first of three ports in a row that nobody uses."""
+    """The first of three free ports in a row."""
     while True:
         port = free_port()
         try:
@@ -21,7 +21,7 @@ def free_triplet() -> int:
 
 
 def plain_socket(address: str) -> socket.socket:
-    """Connected to `ipc://` or `tcp://`, without a word of ZeroMQ's."""
+    """A socket connected to an `ipc://` or `tcp://` address, without the handshake of ZeroMQ."""
     if address.startswith("ipc://"):
         line = socket.socket(socket.AF_UNIX)
         line.connect(address.removeprefix("ipc://"))

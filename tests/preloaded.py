@@ -1,12 +1,14 @@
-"""The command line in forks of a process that has imported it already.
+"""Runs the command line in forks of a process that has imported it already.
 
 Tests run hundreds of commands, and most of the time of each goes into imports. A server imports everything once; each
-command is a fork of it, with its own arguments, environment, directory and streams.
+command is a fork of it with its own arguments, environment, directory and streams.
 
-Invariants: a command is a process of its own to its exit code, and shares nothing with the next; the
-server starts no thread and opens nothing before it forks; it ends with the process that started it. Who tests imports,
-signals or terminals starts a fresh interpreter instead. If the server or a fork ends before the command does, the
-caller is told so, and the next command gets a new server.
+Invariants:
+- A command is a process of its own, and shares nothing with the next one.
+- The server starts no thread and opens nothing before it forks; it ends with the process that started it.
+- If the server or a fork ends before its command, the caller gets an error, and the next command gets a new server.
+
+Tests of imports, signals or terminals start a fresh interpreter instead.
 """
 
 from __future__ import annotations
@@ -32,20 +34,20 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 LARGEST = 2**20
-DO_YOU_LIVE = b"do you live?"
+PING = b"ping"
 ENDS_WITHIN_S = 5.0
 ALSO = ("agentrl.client.client", "agentrl.config.load", "agentrl.config.show", "agentrl.config.schema", "rich.table")
-"""What commands import when they need it, beside the modules of the command line."""
+"""Modules that commands import later, besides those of the command line."""
 
 
 class LostError(RuntimeError):
-    """How a command ended is not known, because whoever waited for it ended first."""
+    """The end of a command is unknown, because the process that waited for it ended first."""
 
 
 def run(
     arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """`agentrl ARGUMENTS` to its end, like `subprocess.run` with nothing to read and what it says captured."""
+    """`agentrl ARGUMENTS` to its end, like `subprocess.run` with empty input and captured output."""
     order = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd)})
     server = _running()
     with (
@@ -64,18 +66,18 @@ def run(
             code = _number(connection)
         except TimeoutError:
             _end_command(pid)
-            raise subprocess.TimeoutExpired(list(arguments), timeout, _said(out), _said(err)) from None
+            raise subprocess.TimeoutExpired(list(arguments), timeout, _text_of(out), _text_of(err)) from None
         except ConnectionError:
             _end_command(pid)
             raise LostError(f"{_what_ended(server)} before `agentrl {' '.join(arguments)}` did.") from None
-        return subprocess.CompletedProcess(["agentrl", *arguments], code, _said(out), _said(err))
+        return subprocess.CompletedProcess(["agentrl", *arguments], code, _text_of(out), _text_of(err))
 
 
 def _number(connection: socket.socket) -> int:
-    told = connection.recv(64)
-    if not told:
+    message = connection.recv(64)
+    if not message:
         raise ConnectionResetError
-    return int(told)
+    return int(message)
 
 
 def _end_command(pid: int) -> None:
@@ -84,7 +86,7 @@ def _end_command(pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _said(stream: Any) -> str:
+def _text_of(stream: Any) -> str:
     stream.seek(0)
     text: str = stream.read().decode()
     return text
@@ -97,7 +99,7 @@ _address = ""
 
 
 def _running() -> subprocess.Popen[bytes]:
-    """A server that was killed, as tests of host agents do with all that descends from them, is started again."""
+    """The server; a new one if it was killed, as tests of host agents kill all their descendants."""
     global _server, _address
     if _server is None or _server.poll() is not None:
         _address = f"\0agentrl-tests-{os.getpid()}-{os.urandom(8).hex()}"
@@ -117,13 +119,13 @@ def _running() -> subprocess.Popen[bytes]:
 
 
 def _what_ended(server: subprocess.Popen[bytes]) -> str:
-    """What was killed together with a fork may be another moment in ending, so it is asked whether it lives."""
+    """Which process ended. A server that was killed with a fork may end a moment later, so it gets a ping."""
     if _answers():
         return f"The fork of the server of preloaded commands (pid {server.pid}, which lives) ended"
     try:
         return f"The server of preloaded commands ended with exit code {server.wait(ENDS_WITHIN_S)}"
     except subprocess.TimeoutExpired:
-        return f"The server of preloaded commands (pid {server.pid}) stands still"
+        return f"The server of preloaded commands (pid {server.pid}) hangs"
 
 
 def _answers() -> bool:
@@ -131,7 +133,7 @@ def _answers() -> bool:
         connection.settimeout(ENDS_WITHIN_S)
         try:
             connection.connect(_address)
-            connection.send(DO_YOU_LIVE)
+            connection.send(PING)
             return bool(connection.recv(64))
         except OSError:
             return False
@@ -150,7 +152,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 def serve(listener: socket.socket) -> None:
     _import_everything()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Those who wait for a command are nobody's concern when they end.
+    # Waiting forks need not be reaped.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
@@ -159,7 +161,7 @@ def serve(listener: socket.socket) -> None:
         connection, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
-            _carry_out(connection)
+            _execute(connection)
         connection.close()
 
 
@@ -170,10 +172,10 @@ def _import_everything() -> None:
         importlib.import_module(name)
 
 
-def _carry_out(connection: socket.socket) -> None:
-    """Start one command, and wait for its end."""
+def _execute(connection: socket.socket) -> None:
+    """Start one command and wait for its end."""
     order, ancillary, _, _ = connection.recvmsg(LARGEST, socket.CMSG_SPACE(3 * array.array("i").itemsize))
-    if order == DO_YOU_LIVE:
+    if order == PING:
         connection.send(b"0")
         os._exit(0)
     streams = array.array("i")
@@ -202,7 +204,7 @@ def _become(order: dict[str, Any], streams: Sequence[int]) -> None:
         os.chdir(order["cwd"])
         sys.argv = ["agentrl", *order["arguments"]]
         code = importlib.import_module("agentrl.cli.app").run(order["arguments"])
-        # As an interpreter ends, which a fork would not do.
+        # A fork does not do this end of an interpreter by itself.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()

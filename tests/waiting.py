@@ -1,8 +1,9 @@
-"""Waiting in tests: a condition is polled until it holds, never slept for.
+"""Waiting in tests: poll a condition until it holds; never sleep.
 
-Invariants: whoever waits gives a deadline, and a wait that fails says what it waited for and what it saw last. A
-deadline only rules hunger for processor time away; how fast something is belongs into the benchmarks. A condition may
-read what is not there yet: a row, a field that is left out, one of none. What the product raises is told at once.
+Invariants:
+- Every wait has a deadline, and a failed wait names its condition and the last value.
+- The deadline only allows for a busy machine; speed is measured by the benchmarks.
+- A condition may read missing things, such as a row or a field. Errors of the product are raised at once.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
-"""How long hunger for processor time may last on a busy machine. A wait that ends early costs nothing."""
+"""Long, for a busy machine; a wait ends when its condition holds."""
 _NOT_THERE = (LookupError, AttributeError, TypeError, ValueError, StopIteration, RuntimeError, FileNotFoundError)
-"""What looking for something raises before it is there; the RuntimeError is what Python makes of a StopIteration in a
-coroutine."""
+"""Errors of a condition that reads a missing thing; a StopIteration in a coroutine becomes a RuntimeError."""
 _ROOT = Path(__file__).parents[1]
 _PRODUCT = tuple(f"{_ROOT / room}/" for room in ("agentrl", "assets", "daemons", "tui"))
 
@@ -27,10 +27,9 @@ _PRODUCT = tuple(f"{_ROOT / room}/" for room in ("agentrl", "assets", "daemons",
 def eventually(
     predicate: Callable[[], T | None], *, within_s: float = PATIENCE_S, every_s: float = 0.02, what: str = ""
 ) -> T:
-    """The first truthy answer of `predicate`; AssertionError if there was none within the time.
+    """The first truthy answer of `predicate`. Raises AssertionError after the deadline.
 
-    An AssertionError raised inside `predicate` counts as "not yet" and is shown if the time runs out, and so does what
-    the predicate itself raises because something is not there yet.
+    An AssertionError of `predicate`, or its error because something is missing, counts as "not yet".
     """
     deadline = time.monotonic() + within_s
     while True:
@@ -86,7 +85,7 @@ def _too_late(predicate: object, what: str, within_s: float, seen: object) -> st
 
 
 def _is_a_fault(error: Exception) -> bool:
-    """Raised by the product, or on its way through it. No assertion is."""
+    """Whether the error passed through the product; assertions never count."""
     if isinstance(error, AssertionError):
         return False
     if isinstance(error, RuntimeError) and not isinstance(error.__cause__, StopIteration):

@@ -20,7 +20,7 @@ from tests.cli.scripted import Scripted
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What a command printed, and how it ended."""
+    """Output and exit code of a command."""
 
     code: int
     out: str
@@ -34,7 +34,7 @@ class Said:
 
 @dataclasses.dataclass
 class Shell:
-    """Runs `agentrl`, always in the same empty place."""
+    """Runs `agentrl` in an empty home."""
 
     home: Path
     env: dict[str, str]
@@ -78,7 +78,7 @@ def coordinator(shell: Shell) -> Iterator[Scripted]:
 
 @pytest.fixture
 def interrupted() -> Callable[[subprocess.Popen[str]], Said]:
-    """Press Ctrl-C and hear the end."""
+    """Send Ctrl-C to a command and wait for its end."""
 
     def press(process: subprocess.Popen[str]) -> Said:
         process.send_signal(signal.SIGINT)

@@ -1,6 +1,6 @@
-"""A coordinator that answers from a script, on the real sockets of a run, so that each screen can be met.
+"""A coordinator with scripted answers on the real sockets of a run, for tests of the command line and the console.
 
-The conversation is the real one (hub, feed, messages); only what is known about the run is written down beforehand.
+Hub, feed and messages are the real ones; only the rows of the run come from the test.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Answer = Callable[[Args], Any]
 
 
 class Scripted:
-    """One run named `name`, up as far as any client can tell."""
+    """A run that is up for every client."""
 
     def __init__(self, home: Path, name: str = "demo") -> None:
         self.name = name
@@ -47,16 +47,16 @@ class Scripted:
         self.answers: dict[str, Answer] = {}
         self.effects: dict[str, Effect] = {}
         self.received: list[tuple[str, Args, bool]] = []
-        """Name, arguments and whether it was only a preview."""
+        """Name, arguments, and whether it was a preview."""
         self.permission = messages.Permission.ADMIN
         self.ends_as = rows.OperationState.SUCCEEDED
         self.listen: dict[str, str] = {}
         self.guarded: tuple[KeyPair, str, str] | None = None
-        """Keys and tcp addresses of hub and feed, where it shall be reached from elsewhere, too, by whatever key."""
+        """Keys and tcp addresses of hub and feed, if clients with a key connect, too; any key is accepted."""
         self.silent = False
-        """Its feed gives no sign of life, though it would answer."""
+        """The feed sends nothing, while requests are answered."""
         self._held: dict[str, list[tuple[Peer, messages.Request]]] = {}
-        """Questions without an answer, by the names that are held back."""
+        """Requests that wait, by name."""
         self._seq = 0
         self._ready = threading.Event()
         self._stop: Callable[[], object] = lambda: None
@@ -74,7 +74,7 @@ class Scripted:
         self.end()
 
     def end(self) -> None:
-        """It dies, without a word. May be said twice."""
+        """Die without a message. Harmless if it ended before."""
         if self._thread.is_alive():
             self._stop()
             self._thread.join(PATIENCE_S)
@@ -84,15 +84,15 @@ class Scripted:
         return [args for command, args, preview in self.received if command == name and not preview]
 
     def hold(self, name: str) -> None:
-        """Questions of that name wait for their answers; everything else goes on, the feed as well."""
+        """Let requests of a name wait; other requests and the feed continue."""
         self._held[name] = []
 
     def waiting(self, name: str) -> int:
-        """How many of them wait."""
+        """The number of waiting requests."""
         return len(self._held.get(name, ()))
 
     def let_go(self, name: str) -> None:
-        """They are answered, in their order, and so is whatever comes."""
+        """Answer the waiting requests in order, and later ones at once."""
         self._loop.call_soon_threadsafe(self._answer_held, name)
 
     def _answer_held(self, name: str) -> None:
@@ -100,7 +100,7 @@ class Scripted:
             self._reply(peer, self._answered(request))
 
     def publish(self, key: str, row: rows.AnyRow) -> None:
-        """A change, from any thread."""
+        """Publish a row, from any thread."""
         self._loop.call_soon_threadsafe(self._publish, key, row)
 
     def _write_file(self) -> None:

@@ -24,6 +24,7 @@ from agentrl.protocol.commands import COMMANDS
 from agentrl.queries import dispatcher
 from agentrl.store.lists import FIELDS
 
+ROOT = Path(__file__).parents[2]
 TREE: Any = typer.main.get_command(app)
 
 
@@ -154,7 +155,7 @@ def test_no_command_line_ends_in_a_traceback(
 
 
 def test_the_reference_has_every_command_and_exit_code() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+    text = (ROOT / "docs" / "commands.md").read_text()
     missing = [
         " ".join(verb) for verb, one in VERBS.items() if not one.hidden and f"agentrl {' '.join(verb)}" not in text
     ]
@@ -187,3 +188,24 @@ def test_the_example_of_a_list_can_be_typed(verb: tuple[str, ...], capsys: Any) 
 
 def test_every_example_belongs_to_a_command() -> None:
     assert {tuple(name.split()) for name in EXAMPLES} <= VERBS.keys()
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMAND_LINE = re.compile(r"^(?:\$ |    )(agentrl [^#\n|>]*)|`(agentrl [^`]*)`", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_line_of_a_page_has_existing_commands_and_options(page: Path) -> None:
+    wrong = []
+    for line in (first or second for first, second in COMMAND_LINE.findall(page.read_text())):
+        command, path = TREE, [""]
+        words = [word for word in line.split()[1:] if not word.startswith("'")]
+        for word in words:
+            if below := getattr(command, "commands", {}).get(word):
+                command, path = below, [*path, word]
+        options = {word.partition("=")[0].strip(",;.()'") for word in words if re.match("--?[a-z]", word)}
+        if unknown := options - options_of(command) - options_of(TREE) - {"--help"}:
+            wrong.append((line, unknown))
+        if len(path) == 1 and words and re.fullmatch("[a-z]+", words[0]):
+            wrong.append((line, {words[0]}))
+    assert wrong == []
