@@ -36,7 +36,10 @@ ROOT = Path(__file__).parents[1]
 LARGEST = 2**20
 PING = b"ping"
 ENDS_WITHIN_S = 5.0
-ALSO = ("agentrl.client.client", "agentrl.config.load", "agentrl.config.show", "agentrl.config.schema", "rich.table")
+ALSO = (
+    *("agentrl.client.client", "agentrl.config.load", "agentrl.config.show", "agentrl.config.serialization"),
+    "rich.table",
+)
 """Modules that commands import later, besides those of the command line."""
 
 

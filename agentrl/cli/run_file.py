@@ -166,7 +166,7 @@ def nothing_to_bring_up(loaded: Loaded) -> str:
 def schema(cli: Cli) -> ExitCode:
     """Print the JSON schema of run files, for editors."""
     from agentrl.cli import output
-    from agentrl.config.schema import json_schema
+    from agentrl.config.serialization import json_schema
 
     output.emit(json_schema())
     return ExitCode.OK

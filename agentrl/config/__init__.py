@@ -1,4 +1,4 @@
-"""The run's configuration: its shape, where each value came from, its knobs and its paths.
+"""The configuration of a run: its sections, the source of each value, its knobs and its paths.
 
-Importing this package loads nothing: `paths` and `secrets` are used where pydantic would be too slow or too heavy.
+Importing this package loads nothing, because `paths` and `secrets` are used where pydantic would be too slow.
 """

@@ -32,7 +32,7 @@ class Rule(Section):
     metric: Annotated[str, Field(min_length=1)]
     """Name of the metric."""
     of: Annotated[str, Field(min_length=1)]
-    """A group or a unit; a group's units are judged one by one."""
+    """A group or a unit. The units of a group are checked one by one."""
     above: Number | None = None
     """The alert is pending while the metric is above this."""
     below: Number | None = None
@@ -44,9 +44,9 @@ class Rule(Section):
     severity: Severity = Severity.WARNING
     """`info` is only shown; `warning` and `page` go to the sinks; a `page` is repeated."""
     sentence: str = ""
-    """What is wrong, in words. `{subject}`, `{metric}`, `{value}` and `{threshold}` are replaced."""
+    """The message of the alert. `{subject}`, `{metric}`, `{value}` and `{threshold}` are replaced."""
     suggest: str = ""
-    """The command that cures it or shows more. `{subject}` is replaced."""
+    """A command that repairs the cause or shows more. `{subject}` is replaced."""
 
     @model_validator(mode="after")
     def _one_side(self) -> Rule:
@@ -67,13 +67,13 @@ class FileSink(Section):
 
 class WebhookSink(Section):
     url: SecretOrUrl
-    """Notifications are posted there as JSON. A URL, or where it is: `env:NAME` or `file:PATH`."""
+    """Notifications are posted there as JSON. A URL, or a reference to one: `env:NAME` or `file:PATH`."""
 
 
 class ExecSink(Section):
     command: Annotated[Command, Field(min_length=1)]
-    """Started for each notification, which it finds as JSON on its standard input, and its words as
-    AGENTRL_ALERT_SENTENCE, _SUGGEST, _SEVERITY and their like in its environment."""
+    """Started for each notification, with the notification as JSON on standard input, and its fields in the environment
+    as AGENTRL_ALERT_SENTENCE, _SUGGEST, _SEVERITY and so on."""
 
 
 class MailSink(Section):
@@ -88,7 +88,7 @@ class MailSink(Section):
 
 
 class Sinks(Section):
-    """Where notifications go. All that are given get all of them."""
+    """Where notifications go. Every sink gets every notification."""
 
     file: FileSink | None = None
     """A file of JSON lines."""
@@ -101,12 +101,12 @@ class Sinks(Section):
 
 
 class DeadMan(Section):
-    """A sign of life that stops when alerting does; somebody else notices that it stopped. Exactly one of the three."""
+    """A regular ping that stops when alerting stops, so that an outside monitor notices. Exactly one of the three."""
 
     exec: Command = ()
     """A command."""
     url: SecretOrUrl | None = None
-    """A URL that is fetched, or where it is: `env:NAME` or `file:PATH`."""
+    """A URL that is fetched, or a reference to one: `env:NAME` or `file:PATH`."""
     file: str = ""
     """A file that is touched; relative to the run's directory."""
     every_s: Seconds = 60.0
@@ -123,21 +123,20 @@ class Alerts(Section):
     """Alerting."""
 
     disable: Words = ()
-    """Names of built-in rules that are switched off."""
+    """Names of built-in rules that are disabled."""
     rules: tuple[Rule, ...] = ()
-    """Rules of one's own."""
+    """Own rules."""
     sinks: Sinks = Sinks()
-    """Who is told."""
+    """Where notifications go."""
     dead_man: DeadMan | None = None
-    """A sign of life that proves that alerts would arrive."""
+    """A ping that proves that alerts would arrive."""
     repeat_s: Seconds = 3600.0
-    """How often a page that nobody acknowledged is sent again."""
+    """How often an unacknowledged page is sent again."""
     memory_window_s: Annotated[Seconds, Field(ge=1)] = 3600.0
-    """Evidence that `unit-memory-grows` wants: it fires when the memory of a unit has grown for one and a half of
-    these, after a warm-up of a sixth of it that does not count. Six of them are kept."""
-
+    """The evidence for `unit-memory-grows`: it fires when the memory of a unit has grown for one and a half windows,
+    after a warm-up of a sixth of a window that does not count. Six windows are kept."""
     disk_window_s: Annotated[Seconds, Field(ge=1)] = 1800.0
-    """Evidence that a forecast of a full disk wants: how long it has filled up at one pace."""
+    """The evidence for the forecast of a full disk: how long it has filled up at the same rate."""
 
     @model_validator(mode="after")
     def _names_once(self) -> Alerts:

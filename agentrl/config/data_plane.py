@@ -1,6 +1,6 @@
-"""The data plane in the configuration: model, environments, tools, sampling, engines, training.
+"""The sections of the data plane: model, environments, tools, sampling, engines, training.
 
-Invariants: a run has a data plane if and only if it has environments; what one section names in another exists; a
+Invariants: a run has a data plane if and only if it has environments; a name that refers to another section exists; a
 batch can be filled (the largest group fits into what may be in flight).
 """
 
@@ -56,7 +56,7 @@ def _named(name: str, like: Tunable) -> Tunable:
 
 SHIPPED_AGENTS = ("single_turn_agent", "tool_agent")
 SHIPPED_SCORERS = ("exact", "math")
-"""What is registered without any code of a run's own."""
+"""The agent loops and scorers that are registered without user code."""
 
 
 class Model(Section):
@@ -82,29 +82,29 @@ class Environment(Section):
     """File or directory of the tasks to train on: JSONL, JSON, Parquet, or a dataset on disk; relative to the run
     file."""
     evaluation: str = ""
-    """The same for held-out tasks; empty: none are held out."""
+    """The same for held-out tasks; empty: no evaluation."""
     made_by: str = ""
-    """What to type where these files are not there; it is told, never run."""
+    """The command that makes these files. It is shown if they are missing, and never run."""
     tools: Words = ()
-    """Tool servers that its episodes may use, from `tools`."""
+    """Names of tool servers (`tools`) that its episodes may use."""
     agent: str = "tool_agent"
     """The agent loop, by its registered name; a task may name another."""
     scorer: str = "exact"
     """The scorer, by its registered name; a task may name another."""
     answer_schema: str = "answer"
-    """Where the answer stands: `boxed`, or the name of a tag (`<answer>...</answer>`); empty: the whole text."""
+    """Where the answer is: `boxed`, or the name of a tag (`<answer>...</answer>`); empty: the whole text."""
     parser: Literal["openai", "qwen", "minicpm"] = "qwen"
     """How the model writes tool calls."""
     system: str = ""
     """The system prompt."""
     max_turns: _Positive = 8
-    """Model calls of an episode; then it ends at the policy's limit."""
+    """Model calls of an episode. After them it ends at the limit of the policy."""
     epochs: _Positive = 1
-    """How often the dataset is gone through."""
+    """How often the dataset is used."""
     shuffle: _Natural = 0
-    """The number that fixes the order of the tasks within an epoch."""
+    """The seed for the order of the tasks within an epoch."""
     weight: Annotated[Number, Field(gt=0, le=1_000)] = 1.0
-    """Its share of the mix, against the weights of the other environments."""
+    """Its share of the mix, relative to the weights of the other environments."""
     bound: _Natural | None = None
     """A staleness bound of its own, instead of `training.bound`."""
     hard_bound: _Natural | None = None
@@ -123,26 +123,26 @@ class ToolServer(Section):
     url: str = ""
     """The address of a server over streamable HTTP."""
     token: Secret = None
-    """With `url`: where its token is, `env:NAME` or `file:PATH`; sent as `Authorization: Bearer`."""
+    """With `url`: a reference to its token, `env:NAME` or `file:PATH`; sent as `Authorization: Bearer`."""
     headers: Env = Field(default_factory=dict)
-    """With `url`: headers of every request. Secrets stand here as `env:NAME` or `file:PATH`."""
+    """With `url`: headers of every request. Secrets are references: `env:NAME` or `file:PATH`."""
     env: Env = Field(default_factory=dict)
-    """Environment of the server on top of the little that it inherits. Secrets stand here as `env:NAME` or
+    """Environment of the server, in addition to the few inherited variables. Secrets are references: `env:NAME` or
     `file:PATH`."""
     session: Literal["shared", "keyed", "process"] = "process"
-    """`shared`: stateless. `keyed`: the server keeps episodes apart by a key in each call's metadata. `process`: a
-    process for each episode, from a pool."""
+    """`shared`: stateless. `keyed`: the server separates episodes by a key in the metadata of each call. `process`: one
+    process per episode, from a pool."""
     pool: _Positive = 4
     """Processes of a server whose session is `process`."""
     timeout_s: Seconds = 30.0
     """How long one call may take."""
     timeout_means: Blame = "infrastructure"
-    """Whose fault a call is that takes too long."""
+    """Who is to blame if a call takes too long."""
     crash_means: Blame = "infrastructure"
-    """Whose fault it is when the server dies during a call."""
+    """Who is to blame if the server dies during a call."""
     try_again: Flag = False
-    """A call that failed for infrastructure is made once more in a session of its own. Where it fails alike, and the
-    tool works for others, it is the policy's fault. Only for tools that may be called twice."""
+    """A call that failed for infrastructure is repeated once in a new session. If it fails in the same way, and the
+    tool works for other episodes, the policy is to blame. Only for tools that may be called twice."""
     block: Words = ()
     """Tools of the server that are not offered."""
     result_max_chars: _Positive = 16_384
@@ -168,7 +168,7 @@ class Sampling(Section):
     """How episodes are sampled for training. Frozen in each task at its admission."""
 
     n: Annotated[int, Field(strict=True, ge=2, le=1_024), _SCIENTIFIC_ADMISSION] = 8
-    """Episodes of one task: the group that a baseline is made of."""
+    """Episodes of one task. Their mean score is the baseline."""
     temperature: Annotated[Number, Field(ge=0.01, le=10), _SCIENTIFIC_ADMISSION] = 1.0
     """Sampling temperature for training. Evaluation has its own, `evaluation.temperature`."""
     max_tokens: Annotated[_Positive, _SCIENTIFIC_ADMISSION] = 1_024
@@ -195,9 +195,9 @@ class Rollout(Section):
     tool_s: Annotated[Number, Field(ge=0, le=_LONGEST_S), _NEXT_CLAIM] = 0.0
     """How long one try of a tool call may take; 0 leaves it to the tool server, whose limit always holds."""
     engine_max_lag: _Natural = 2
-    """Versions by which an engine may be behind the newest that is served; one that is further behind is not called."""
+    """How many versions an engine may be behind the newest served one. Engines further behind get no calls."""
     code: Words = ()
-    """Python files that register agent loops and scorers of the run's own; relative to the run file."""
+    """Python files that register own agent loops and scorers; relative to the run file."""
 
 
 class Engines(Section):
@@ -212,14 +212,14 @@ class Engines(Section):
     threads: _Positive = 1
     """Processor threads of one embedded engine."""
     gather_s: Annotated[Number, Field(ge=0, le=1)] = 0.0
-    """How long an embedded engine waits between two rounds for more calls while less than half of its slots are taken.
-    Fewer rounds spare the processor that it shares with the rest of the run; each token takes as much longer."""
+    """How long an embedded engine waits for more calls between two rounds while less than half of its slots are used.
+    Fewer rounds save processor time for the rest of the run, but each token takes longer by this time."""
     load_s: Seconds = 600.0
-    """How long an engine may take to load a version, an SGLang server to start with one; then it is replaced."""
+    """How long an engine may take to load a version, or an SGLang server to start with one; then it is replaced."""
     python: str = "{python}"
     """The Python of the environment that SGLang is installed in; `{python}` is that of the run."""
     args: Command = ()
-    """More arguments of an SGLang server: what it computes with, not what it serves or whom."""
+    """More arguments of an SGLang server, for its computation, not for what it serves or to whom."""
 
 
 class Warmup(Section):
@@ -249,12 +249,12 @@ class Evaluation(Section):
 
 
 class DecaySettings(Section):
-    """The bounds of the ratio under the strategy `decay`: they close around 1 as a version grows older."""
+    """The bounds of the ratio under the strategy `decay`. They close around 1 as a version grows older."""
 
     out_of_date_decay: Annotated[Number, Field(ge=0, le=100), _named("decay_out_of_date_decay", _SCIENTIFIC_STEP)] = 0.5
     """How fast the bounds close, per publication or per second."""
     per: Literal["publication", "second"] = "publication"
-    """What age is counted in: publications, or the time from a version's announcement to the lease of the step."""
+    """The unit of age: publications, or the seconds from the announcement of a version to the lease of the step."""
     epsilon: Annotated[_Share, _named("decay_epsilon", _SCIENTIFIC_STEP)] = 0.2
     """How far the ratio of an old version may fall below 1, and rise above it."""
     extra: Annotated[_Least, _named("decay_extra", _SCIENTIFIC_STEP)] = 0.1
@@ -269,15 +269,15 @@ class Training(Section):
     """The trainer."""
 
     frozen: Flag = False
-    """True: nothing is trained. The trainer publishes the weights that the run begins with, and is done."""
+    """True: nothing is trained. The trainer publishes the initial weights and ends."""
     steps: _Natural = 0
-    """Steps after which the run is complete; 0 goes on to the end of the data."""
+    """Steps after which the run is complete; 0 means until the end of the data."""
     groups: Annotated[_Positive, _SCIENTIFIC_STEP] = 8
     """Groups of one step."""
     optimizer_steps: Annotated[_Positive, _SCIENTIFIC_STEP] = 1
     """Optimizer steps of one step, each over a part of its groups; a batch with fewer groups takes one for each."""
     loss: Literal["grpo", "sft"] = "grpo"
-    """`grpo`: the policy loss. `sft`: cross-entropy on demonstrations; that is a job of `agentrl train`."""
+    """`grpo`: the policy loss. `sft`: cross-entropy on demonstrations, as a job of `agentrl train`."""
     demonstrations: str = ""
     """With `sft`: JSONL file of demonstrations (`messages`); relative to the run file."""
     batch: _Positive = 64
@@ -285,22 +285,22 @@ class Training(Section):
     advantage: Literal["grpo", "leave-one-out"] = "grpo"
     """The baseline of a group."""
     divide_by_std: Flag = True
-    """Advantages of `grpo` are divided by the spread of their group."""
+    """Advantages of `grpo` are divided by the standard deviation of their group."""
     normalise: Flag = False
-    """Advantages are normalised once more over the trained tokens of each environment in a batch."""
+    """Advantages are normalised again over the trained tokens of each environment in a batch."""
     limits: LimitRule = "cap"
-    """What a record that ran into a limit (turns, tokens, repetition) trains with: an advantage of at most 0 (`cap`),
-    nothing (`mask`), or its own (`keep`)."""
+    """The advantage of a record that reached a limit (turns, tokens, repetition): at most 0 (`cap`), none (`mask`), or
+    its own (`keep`)."""
     min_range: _Least = 0.0
     """A group whose scores span no more than this has no signal."""
     sign_clip: Flag = False
-    """Records that score at most 0.5 never gain, others never lose."""
+    """Records that score at most 0.5 never get a positive advantage, and others never a negative one."""
     cap_malformed: Flag = False
-    """Records with malformed calls that did not end them never gain."""
+    """Records that continued after malformed calls never get a positive advantage."""
     turn_spread: _Share = 0.0
-    """What the number of turns adds to the scores of a group, from the best to the worst; 0: nothing."""
+    """How much the number of turns adds to the scores of a group, from the best to the worst; 0: nothing."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """`muon` for matrices inside the network, with AdamW for the rest."""
+    """`muon` trains the inner matrices of the network with Muon, and the rest with AdamW."""
     learning_rate: Annotated[Number, Field(ge=0, le=10), _SCIENTIFIC_STEP] = 1e-6
     """Learning rate."""
     clip_low: Annotated[_Share, _SCIENTIFIC_STEP] = 0.2
@@ -308,20 +308,20 @@ class Training(Section):
     clip_high: Annotated[_Share, _SCIENTIFIC_STEP] = 0.28
     """How far the ratio may rise before its gradient is cut."""
     dual_clip: _Least = 0.0
-    """With a negative advantage the ratio counts no more than this; 0: no limit."""
+    """The limit of the ratio for negative advantages; 0: no limit."""
     ratio: RatioAgainst = "bypass"
-    """`bypass`: against the policy that sampled. `decoupled`: against the policy that the step begins with."""
+    """`bypass`: relative to the policy that sampled. `decoupled`: relative to the policy at the start of the step."""
     weight_cap: _Least = 0.0
-    """With `decoupled`: pairs are weighted by that policy over the one that sampled, at most so much; 0: no weights."""
+    """With `decoupled`: the highest weight of a pair (policy at the start over sampling policy); 0: no weights."""
     reference: Literal["none", "initial"] = "none"
-    """`initial`: every step tells how far the policy is from what the run began with (`kl_reference`)."""
+    """`initial`: every step measures the distance of the policy from the initial weights (`kl_reference`)."""
     reference_weight: _Least = 0.0
-    """With a reference: what the distance to it counts in the loss; 0: it is only told."""
+    """With a reference: the weight of the distance in the loss; 0: it is only measured."""
     aggregation: Aggregation = "token-mean"
-    """What a token counts: `token-mean`, `record-mean`, `record-sum`, or `dr-grpo` (a sum over records of
+    """The weight of a token: `token-mean`, `record-mean`, `record-sum`, or `dr-grpo` (a sum over records of
     `sampling.context` tokens each)."""
     denominator: Counted = "all"
-    """With `token-mean`: whether tokens that the bounds of `decay` took out count (`all`) or not (`kept`)."""
+    """With `token-mean`: whether tokens that the bounds of `decay` exclude count (`all`) or not (`kept`)."""
     max_gradient_norm: Annotated[Number, Field(gt=0, le=1_000)] = 1.0
     """A longer gradient is scaled down."""
     bound: Annotated[_Natural, _NEXT_STEP] = 2
@@ -341,11 +341,11 @@ class Training(Section):
     keep_checkpoints: Annotated[_Positive, _NEXT_STEP] = 3
     """Unpinned checkpoints that are kept."""
     dumps: _Natural = 0
-    """Batches that are recorded in `RUN_DIR/dumps`, the newest; `agentrl train --from-dump` trains them again."""
+    """How many of the newest batches are kept in `RUN_DIR/dumps`; `agentrl train --from-dump` trains them again."""
     max_trained_count: _Positive = 1
-    """How often a task may be trained: again while a record of it is within the bound."""
+    """How often a task may be trained, as long as a record of it is within the bound."""
     retrain_after_s: Annotated[Number, Field(ge=0, le=86_400)] = 0.0
-    """Seconds after a task was trained before it may be trained again."""
+    """Seconds between two trainings of a task."""
     min_valid: Annotated[int, Field(strict=True, ge=0, le=1_024)] = 0
     """Scored members that a group needs; 0 means half of it, at least 2."""
     threads: _Positive = 1
@@ -353,13 +353,13 @@ class Training(Section):
     tokens_per_batch: _Positive = 16_384
     """Packed tokens of one forward pass."""
     random: _Natural = 0
-    """The number that fixes initial weights and sampling."""
+    """The seed of initial weights and sampling."""
     warmup: Warmup = Warmup()
-    """Supervised steps before."""
+    """Supervised steps before the first publication."""
 
 
 class Retention(Section):
-    """What is kept, and how much of the disk is left alone."""
+    """How long data is kept, and how much disk space stays free."""
 
     versions: Annotated[_Positive, _named("keep_versions", _NEXT_STEP)] = 4
     """Published versions whose files are kept, besides those that an engine, a checkpoint or an evaluation needs."""
@@ -373,12 +373,12 @@ class Retention(Section):
 
 
 class DataPlane(Section):
-    """The sections of the data plane, as they stand in a run file."""
+    """The sections of the data plane in a run file."""
 
     model: Model | None = None
     """The model that is trained."""
     environments: dict[str, Environment] = Field(default_factory=dict)
-    """What is trained on, by name. With none the run has no data plane."""
+    """Families of tasks, by name. Without any the run has no data plane."""
     tools: dict[str, ToolServer] = Field(default_factory=dict)
     """MCP servers, by name."""
     sampling: Sampling = Sampling()
@@ -392,21 +392,21 @@ class DataPlane(Section):
     evaluation: Evaluation = Evaluation()
     """Evaluation."""
     retention: Retention = Retention()
-    """What is kept."""
+    """How long data is kept."""
 
 
 Problem = tuple[tuple[str, ...], str]
 
 
 def problem_of_schema(schema: str) -> str:
-    """Empty, or why this can be no answer schema. An empty one is the whole text; `boxed` reads like a tag's name."""
+    """Empty, or why this is not an answer schema. An empty schema means the whole text."""
     if not schema or _TAG_NAME.fullmatch(schema):
         return ""
     return f"is {schema!r}; it must be boxed, or a tag's name such as answer"
 
 
 def problems_of(data: DataPlane) -> Iterator[Problem]:
-    """What does not fit together."""
+    """Contradictions between keys."""
     if not data.environments:
         return
     if data.training.loss == "sft":

@@ -1,7 +1,7 @@
-"""What all sections of the configuration have in common.
+"""The base class of all sections of the configuration, and the types of their fields.
 
-Invariants: a section is frozen and refuses keys that it does not know; a number is a number (no coercion from text or
-from booleans), so that a slip in the file is seen and not guessed at.
+Invariants: a section is frozen and refuses unknown keys; text and booleans are never converted to numbers, so that a
+mistake in the file is reported and not guessed at.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Section(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _can_be_handed_on(cls, value: Any) -> Any:
-        """Nothing that is text may be such that no process, message or file could take it."""
+        """Text must be such that processes, messages and files can hold it."""
         if not all(map(_can_be_written, _texts(value))):
-            raise ValueError("must be text without NUL and without halves of characters: no process could be given it")
+            raise ValueError("must be text without NUL and without halves of characters: no process could receive it")
         return value
 
 
@@ -87,7 +87,7 @@ _FACTORS = {"": 1, "b": 1} | {
 
 
 def parse_bytes(value: object) -> object:
-    """`512MiB` -> 536870912. Anything that is not text is left to the check of the number."""
+    """`512MiB` -> 536870912. Anything but text is left to the validation of the number."""
     if not isinstance(value, str):
         return value
     match = _BYTES.fullmatch(value.strip())
@@ -97,7 +97,7 @@ def parse_bytes(value: object) -> object:
 
 
 def parse_command(value: object) -> object:
-    """A command line in one string is split as a shell would; no shell ever runs it."""
+    """A command line in one string is split as a shell does; no shell runs it."""
     if not isinstance(value, str):
         return value
     try:
@@ -107,12 +107,12 @@ def parse_command(value: object) -> object:
 
 
 def parse_words(value: object) -> object:
-    """One word may stand without brackets where a list is meant."""
+    """A list with one word may be written without brackets."""
     return (value,) if isinstance(value, str) else value
 
 
 def parse_env(value: object) -> object:
-    """Numbers in `env` become text, as they would in a shell; true and false do not, because nobody knows how."""
+    """Numbers in `env` become text, as in a shell. Booleans do not, because their text form is not obvious."""
     if not isinstance(value, dict):
         return value
     return {
@@ -167,16 +167,16 @@ _REFERENCE_SCHEMA = {"type": "string", "pattern": "^(env:[A-Za-z_][A-Za-z0-9_]*|
 _AS_TEXT = PlainSerializer(lambda secret: "" if secret is None else str(secret), return_type=str)
 
 Secret = Annotated[SecretRef | None, PlainValidator(_secret), _AS_TEXT, WithJsonSchema(_REFERENCE_SCHEMA)]
-"""A reference to a secret, or none. A literal is refused, and the refusal does not repeat it."""
+"""A reference to a secret, or None. A literal is refused, and the message does not repeat it."""
 
 SecretOrUrl = Annotated[
     SecretRef | str, PlainValidator(_secret_or_url), _AS_TEXT, WithJsonSchema({"type": "string", "format": "uri"})
 ]
-"""A URL that may itself be a secret, as those of chat services are."""
+"""A URL that may itself be a secret, as the URLs of chat services are."""
 
 
 def problems_in_one_of(section: Section, names: tuple[str, ...]) -> str:
-    """Empty, or the sentence that says why not exactly one of these fields is set."""
+    """Empty if exactly one of these fields is set, else the message."""
     given = [name for name in names if getattr(section, name) not in (None, "", ())]
     if len(given) == 1:
         return ""

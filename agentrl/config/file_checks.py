@@ -1,6 +1,6 @@
-"""Files that a run file names besides its datasets, and what can be said of them before anything is started.
+"""Checks the files that a run file names, except datasets, before anything is started.
 
-Invariant: they are looked at and neither read nor run; who needs them says the same of them by these functions.
+Invariant: the files are neither read nor run. The processes that need them use the same functions and messages.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from agentrl.errors import ConfigError
 
 
 def problems_of(config: RunConfig) -> Iterator[ConfigError]:
-    """What the processes that need them would end with."""
-    # A run that has no data plane reads no code of its own.
+    """The errors with which the processes that need the files would end."""
+    # A run without a data plane reads no user code.
     for path in config.rollout.code if config.environments else ():
         if problem := problem_of_code(Path(path)):
             yield problem
@@ -26,7 +26,7 @@ def problems_of(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def problem_of_code(path: Path) -> ConfigError | None:
-    """Why no agent loop and no scorer can be read from there."""
+    """Why this cannot be a file of agent loops and scorers, or None."""
     if not path.exists():
         return ConfigError(f"rollout.code: there is no file {path}.", hint="It is relative to the run file.")
     if path.suffix != ".py" or not path.is_file():

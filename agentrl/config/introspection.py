@@ -1,7 +1,7 @@
-"""The shape of the configuration as data: which keys there are at a place, and what a value may be.
+"""Looks up which keys the configuration has at a path, and which values a field allows.
 
-Invariant: everything is derived from the sections' fields, so messages, environment variables, `config show` and knobs
-cannot disagree with what is accepted.
+Invariant: all answers are derived from the fields of the sections, so messages, environment variables, `config show`
+and knobs agree with validation.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from agentrl.protocol.knob import plain_value
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What may stand at one place."""
+    """The type of the value at one path."""
 
     annotation: Any
     field: FieldInfo | None = None
-    """The field that is declared at this place; None for the whole, and inside tables and lists."""
+    """The field at this path; None for the whole configuration, and inside tables and lists."""
 
     @property
     def section(self) -> type[BaseModel] | None:
-        """The section class, if a section is meant here."""
+        """The class of the section, if the value is a section."""
         for kind in _alternatives(self.annotation):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 return kind
@@ -38,17 +38,17 @@ class Shape:
 
     @property
     def is_table(self) -> bool:
-        """True where the keys are chosen by the user."""
+        """Whether the user chooses the keys."""
         return any(typing.get_origin(kind) is dict for kind in _alternatives(self.annotation))
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Keys of a section, as they are written in a file."""
+        """The keys of a section, as they are written in a file."""
         section = self.section
         return () if section is None else tuple(key_of(name, info) for name, info in section.model_fields.items())
 
     def child(self, key: str) -> Shape | None:
-        """What stands below a key; None if there is no such key."""
+        """The type below a key; None if there is no such key."""
         section = self.section
         if section is not None:
             for name, info in section.model_fields.items():
@@ -70,12 +70,12 @@ class Shape:
 
 
 def key_of(name: str, info: FieldInfo) -> str:
-    """The key of a field in a file: its name, but for words that Python keeps for itself."""
+    """The key of a field in a file: its name, or its alias for a reserved word of Python."""
     return info.alias or name
 
 
 def allowed(shape: Shape) -> str:
-    """What may stand here, in words that follow "must be"; empty if only the field itself can tell."""
+    """The allowed values, in words that follow "must be"; empty if they cannot be described."""
     kinds = [kind for kind in _alternatives(shape.annotation) if kind is not types.NoneType]
     if shape.section is not None:
         return f"a section with the keys {', '.join(shape.keys)}"
@@ -93,7 +93,7 @@ def allowed(shape: Shape) -> str:
 
 
 def limits(shape: Shape) -> tuple[float | None, float | None]:
-    """Smallest and largest value, where there are such; both are allowed values or open bounds."""
+    """The smallest and the largest value, or None; an exclusive bound is returned like an inclusive one."""
     least: float | None = None
     most: float | None = None
     for constraint in _constraints(shape):
@@ -144,7 +144,7 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
 
 
 def leaves(value: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    """All values of a plain configuration that are not tables themselves, with their paths."""
+    """All values of a plain configuration except tables, with their paths."""
     found: list[tuple[tuple[str, ...], Any]] = []
     for key, item in value.items():
         path = (*prefix, key)

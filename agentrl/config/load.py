@@ -1,7 +1,7 @@
-"""The configuration from all its sources: `--set` over environment over file over default.
+"""Loads the configuration from all its sources: `--set` over environment over file over default.
 
-Invariants: every value of the result has exactly one source, and it can be told; relative paths of the file are made
-absolute here and nowhere else, because the coordinator works somewhere else than the file stands.
+Invariants: every value has exactly one known source; relative paths become absolute only here, because the coordinator
+has another working directory.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ RESERVED_VARIABLES = frozenset(
         *("HOME", "HOST", "HEARTBEAT_S", "ORPHAN_LEASE_S"),
     )
 )
-"""Variables by which the processes of a run find each other; they are never configuration."""
+"""Variables by which the processes of a run find each other. They are never configuration."""
 
 _WHOLE = introspection.Shape(RunConfig)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checked configuration and where it came from."""
+    """A valid configuration, and the source of each value."""
 
     config: RunConfig
     sources: dict[str, str]
-    """Dotted key -> `demo.yaml:12`, `environment AGENTRL_X__Y`, `--set x.y` or `default`; one entry per value."""
+    """From each dotted key to `demo.yaml:12`, `environment AGENTRL_X__Y`, `--set x.y` or `default`."""
     path: Path | None
-    """The run file, absolute; None if there was none."""
+    """The absolute path of the run file, or None."""
     given: tuple[str, ...]
-    """Dotted keys that do not have their default's source."""
+    """Dotted keys whose value is not the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class _Override:
 def load_config(
     path: str | os.PathLike[str] | None = None, *, sets: Sequence[str] = (), environ: Mapping[str, str] | None = None
 ) -> Loaded:
-    """Reads, merges and checks. Raises ConfigError that lists all mistakes.
+    """Reads, merges and validates. Raises ConfigError with all mistakes.
 
     `sets` are the arguments of `--set`, such as `sidecars.web.count=3`.
     """
@@ -106,7 +106,7 @@ def _from_environment(environ: Mapping[str, str], file: Mapping[str, Any]) -> It
         if not name.startswith(PREFIX) or name in RESERVED_VARIABLES:
             continue
         segments = name.removeprefix(PREFIX).split("__")
-        # A single word is ours only if it is a field: other programs may use the prefix too.
+        # A variable of one word counts only if it is a field, because other programs may use the prefix too.
         if len(segments) == 1 and not _is_value(_WHOLE.child(segments[0].lower())):
             continue
         source = f"environment {name}"
@@ -118,7 +118,8 @@ def _is_value(place: introspection.Shape | None) -> bool:
 
 
 def _keys_of(segments: Sequence[str], file: Mapping[str, Any]) -> tuple[str, ...]:
-    """Variables are upper case and have no dashes: names that the user chose are found in the file."""
+    """The keys of a variable. Variables are upper case without dashes, so names chosen by the user are looked up in the
+    file."""
     keys: list[str] = []
     place: introspection.Shape | None = _WHOLE
     here: Any = file
@@ -147,7 +148,7 @@ def _from_sets(sets: Sequence[str]) -> Iterator[_Override]:
 
 
 def _of_groups_that_are_not_there(overrides: Sequence[_Override], file: Mapping[str, Any]) -> Iterator[str]:
-    """A single value cannot make a group; who gives one means a group of the file and did not hit it."""
+    """Messages about single values for groups that are not in the file: a single value cannot define a group."""
     there = file.get("sidecars")
     known = {str(name) for name in there} if isinstance(there, Mapping) else set()
     made = {one.path[1] for one in overrides if one.path[0] == "sidecars" and one.path[2:] in ((), ("command",))}
@@ -171,7 +172,7 @@ def _put(value: dict[str, Any], one: _Override, written: dict[tuple[str, ...], s
 
 
 def _drop_empty(value: Any, place: introspection.Shape | None) -> Any:
-    """A section whose lines are all commented out is null in YAML; it is as if it were not there."""
+    """A section whose lines are all comments is null in YAML. It counts as missing."""
     if not isinstance(value, dict) or place is None:
         return value
     return {
@@ -182,12 +183,12 @@ def _drop_empty(value: Any, place: introspection.Shape | None) -> Any:
 
 
 def _source(written: Mapping[tuple[str, ...], str], at: tuple[str, ...], *, nearest: bool = False) -> str:
-    """Where a value was written. With `nearest` the place that should have had it is good enough."""
+    """Where a value was written. With `nearest`, else the source of the section that should have it."""
     if found := written.get(at):
         return found
     for length in range(len(at) - 1, -1, -1):
         above = written.get(at[:length], "")
-        # The line on which a section begins is not the source of a value that does not stand in it.
+        # The first line of a section is not the source of a value that is not in the section.
         if above and (nearest or not above.rpartition(":")[2].isdecimal()):
             return above
     return ""

@@ -1,7 +1,7 @@
-"""Where the logs of a run are, and how a range of one is read: `run_dir/logs/UNIT/N.log`.
+"""The log files of a run, `run_dir/logs/UNIT/N.log`, and reading a range of one.
 
-Invariant: whoever can read the files reads the same, a host agent on behalf of others or a client after the end of the
-run. Light imports only: host agents use this.
+Invariant: a host agent (for clients) and a client (after the end of the run) read the same. Light imports only, because
+host agents use this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LogFiles:
         return self._folder / unit / f"{incarnation}.log"
 
     def incarnations(self, unit: str) -> list[int]:
-        """Those that have a log, oldest first."""
+        """The incarnations with a log, oldest first."""
         try:
             names = os.listdir(self._folder / unit)
         except OSError:
@@ -34,7 +34,7 @@ class LogFiles:
         return sorted(int(name[:-4]) for name in names if name.endswith(".log") and name[:-4].isdecimal())
 
     def read(self, unit: str, incarnation: int, offset: int, limit: int) -> LogChunk:
-        """A range. Incarnation 0 is the newest that has a log, -1 the one before. Raises FileNotFoundError."""
+        """A range. Incarnation 0 is the newest one with a log, -1 the one before. Raises FileNotFoundError."""
         if incarnation <= 0:
             known = self.incarnations(unit)
             if len(known) < 1 - incarnation:
@@ -57,12 +57,12 @@ class LogFiles:
 
 
 def cut_part(path: Path) -> Path:
-    """Where the older part of a log is put aside when it is cut."""
+    """The file of the older part of a log that was cut."""
     return path.with_name(f"{path.name}.1")
 
 
 def cut_line(number: int) -> bytes:
-    """The first line of the part that was put aside."""
+    """The first line of the older part."""
     return b"[agentrl: cut %d; older lines are gone]\n" % number
 
 

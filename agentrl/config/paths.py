@@ -1,7 +1,7 @@
-"""Where the things of a run are on this host, and the file that says which runs exist.
+"""The directories of a run on this host, and the files that list the runs.
 
-Invariants: a run's name leads to exactly one state directory and one uuid, whoever asks first; `run.json` is written
-once, whole, under a lock, and never changed. Light imports only: the quick commands begin here.
+Invariants: the name of a run gives exactly one state directory and one uuid, also under concurrent creation; `run.json`
+is written once, whole, under a lock, and never changed. Light imports only, because every quick command loads this.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 RUN_NAME_RULE = "a name of 1 to 40 small letters, digits and dashes that does not begin with a dash"
 RUN_FILE = "run.json"
 LAST_UP = "last_up.json"
-"""Which run file, with which settings, a run was last started with."""
+"""The run file and the settings of the last `up`."""
 IN_FORCE = "config.json"
-"""In the run's directory: its configuration in force, which the coordinator writes and units read."""
+"""In the run directory: the configuration in force, which the coordinator writes and units read."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """What `run.json` says: the identity of a run."""
+    """The content of `run.json`: the identity of a run."""
 
     name: str
     uuid: str
@@ -45,7 +45,7 @@ def is_run_name(name: str) -> bool:
 
 
 def home(environ: Mapping[str, str] | None = None) -> Path:
-    """Where the state of all runs of this user is: `$AGENTRL_HOME`, else below `$XDG_STATE_HOME`."""
+    """The directory of the state of all runs of this user: `$AGENTRL_HOME`, else below `$XDG_STATE_HOME`."""
     env = os.environ if environ is None else environ
     if given := env.get("AGENTRL_HOME"):
         return Path(given).expanduser().absolute()
@@ -57,14 +57,14 @@ def home(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def state_dir(name: str, environ: Mapping[str, str] | None = None) -> Path:
-    """The state directory of a run; it need not exist. Raises ConfigError for what cannot be a run's name."""
+    """The state directory of a run, which need not exist. Raises ConfigError if the name cannot be one of a run."""
     if not is_run_name(name):
         raise ConfigError(f"{name!r} is no name of a run: it must be {RUN_NAME_RULE}.")
     return home(environ) / name
 
 
 def read_run(state: Path) -> RunFile | None:
-    """The run of a state directory, None if there is none. Raises ConfigError if its file is damaged."""
+    """The run of a state directory, or None. Raises ConfigError if its file is damaged."""
     path = state / RUN_FILE
     try:
         plain = json.loads(path.read_bytes())
@@ -86,7 +86,7 @@ def read_run(state: Path) -> RunFile | None:
 
 
 def make_run_dir(run_dir: Path) -> None:
-    """The directory of a run's logs and results. Raises DiskError if it cannot be made or written."""
+    """Create the directory for logs and results. Raises DiskError if it cannot be created or written."""
     hint = "Set `dir` in the run file to a directory of yours."
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -97,10 +97,10 @@ def make_run_dir(run_dir: Path) -> None:
 
 
 def create_run(name: str, run_dir: Path, *, elsewhere: Path | None = None) -> RunFile:
-    """The run of this name, made if there is none yet. Two callers at once get the same one.
+    """The run of this name, created if it does not exist. Concurrent callers get the same run.
 
-    `elsewhere` is a state directory outside of `home`; a link from the usual place leads to it, so that the name alone
-    finds it later. Raises ConflictError if the run exists with other directories.
+    `elsewhere` is a state directory outside of `home`. A link in `home` points to it, so that the name finds it later.
+    Raises ConflictError if the run exists with other directories.
     """
     make_run_dir(run_dir)
     usual = state_dir(name)
@@ -123,7 +123,7 @@ def create_run(name: str, run_dir: Path, *, elsewhere: Path | None = None) -> Ru
 
 
 def list_runs(environ: Mapping[str, str] | None = None) -> list[RunFile]:
-    """All runs of this user on this host by name; one whose file is damaged is in the list and says so."""
+    """All runs of this user on this host, by name. A run with a damaged file is in the list as `broken`."""
     try:
         names = sorted(entry.name for entry in home(environ).iterdir() if is_run_name(entry.name) and entry.is_dir())
     except OSError:

@@ -1,6 +1,6 @@
-"""What is replaced in commands, environments and probes: `{slot}`, `{unit}`, ...
+"""The placeholders in commands, environments and probes: `{slot}`, `{unit}`, ...
 
-Invariant: only these are replaced; other braces belong to the command, which may be full of them.
+Invariant: only these names are replaced; other braces are part of the command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BRACED = re.compile(r"(?<![{$])\{([A-Za-z_][A-Za-z0-9_-]*)\}(?!\})")
 
 
 def misspelt(text: str) -> str:
-    """The sentence about a placeholder that is nearly one; empty if there is none."""
+    """The message about a misspelt placeholder; empty if there is none."""
     for name in unknown(text):
         if close := difflib.get_close_matches(name.lower(), PLACEHOLDERS, n=1, cutoff=0.75):
             return f"{{{name}}} is no placeholder; did you mean {{{close[0]}}}?"

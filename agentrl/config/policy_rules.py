@@ -1,6 +1,6 @@
-"""From the configuration to the rules that the pure policies go by: the one place where a key becomes a rule.
+"""Makes the rules of the pure policies from the configuration.
 
-Invariant: steward, samplers and trainer of a run close groups, admit and cut batches by the same rules.
+Invariant: steward, samplers and trainer of a run close tasks, admit and cut batches by the same rules.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def group_rule(config: DataPlane) -> GroupRule:
 
 
 def freshness(config: DataPlane) -> Freshness:
-    """Which records may still train, with the environments that have rules of their own."""
+    """Which records may still train, with the own rules of environments."""
     training = config.training
     usual = freshness_rule(
         training.strategy, training.bound, training.hard_bound, wait_limit_s=float(training.wait_limit_s)
@@ -48,21 +48,21 @@ def freshness(config: DataPlane) -> Freshness:
 
 
 def freshness_rule(strategy: Strategy, bound: int, hard_bound: int, *, wait_limit_s: float) -> Freshness:
-    """ConfigError if the hard bound is smaller; 0 stands for the bound."""
+    """Raises ConfigError if the hard bound is smaller than the bound. A hard bound of 0 means the bound."""
     return Freshness(strategy, bound, hard_bound or None, wait_limit_s)
 
 
 def freshness_of(environment: Environment, usual: Freshness, hard_bound: int) -> Freshness:
-    """What an environment has instead of the rules of the run, or with them."""
+    """The rule of an environment: its own values, else those of the run."""
     bound = usual.bound if environment.bound is None else environment.bound
     hard = hard_bound if environment.hard_bound is None else environment.hard_bound
     if environment.hard_bound is None and hard < bound:
-        hard = bound  # It asked for a wider bound only.
+        hard = bound  # The environment widens only its bound.
     return freshness_rule(environment.strategy or usual.strategy, bound, hard, wait_limit_s=usual.wait_limit_s)
 
 
 def decay(settings: DecaySettings) -> Decay:
-    """ConfigError if the bounds would reach 0."""
+    """Raises ConfigError if the bounds would reach 0."""
     return Decay(
         out_of_date_decay=float(settings.out_of_date_decay),
         epsilon=float(settings.epsilon),
@@ -73,7 +73,7 @@ def decay(settings: DecaySettings) -> Decay:
 
 
 def policy_loss(training: Training, *, longest: int, with_decay: Decay | None = None) -> PolicyLoss:
-    """ConfigError if it contradicts itself. `longest`: the tokens of the longest record that there may be."""
+    """Raises ConfigError if the settings contradict each other. `longest`: the most tokens of a record."""
     return PolicyLoss(
         clip_low=float(training.clip_low),
         clip_high=float(training.clip_high),
@@ -89,7 +89,7 @@ def policy_loss(training: Training, *, longest: int, with_decay: Decay | None = 
 
 
 def problems_of(config: DataPlane) -> Iterator[Problem]:
-    """What cannot be a rule, with the key that says so."""
+    """Settings that cannot become a rule, with their key."""
     checks: dict[tuple[str, ...], Callable[[], object]] = {
         ("training", "hard_bound"): lambda: freshness(config),
         ("training", "decay"): lambda: decay(config.training.decay),

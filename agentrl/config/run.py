@@ -1,6 +1,6 @@
-"""The whole configuration of a run, and what must hold between its sections.
+"""The whole configuration of a run, and the rules between its sections.
 
-Invariant: a RunConfig that exists is valid as a whole; groups that are named exist, and nothing waits in a circle.
+Invariants: every RunConfig is valid as a whole; a named group exists; no groups wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUP_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 RESERVED_GROUPS = frozenset(
     ["coordinator", "engine", "gateway", "host", "mongo", "run", "sampler", "sidecar", "steward", "toolbox", "trainer"]
 )
-"""Names of roles, and `run`, which stands for everything in commands."""
+"""Names of roles, and `run`, which means the whole run in commands."""
 
 # The hub's port is followed by those of the feed and the metrics.
 _LAST_PORT = 65_533
@@ -49,9 +49,9 @@ class Mongo(Section):
     """MongoDB."""
 
     embedded: Flag = False
-    """Start a server of the run's own, as the unit `mongo-0`."""
+    """Start an own server, as the unit `mongo-0`."""
     url: Secret = None
-    """Where the URL of a server is that exists already: `env:NAME` or `file:PATH`."""
+    """A reference to the URL of an existing server: `env:NAME` or `file:PATH`."""
 
     @model_validator(mode="after")
     def _one_server(self) -> Mongo:
@@ -61,40 +61,38 @@ class Mongo(Section):
 
 
 class Coordinator(Section):
-    """Who reaches the coordinator, and what it keeps where."""
+    """How the coordinator is reached, and where it keeps its state."""
 
     listen: Annotated[str, AfterValidator(_listen)] = ""
-    """`tcp://host:port` makes the run reachable from other hosts; the next two ports are used as well. Connections
-    over tcp are always encrypted and need a key (`agentrl keys new`), so any address may be given. Empty: only
-    processes of the same user on this host reach it."""
+    """`tcp://host:port` makes the run reachable from other hosts. The next two ports are used as well. Connections over
+    tcp are always encrypted and need a key (`agentrl keys new`), so any address is safe. Empty: only processes of the
+    same user on this host can connect."""
     state_dir: str = ""
     """Directory for journal, keys and ledgers, on a local disk; relative to the run file. Empty means the usual one,
     `~/.local/state/agentrl/NAME`."""
     recordings_max: Bytes = 2 << 30
-    """How much of what the console shows is kept on disk, for `agentrl tui --replay`; the oldest goes first. 0 keeps
-    nothing."""
+    """The size of recordings of the feed, for `agentrl tui --replay`. The oldest are removed first. 0 keeps none."""
     recordings_days: Annotated[float, Field(strict=True, gt=0, le=3650)] = 7.0
-    """How long it is kept."""
+    """How long recordings are kept."""
 
 
 class RunConfig(data_plane.DataPlane):
-    """A run: its name, and what belongs to it."""
+    """The configuration of a run."""
 
     name: Annotated[str, AfterValidator(_run_name)]
-    """Name of the run, unique per user: small letters, digits and dashes."""
+    """The name of the run, unique per user: small letters, digits and dashes."""
     dir: str = ""
-    """Directory for logs and results, may be shared between hosts; relative to the run file. Empty means
-    `runs/NAME`."""
+    """The directory for logs and results, relative to the run file. Hosts may share it. Empty means `runs/NAME`."""
     sidecars: dict[str, Sidecar] = Field(default_factory=dict)
     """Groups of foreign commands, by name."""
     mongo: Mongo = Mongo()
     """The database."""
     coordinator: Coordinator = Coordinator()
-    """How the coordinator is reached and where it keeps its state."""
+    """How the coordinator is reached, and where it keeps its state."""
     supervision: SupervisionTimes = SupervisionTimes()
     """The times and counts of supervision."""
     alerts: Alerts = Alerts()
-    """Rules, sinks and the sign of life."""
+    """Rules, sinks and the ping."""
 
     @model_validator(mode="after")
     def _whole(self) -> RunConfig:
@@ -111,7 +109,7 @@ class RunConfig(data_plane.DataPlane):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many units each group begins with."""
+        """The initial count of each group."""
         many = {"engine": self.engines.count, "sampler": self.rollout.samplers}
         return {
             **({"mongo": 1} if self.has_mongo else {}),
@@ -121,12 +119,12 @@ class RunConfig(data_plane.DataPlane):
 
     @property
     def is_job(self) -> bool:
-        """Whether there is nothing to bring up, and `agentrl train` learns from its demonstrations."""
+        """Whether the run has no groups and is only a job of `agentrl train` on demonstrations."""
         return not self.groups and self.training.loss == "sft"
 
     @property
     def has_mongo(self) -> bool:
-        """Whether the run starts a MongoDB server of its own."""
+        """Whether the run starts its own MongoDB server."""
         return self.mongo.embedded or (bool(self.environments) and self.mongo.url is None)
 
     @property
@@ -138,7 +136,7 @@ class RunConfig(data_plane.DataPlane):
 
 
 def nearest(name: str, known: tuple[str, ...], below: str = "") -> str:
-    """A sentence part that helps with a wrong name: the nearest known one, as it has to be typed, or all of them."""
+    """The end of a message about a wrong name: the nearest known name, or all known names."""
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
     if close:
         return f"did you mean {below}{close[0]}?"

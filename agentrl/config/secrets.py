@@ -1,7 +1,7 @@
-"""Secrets by reference. What is written down, sent and shown is where a secret is, never what it is.
+"""References to secrets. Files, messages and screens contain the reference, never the secret.
 
-Invariants: a SecretRef holds no value; a value is read at the moment it is used, by the process that uses it; no error
-message repeats a value. Light imports only: the host agent resolves references too.
+Invariants: a SecretRef holds no value; the process that uses a secret reads it at that moment; no error message repeats
+a value. Light imports only, because the host agent resolves references too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def names_a_secret(name: str) -> bool:
 
 
 def parse_reference(value: object) -> SecretRef:
-    """Raises ValueError, which does not repeat the value: it may be the secret itself."""
+    """Raises ValueError without the value, because the value may be the secret itself."""
     if not isinstance(value, str) or not is_reference(value):
         raise ValueError("must be a reference to a secret, env:NAME or file:PATH, not the secret itself")
     return SecretRef(value)
@@ -75,5 +75,7 @@ def _read(reference: str, path: Path) -> str:
     if not text:
         raise ConfigError(f"The secret {reference} is empty.", hint=f"Write it into {path}.")
     if "\0" in text:
-        raise ConfigError(f"The secret {reference} holds a NUL, so no process can be given it.", hint=f"Check {path}.")
+        raise ConfigError(
+            f"The secret {reference} contains a NUL character, so no process can receive it.", hint=f"Check {path}."
+        )
     return text

@@ -1,6 +1,6 @@
-"""A configuration as plain data, for the way to the coordinator and back.
+"""A configuration as plain data for messages and files, and its JSON schema.
 
-Invariant: the two functions are each other's inverse, and both sides check; secrets travel as references.
+Invariants: `config_from_plain` restores what `config_to_plain` made, and validates it; secrets are sent as references.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ from agentrl.config.validation_errors import error_of
 
 
 def config_to_plain(config: RunConfig) -> dict[str, Any]:
-    """Only dicts, lists, text, numbers and booleans."""
+    """The configuration as dicts, lists, text, numbers and booleans."""
     return config.model_dump(mode="json", exclude_none=True)
 
 
 def config_from_plain(plain: Mapping[str, Any], *, where: str = "") -> RunConfig:
-    """Raises ConfigError that lists all mistakes; `where` names the origin in them."""
+    """Raises ConfigError with all mistakes; `where` names the origin in the messages."""
     try:
         return RunConfig.model_validate(dict(plain))
     except ValidationError as invalid:
         raise error_of(invalid, lambda path: where) from None
+
+
+def json_schema() -> dict[str, Any]:
+    """The output of `agentrl config schema`. Editors complete and check run files with it."""
+    schema = RunConfig.model_json_schema(mode="validation", by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "agentrl run file"}

@@ -1,7 +1,7 @@
-"""Which arguments of an SGLang server a run file may add.
+"""The arguments of an SGLang server that a run file may add.
 
-Invariant: what would change what is served, whom it is served to, or what log-probs mean is the run's to decide, and
-not in the list; an argument that a later server has is added here by somebody who read what it does.
+Invariant: the list has no argument that changes what is served, to whom, or the meaning of log-probabilities, because
+the run decides these. A new argument is added only after its effect is known.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COUNTS = ("--tp-size", "--tensor-parallel-size", "--pp-size", "--dp-size", "--d
 
 
 def problem_of(arguments: Sequence[str]) -> str:
-    """Empty, or what of these may not stand in `engines.args`."""
+    """Empty, or why these arguments are not allowed in `engines.args`."""
     for argument in arguments:
         name = argument.partition("=")[0]
         if argument.startswith("-") and name not in ALLOWED and not _is_number(argument):
@@ -46,7 +46,7 @@ def problem_of(arguments: Sequence[str]) -> str:
 
 
 def value_of(arguments: Sequence[str], name: str) -> str:
-    """The last value that is given for this argument; empty if there is none."""
+    """The last value of this argument; empty if it is missing."""
     found = ""
     for place, argument in enumerate(arguments):
         key, joined, value = argument.partition("=")
@@ -56,7 +56,7 @@ def value_of(arguments: Sequence[str], name: str) -> str:
 
 
 def gpus_of(arguments: Sequence[str]) -> int:
-    """How many GPUs one server takes."""
+    """The number of GPUs of one server."""
     if value_of(arguments, "--device") == "cpu":
         return 0
     tensor = value_of(arguments, "--tp-size") or value_of(arguments, "--tensor-parallel-size") or "1"

@@ -1,6 +1,6 @@
-"""The resolved configuration as people see it, for `agentrl config show` and `check`.
+"""The resolved configuration for people: `agentrl config show` and `check`, and the changes between two.
 
-Invariant: a secret is shown as its reference; what looks like a secret and is written out is not shown at all.
+Invariant: a secret is shown as its reference; a literal that looks like a secret is hidden.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ShownValue:
 
 
 def rows(loaded: Loaded, *, only_given: bool = False) -> list[ShownValue]:
-    """One row per value, in the order of the fields; `only_given` leaves out the defaults."""
+    """One row per value, in the order of the fields; `only_given` omits defaults."""
     plain = loaded.config.model_dump(mode="json")
     shown = [
         ShownValue(".".join(path), HIDDEN if _is_bare_secret(path, value) else value, loaded.sources[".".join(path)])
@@ -44,7 +44,7 @@ def rows(loaded: Loaded, *, only_given: bool = False) -> list[ShownValue]:
 
 
 def document(loaded: Loaded) -> dict[str, Any]:
-    """The whole as plain data."""
+    """The whole configuration as plain data."""
     plain = config_to_plain(loaded.config)
     for path in _bare_secrets(plain):
         here = plain
@@ -55,7 +55,7 @@ def document(loaded: Loaded) -> dict[str, Any]:
 
 
 def changes(before: RunConfig, after: RunConfig) -> list[str]:
-    """Which settings one configuration has otherwise than another, as sentences."""
+    """The settings that differ between two configurations, as sentences."""
     old, new = (dict(introspection.leaves(config_to_plain(config))) for config in (before, after))
     paths = [path for path in {**old, **new} if old.get(path, _ABSENT) != new.get(path, _ABSENT)]
     told = [
@@ -74,10 +74,10 @@ def _short(path: tuple[str, ...], value: object) -> str:
 
 
 def advice(loaded: Loaded) -> list[str]:
-    """What is allowed and yet unwise."""
+    """Warnings about values that are allowed but unwise."""
     secrets = [
-        f"{loaded.sources['.'.join(path)]}: {'.'.join(path)} looks like a secret that is written out; "
-        "say where it is instead, env:NAME or file:PATH."
+        f"{loaded.sources['.'.join(path)]}: {'.'.join(path)} looks like a literal secret; "
+        "write a reference instead, env:NAME or file:PATH."
         for path in _bare_secrets(config_to_plain(loaded.config))
     ]
     return [*secrets, *_odd_braces(loaded), *_missing_programs(loaded)]
@@ -92,7 +92,7 @@ def _odd_braces(loaded: Loaded) -> Iterator[str]:
 
 
 def _missing_programs(loaded: Loaded) -> Iterator[str]:
-    """Programs that cannot be started on this host; of groups that go to named hosts nobody can tell here."""
+    """Programs that this host does not have. Groups that run only on named hosts are not checked."""
     for name, sidecar in loaded.config.sidecars.items():
         program = sidecar.command[0]
         if sidecar.hosts or "{" in program:

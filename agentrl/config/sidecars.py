@@ -1,6 +1,6 @@
-"""Sidecars: foreign commands under the roof of the run.
+"""Sidecars: groups of foreign commands in the configuration.
 
-Invariant: what stands here is complete; a unit can be started from it without asking anything else.
+Invariant: a sidecar is complete: its units can be started from it alone.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _Grace = Annotated[float, Field(strict=True, ge=0, le=86_400)]
 
 
 class Probe(Section):
-    """One question that is asked of a process from outside; exactly one of exec, http and tcp."""
+    """A check of a process from outside: exactly one of exec, http and tcp."""
 
     exec: Command = ()
-    """A command; exit code 0 means yes."""
+    """A command; exit code 0 is success."""
     http: str = ""
-    """A URL that begins with `http://`; a status below 400 means yes."""
+    """A URL that begins with `http://`; a status below 400 is success."""
     tcp: str = ""
-    """`host:port`; a connection means yes."""
+    """`host:port`; a connection is success."""
     interval_s: Seconds = 2.0
-    """How often it is asked."""
+    """How often it runs."""
     timeout_s: Seconds = 5.0
-    """How long an answer may take before it counts as no."""
+    """How long an answer may take before the check fails."""
     failures: Annotated[int, Field(strict=True, ge=1, le=1_000)] = 3
-    """How many failures in a row count as an answer of no."""
+    """How many failures in a row make the probe fail."""
 
     @model_validator(mode="after")
     def _one_question(self) -> Probe:
@@ -58,14 +58,14 @@ class Probe(Section):
 
 
 class Resources(Section):
-    """What one unit needs of a host. Zero means that nothing is reserved."""
+    """What one unit reserves on its host. Zero reserves nothing."""
 
     cpus: Annotated[Number, Field(ge=0, le=10_000)] = 0.0
     """Processor cores."""
     gpus: Annotated[Count, Field(le=1_000)] = 0
     """Whole GPUs."""
     memory_max: Bytes = 0
-    """A hard limit, in bytes or as `512MiB`; a unit that exceeds it is killed and counted apart from other deaths."""
+    """A hard limit, in bytes or as `512MiB`. A unit that exceeds it is killed; such deaths are counted separately."""
 
 
 class Sidecar(Section):
@@ -77,37 +77,38 @@ class Sidecar(Section):
     count: Count = 1
     """How many units the group has."""
     env: Env = Field(default_factory=dict)
-    """Environment of the units, on top of the host agent's. Secrets stand here as `env:NAME` or `file:PATH`."""
+    """Environment of the units, in addition to that of the host agent. Secrets are references: `env:NAME` or
+    `file:PATH`."""
     cwd: str = ""
     """Working directory, relative to the run file; empty means the directory of the run file."""
     life: Life = Life.SERVICE
-    """A `service` is to run for ever: exit 0 is a death. A `job` is done with exit 0."""
+    """`service`: it runs until it is stopped, and exit 0 is a death. `job`: it is done with exit 0."""
     speaks: Flag = False
-    """True if the program uses the unit runtime: it then says itself when it is ready."""
+    """True if the program uses the unit runtime, which reports when it is ready."""
     ready: Probe | None = None
-    """When a unit counts as ready. Without it, and if it does not speak, it is ready when it was started."""
+    """The check of readiness. Without it, a unit that does not speak is ready as soon as it is started."""
     live: Probe | None = None
     """A ready unit that fails this is replaced."""
     metrics: Probe | None = None
-    """Where numbers come from: lines of `name value` by exec or http (the Prometheus text format)."""
+    """Where metrics come from: `name value` lines by exec or http (the Prometheus text format)."""
     after: Words = ()
-    """Groups that must be ready before a unit of this one is started; they are stopped after it."""
+    """Groups that must be ready before a unit of this group starts. They are stopped after it."""
     hosts: Words = ()
     """Hosts on which it may run; empty means any."""
     resources: Resources = Resources()
-    """What a unit needs of its host."""
+    """What a unit reserves on its host."""
     drain_grace_s: _Grace = 5.0
-    """How long a unit that speaks has to finish what is under way."""
+    """How long a unit that speaks may take to finish its work."""
     term_grace_s: _Grace = 5.0
     """How long a unit has after SIGTERM before it is killed."""
     start_deadline_s: Seconds = 60.0
     """How long a start may take before the unit is stopped and tried again."""
     orphan_lease_s: Seconds = 600.0
-    """How long a unit that speaks works on without any coordinator before it ends by itself."""
+    """How long a unit that speaks keeps working without a coordinator before it ends."""
     gang: Flag = False
-    """True if all units of the group live and die together."""
+    """True if all units of the group start and stop together."""
     fenced: Flag = False
-    """True if a lost unit can do no harm and may be replaced at once, before its death is confirmed."""
+    """True if a lost unit can do no harm, so that it may be replaced before its death is confirmed."""
     log_max: Annotated[Bytes, Field(ge=4096)] = 32 << 20
     """Size at which a log is cut, in bytes or as `32MiB`."""
 

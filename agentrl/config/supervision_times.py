@@ -1,7 +1,7 @@
-"""The times and counts by which the control plane judges, waits and gives up.
+"""The supervision times and counts of the control plane.
 
-Invariants: nothing in the control plane has a supervision time of its own; every set of times that exists is
-consistent (a unit is suspected before it is given up, and not before it could have missed a beat).
+Invariants: no part of the control plane has another supervision time; every SupervisionTimes is consistent (a unit is
+suspect before it counts as dead, and not before it could have missed a beat).
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ _Limit = Annotated[int, Field(strict=True, ge=1, le=1_000)]
 
 
 class SupervisionTimes(Section):
-    """Supervision. The defaults suit a cluster; tests run at a tenth of them (`scaled`)."""
+    """Supervision. The defaults suit a cluster; tests use a tenth of them (`scaled`)."""
 
     heartbeat_s: Annotated[_Time, Tunable("restart")] = 2.0
-    """How often units and host agents say that they live."""
+    """How often units and host agents send a heartbeat."""
     suspect_after_s: _Time = 6.0
     """Silence after which a unit is shown as suspect; nothing is done to it yet."""
     dead_after_s: _Time = 20.0
-    """Silence after which a unit outside any announced phase is taken for hung and replaced."""
+    """Silence after which a unit outside any announced phase counts as hung and is replaced."""
     host_silent_after_s: _Time = 20.0
     """Silence after which a host and everything on it are lost."""
     restart_window_s: _Time = 300.0
-    """The window in which deaths are counted; a unit that was well for as long starts with a clean record."""
+    """The window in which deaths are counted. A unit without a death for this long starts with a count of 0."""
     max_deaths: _Limit = 5
-    """Deaths of a ready unit in the window that are survived; with one more it is fatal."""
+    """How many deaths a ready unit may have in the window; with one more it is fatal."""
     max_failed_starts: _Limit = 5
-    """Starts in a row that never came to be ready, after which a unit is fatal."""
+    """How many starts in a row may fail; with one more the unit is fatal."""
     max_oom_deaths: _Limit = 3
-    """Deaths for memory in the window after which a unit is fatal: starting it again rarely helps."""
+    """How many kills for memory in the window make a unit fatal, because a restart rarely helps."""
     backoff_first_s: _Time = 0.5
     """The first delay before a restart; it doubles with each death. The first death in the window has none."""
     backoff_max_s: _Time = 60.0
     """The longest delay before a restart."""
     backoff_jitter: Annotated[float, Field(strict=True, ge=0, le=0.9)] = 0.25
-    """By how much a delay may differ, up or down, so that units do not come back all at once."""
+    """The random share of a delay, up or down, so that units do not restart all at once."""
     operation_deadline_s: _Time = 600.0
     """How long an accepted command may take before it counts as failed."""
     no_progress_s: _Time = 300.0
-    """How long nothing in the run may make progress before an alert says who waits for whom."""
+    """How long the run may make no progress before an alert shows the wait chain."""
     stats_every_s: _Time = 2.0
     """How often a host agent measures its units."""
     drain_patience_s: _Time = 3600.0
-    """How long `drain` waits for a unit to finish before it is told to end; no wait is unbounded."""
+    """How long `drain` waits for a unit to finish before it stops the unit; no wait is unbounded."""
     kill_again_s: _Time = 1.0
     """How often a kill is repeated until nothing is left of a unit."""
     stacks_grace_s: _Time = 2.0
@@ -59,7 +59,7 @@ class SupervisionTimes(Section):
     coordinator_silent_s: _Time = 60.0
     """Silence of the coordinator after which its host agent replaces it; the units do not notice."""
     late_after_s: _Time = 1.0
-    """A pause of the coordinator's own loop from which on it extends all leases by that pause."""
+    """A pause of the coordinator's own loop of at least this length extends all leases by that pause."""
 
     @model_validator(mode="after")
     def _consistent(self) -> SupervisionTimes:
@@ -79,14 +79,14 @@ class SupervisionTimes(Section):
         return self
 
     def scaled(self, factor: float) -> SupervisionTimes:
-        """All times multiplied; counts and shares stay as they are."""
+        """All times multiplied by the factor; counts and shares unchanged."""
         plain = self.model_dump()
         return SupervisionTimes.model_validate(
             {name: value * factor if name.endswith("_s") else value for name, value in plain.items()}
         )
 
     def changed(self, name: str, value: float) -> SupervisionTimes:
-        """With one value changed. Raises ConfigError if the times would contradict each other."""
+        """A copy with one value changed. Raises ConfigError if the times would contradict each other."""
         if name not in SupervisionTimes.model_fields:
             raise ConfigError(f"There is no supervision time {name!r}.")
         try:

@@ -1,7 +1,7 @@
-"""From what pydantic found wrong to sentences for a person.
+"""Turns the errors of pydantic into messages for people.
 
-Invariants: all mistakes are told at once; each sentence says where the value was written, which key it is and what is
-allowed; a value that may be a secret is not repeated.
+Invariants: one error has all mistakes; each message names the source, the key and the allowed values; a value that may
+be a secret is not repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentrl.errors import ConfigError
 
 Path = tuple[str, ...]
 Where = Callable[[Path], str]
-"""Where a value was written, `run.yaml:12` or `--set a.b=c`; empty if it was not written at all."""
+"""The source of a value, `run.yaml:12` or `--set a.b=c`; empty for a default."""
 
 _WHOLE = introspection.Shape(RunConfig)
 _LONGEST_VALUE = 60
@@ -32,7 +32,7 @@ def error_of(invalid: ValidationError, where: Where) -> ConfigError:
 
 
 def combine(sentences: Sequence[str]) -> ConfigError:
-    """One mistake is its own sentence; several are a list."""
+    """One mistake is one sentence; several are a list."""
     unique = list(dict.fromkeys(sentences))
     if len(unique) == 1:
         return ConfigError(unique[0])
@@ -40,7 +40,7 @@ def combine(sentences: Sequence[str]) -> ConfigError:
 
 
 def unknown_key(path: Path, where: str) -> str:
-    """The sentence about a key that does not exist."""
+    """The message about an unknown key."""
     last = len(path) - 1
     depth = next((depth for depth in range(last) if _WHOLE.at(path[: depth + 1]) is None), last)
     place, wrong = _WHOLE.at(path[:depth]), ".".join(path[: depth + 1])
@@ -68,7 +68,7 @@ def _wrong_value(details: ErrorDetails, path: Path) -> str:
     if details["type"] == "value_error":
         said = str(details.get("ctx", {}).get("error", details["msg"]))
         joined = f"{key} {said}" if said.startswith(("must ", "needs ")) else f"{key}: {said}"
-        # Sentences about a whole section say themselves what they found in it.
+        # Messages about a whole section contain the wrong values already.
         whole = " not " in said or isinstance(details["input"], Mapping | Section)
         return joined if whole else joined + _shown(details["input"], path)
     rule = introspection.allowed(place) if place is not None else ""
@@ -82,7 +82,7 @@ def _wrong_value(details: ErrorDetails, path: Path) -> str:
 
 
 def _shown(value: Any, path: Path) -> str:
-    """The value as it was written, if it may be shown at all."""
+    """The value as it was written, unless it may be a secret."""
     if isinstance(value, SecretRef):
         return ""
     if isinstance(value, Mapping):
@@ -99,6 +99,6 @@ def _placed(where: str, sentence: str) -> str:
     end = "" if sentence.endswith((".", "?")) else "."
     option, _, key = where.partition(" ")
     if option == "--set" and key and key in sentence:
-        # The key is told once.
+        # The option contains the key, so it is not repeated.
         return f"{option}{' ' if sentence.startswith(key) else ': '}{sentence}{end}"
     return f"{where}: {sentence}{end}" if where else f"{sentence}{end}"

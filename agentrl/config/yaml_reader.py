@@ -1,7 +1,7 @@
-"""YAML to plain values, with the line of each.
+"""Reads YAML as plain values, with the line of each.
 
-Invariants: a key stands once in its mapping; only what YAML 1.2 calls a number, a boolean or null is one (`no`, `on`
-and `12:30` are text); nothing in a file can make Python objects, or more values than a person would write.
+Invariants: a mapping has each key once; numbers, booleans and null are those of YAML 1.2 (`no`, `on` and `12:30` are
+text); a file can make no Python objects, and no more values than a person would write.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentrl.errors import ConfigError
 Path = tuple[str, ...]
 
 MOST_VALUES = 100_000
-"""A few lines of aliases of aliases could stand for more values than there is memory."""
+"""A few lines of nested aliases could mean more values than fit into memory."""
 _TOO_DEEP = "values are nested too deeply"
 _MERGE = "tag:yaml.org,2002:merge"
 _CONTAINERS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
@@ -25,7 +25,7 @@ _CONTAINERS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The content of a file, and the line on which each value begins."""
+    """The content of a file, and the first line of each value."""
 
     value: dict[str, Any]
     lines: dict[Path, int] = field(default_factory=dict)
@@ -64,11 +64,11 @@ def read_tree(text: str, name: str) -> Tree:
         return Tree(value, lines)
     except yaml.MarkedYAMLError as broken:
         mark = broken.problem_mark or broken.context_mark
-        # What is missing at the end is missing behind the last line, which has no number in any editor.
+        # An error at the end of the file is reported one line after the last one, which no editor shows.
         line = f"{min(mark.line + 1, max(1, len(text.splitlines())))}" if mark else "?"
         said = " ".join(part for part in (broken.context, broken.problem) if part)
         if broken.problem and "'\\t'" in broken.problem:
-            said = "a tab stands where YAML wants spaces"
+            said = "there is a tab where YAML needs spaces"
         raise ConfigError(f"{name}:{line}: this is not valid YAML: {said}.") from broken
     except yaml.YAMLError as broken:
         raise ConfigError(f"{name}: this is not valid YAML: {' '.join(str(broken).split())}.") from broken
@@ -77,7 +77,7 @@ def read_tree(text: str, name: str) -> Tree:
 
 
 def read_value(text: str, source: str) -> Any:
-    """One value from a variable or the command line; empty text stays empty text."""
+    """One value from a variable or the command line; empty text stays text."""
     if not text.strip():
         return text
     try:
@@ -110,7 +110,7 @@ class _Builder:
             return self._loader.construct_object(node)
         if node.tag not in _CONTAINERS:
             raise _at(self._name, node, f"this is not valid YAML: the tag {node.tag} is unknown")
-        # An anchor may stand inside itself.
+        # An anchor may contain itself.
         if id(node) in self._open:
             raise _at(self._name, node, "an alias contains itself")
         self._open.add(id(node))
@@ -131,7 +131,7 @@ class _Builder:
                 continue
             key, line = self._key(key_node), key_node.start_mark.line + 1
             if key in first:
-                raise _at(self._name, key_node, f"the key {key!r} stands twice; the first is on line {first[key]}")
+                raise _at(self._name, key_node, f"the key {key!r} appears twice; first on line {first[key]}")
             first[key] = line
             self._lines.setdefault((*path, key), line)
             value[key] = self.build(value_node, (*path, key))

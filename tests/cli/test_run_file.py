@@ -38,7 +38,7 @@ def test_a_secret_in_the_file_is_hidden(shell: Shell, how: tuple[str, ...]) -> N
 
 def test_check_advises_a_reference_for_a_secret(shell: Shell) -> None:
     said = shell("config", "check")
-    assert "run.yaml:6: sidecars.web.env.API_KEY looks like a secret" in said.err
+    assert "run.yaml:6: sidecars.web.env.API_KEY looks like a literal secret" in said.err
     assert "env:NAME or file:PATH" in said.err
     assert "with 1 unit is valid" in said.out
     (advice,) = shell("config", "check", "--json").json["advice"]

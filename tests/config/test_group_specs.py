@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from agentrl.config import introspection
 from agentrl.config.load import load_config
 from agentrl.config.run import RunConfig
-from agentrl.config.schema import json_schema
-from agentrl.config.serialization import config_from_plain, config_to_plain
+from agentrl.config.serialization import config_from_plain, config_to_plain, json_schema
 from agentrl.control.commands.group_specs import specs_of, stop_ranks
 from agentrl.errors import ConfigError
 from agentrl.protocol.specs import GroupSpec, Life, Probe, Resources, Role

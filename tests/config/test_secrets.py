@@ -115,6 +115,6 @@ def test_literal_secret_works_is_hidden_and_draws_advice(tmp_path):
     }
     assert "hunter2" not in str(show.rows(loaded))
     assert show.advice(loaded) == [
-        "run.yaml:6: sidecars.web.env.API_KEY looks like a secret that is written out; "
-        "say where it is instead, env:NAME or file:PATH."
+        "run.yaml:6: sidecars.web.env.API_KEY looks like a literal secret; "
+        "write a reference instead, env:NAME or file:PATH."
     ]

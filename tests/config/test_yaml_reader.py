@@ -62,8 +62,8 @@ BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("a: 1\nb: 2\na: 3\n", "f.yaml:3: the key 'a' stands twice; the first is on line 1"),
-        ("a:\n  b: 1\n  b: 2\n", "f.yaml:3: the key 'b' stands twice"),
+        ("a: 1\nb: 2\na: 3\n", "f.yaml:3: the key 'a' appears twice; first on line 1"),
+        ("a:\n  b: 1\n  b: 2\n", "f.yaml:3: the key 'b' appears twice"),
         ("- a\n", "f.yaml:1: a run file is made of"),
         ("a: [1\nb: 2\n", "f.yaml:2: this is not valid YAML"),
         ("a: 'x\n", "f.yaml:1: this is not valid YAML"),
@@ -75,7 +75,7 @@ BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]
         ("<<: 3\n", "f.yaml:1: `<<` takes a mapping"),
         ("a: \x07\n", "this is not valid YAML"),
         ("a: 1\n---\nb: 2\n", "this is not valid YAML"),
-        ("\ta: 1\n", "f.yaml:1: this is not valid YAML: a tab stands where YAML wants spaces"),
+        ("\ta: 1\n", "f.yaml:1: this is not valid YAML: there is a tab where YAML needs spaces"),
         (f"a: {'[' * 5000}{']' * 5000}\n", "f.yaml: values are nested too deeply"),
         (BOMB, "f.yaml:1: there are more than 100000 values"),
     ],

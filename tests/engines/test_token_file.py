@@ -35,7 +35,7 @@ def test_processes_that_start_together_agree(tmp_path: Path) -> None:
 def test_a_file_that_holds_no_token_is_not_used(tmp_path: Path) -> None:
     for content in (b"", b"short", b"\xff" * 40, b"two\x00parts-of-a-token-file"):
         (tmp_path / TOKEN_FILE).write_bytes(content)
-        with pytest.raises(ConfigError, match="holds no token"):
+        with pytest.raises(ConfigError, match="contains no token"):
             http_token(tmp_path)
 
 
