@@ -139,6 +139,8 @@ class Console(App[int]):
     def _listen(self) -> None:
         self.run_worker(self.connection.run(), name="connection", group="connection")
         self.run_worker(self._ask_why(), name="why", group="why")
+        if isinstance(self.connection, Connection):
+            self.run_worker(self._paint_first_data(self.connection), name="first data", group="connection")
 
     # ---- from run to run ----
 
@@ -188,6 +190,11 @@ class Console(App[int]):
     @property
     def fresh(self) -> bool:
         return self.frame.fresh
+
+    async def _paint_first_data(self, connection: Connection) -> None:
+        """Paint the first snapshot at once, not in the next round."""
+        await connection.settled()
+        self._paint_new_data()
 
     def _paint_new_data(self) -> None:
         if not self._leaving:

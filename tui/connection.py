@@ -40,8 +40,12 @@ class Connection:
 
     async def to_ask(self) -> Client:
         """The client for a query; waits for the first attempt to connect."""
-        await self._settled.wait()
+        await self.settled()
         return self.client
+
+    async def settled(self) -> None:
+        """Wait until the first attempt has succeeded or failed."""
+        await self._settled.wait()
 
     def now(self) -> float:
         """The wall-clock time that the screens show."""
