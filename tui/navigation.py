@@ -14,7 +14,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input
 
-from agentrl.formatting.row_text import kind_of
+from agentrl.formatting.row_text import row_kind
 from agentrl.protocol.rows import AlertRow, AnyRow
 from tui.host import Host
 from tui.model import event_table
@@ -135,13 +135,13 @@ class Navigation:
 
     def open_event(self, row: AnyRow) -> None:
         """The page of an event as it was reported; an operation is read from the mirror, which has its newest state."""
-        self._open(row, f"op/{row.id}" if kind_of(row) == "operation" and hasattr(row, "id") else "")
+        self._open(row, f"op/{row.id}" if row_kind(row) == "operation" and hasattr(row, "id") else "")
 
     def _open(self, row: AnyRow, key: str) -> None:
         if isinstance(row, AlertRow):
             self.open_page(AlertPage(row))
         else:
-            self.open_page(RowPage(f"{kind_of(row)} {event_table.subject(row)}", row, key))
+            self.open_page(RowPage(f"{row_kind(row)} {event_table.subject(row)}", row, key))
 
     def open_record(self, id: str) -> None:
         self.open_page(RecordPage(id))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.formatting.row_text import kind_of
+from agentrl.formatting.row_text import row_kind
 from tui.host import Host
 from tui.model import event_table
 from tui.model.playback import Playback
@@ -52,7 +52,7 @@ class PlaybackActions:
         found = self._playback.step(by, self._console.clock())
         row = self._console.mirror.get(found.key) if found else None
         if row is not None:
-            self._console.say(f"{kind_of(row)} {event_table.subject(row)}: {event_table.what(row)}", fleeting=True)
+            self._console.say(f"{row_kind(row)} {event_table.subject(row)}: {event_table.what(row)}", fleeting=True)
         elif found is None:
             self._console.say(f"Nothing began {where} this.")
         self._console.update_view()

@@ -96,8 +96,8 @@ def moment(text: str, begin: float, end: float) -> float:
         raise UsageError(f"{text!r} is not a time.", hint=hint) from None
     # A named minute or second may have begun before the recording did.
     if at > end or at + (_MINUTE_S if named.second == 0 else 1.0) <= begin:
-        told = f"it goes from {_shown(begin)} to {_shown(end)}"
-        raise UsageError(f"At {text} nothing was recorded: {told}.", hint="Without --at it is played from its start.")
+        span = f"it goes from {_shown(begin)} to {_shown(end)}"
+        raise UsageError(f"At {text} nothing was recorded: {span}.", hint="Without --at it is played from its start.")
     return max(at, begin)
 
 

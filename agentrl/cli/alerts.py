@@ -53,13 +53,13 @@ def headline(row: AlertRow, aimed: Callable[[str], str] = str) -> Text:
     from rich.text import Text
 
     from agentrl.cli import output
-    from agentrl.formatting.row_text import became
+    from agentrl.formatting.row_text import alert_state
 
     style = {"page": "bold red", "warning": "yellow"}.get(str(row.severity), "")
     text = Text()
     text.append(f"{row.severity} ", style=style)
     text.append(output.sanitise(f"{row.id}: {row.sentence}"))
-    state = "" if row.state == "firing" else f", {became(row)}"
+    state = "" if row.state == "firing" else f", {alert_state(row)}"
     by = f" by {row.acknowledged_by}" if row.acknowledged_by else ""
     text.append(output.sanitise(f" ({output.since(row.since_at)}{state}{by})"), style="dim")
     if row.silenced_until_at:

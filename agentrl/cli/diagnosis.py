@@ -40,7 +40,7 @@ async def why(cli: Cli) -> ExitCode:
     if cli.json:
         output.emit(found)
         return ExitCode.OK
-    chains = wait_chains.worth_telling(found.chains)
+    chains = wait_chains.worth_showing(found.chains)
     if not chains:
         output.say(wait_chains.NOBODY)
     elif wait_chains.all_well(chains):
@@ -148,7 +148,7 @@ def _show_account(report: AccountReport) -> None:
     from agentrl.cli import output
     from agentrl.formatting import account_lines
 
-    for line in account_lines.sums(report):
+    for line in account_lines.totals(report):
         output.say(line)
     for problem in report.problems:
         output.note(account_lines.disagreement(problem))

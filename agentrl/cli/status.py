@@ -55,9 +55,9 @@ async def status(
 
 def healthy(report: StatusReport) -> bool:
     """Whether the run works as desired: nothing is degraded, and no alert pages."""
-    from agentrl.formatting.row_text import by_gravity
+    from agentrl.formatting.row_text import active_alerts
 
-    firing = by_gravity(list(report.alerts))
+    firing = active_alerts(list(report.alerts))
     return report.run.state in _HEALTHY and not any(alert.severity == "page" for alert in firing)
 
 

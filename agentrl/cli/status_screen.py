@@ -16,7 +16,7 @@ from rich.text import Text
 from agentrl.cli import output
 from agentrl.cli.alerts import headline
 from agentrl.formatting.amounts import counted
-from agentrl.formatting.row_text import by_gravity, slot_order, stands_since, story, up_for
+from agentrl.formatting.row_text import active_alerts, slot_order, state_since, unit_summary, uptime
 from agentrl.protocol.commands import StatusReport
 from agentrl.protocol.rows import COMPLETED, GroupRow, HostRow, RunRow, UnitRow
 
@@ -46,7 +46,7 @@ def screen(report: StatusReport, width: int, aimed: Callable[[str], str] = str) 
     parts: list[RenderableType] = [_head(report.run, now, aimed)]
     if report.pulse is not None and report.pulse.sentence:
         parts.append(output.cell(report.pulse.sentence, "cyan"))
-    parts += [headline(row, aimed) for row in by_gravity(list(report.alerts))]
+    parts += [headline(row, aimed) for row in active_alerts(list(report.alerts))]
     parts += [
         output.cell(
             f"in progress: {row.summary or row.command}, {output.since(row.accepted_at, now)} ({row.who})", "cyan"
@@ -72,7 +72,7 @@ def _head(run: RunRow, now: float, aimed: Callable[[str], str]) -> Text:
     details = [
         run.reason,
         "paused" if run.paused else "",
-        f"up {up}" if (up := up_for(run, now)) else "",
+        f"up {up}" if (up := uptime(run, now)) else "",
     ]
     text.append(output.sanitise("".join(f" · {detail}" for detail in details if detail)), style="none")
     for trouble in (run.journal_full, run.not_listening, run.not_recording):
@@ -122,9 +122,9 @@ def _units(units: list[UnitRow], now: float, width: int) -> RenderableType:
         ]
         place: list[object] = [row.host, str(row.pid or "")] if wide else []
         state = _state(COMPLETED if row.done else row.state)
-        cells: list[object] = [row.unit, state, output.since(stands_since(row), now)]
+        cells: list[object] = [row.unit, state, output.since(state_since(row), now)]
         cells += [*place, *measured]
-        rows.append([*cells, story(row, now)])
+        rows.append([*cells, unit_summary(row, now)])
     numbers = ("since", "life", "died", "cpu", "memory", "pid")
     return output.table([*names, "what"], rows, right=numbers, width=width, spare=("cpu", "life", "memory", "since"))
 

@@ -106,7 +106,7 @@ async def _groups(client: Client) -> Iterable[GroupRow]:
 
 def _show_all(cli: Cli, found: list[KnobRow], groups: Iterable[GroupRow]) -> ExitCode:
     from agentrl.cli import output
-    from agentrl.formatting.row_text import allowed, knob_value, takes_effect
+    from agentrl.formatting.row_text import knob_range, knob_value, takes_effect
 
     if cli.json:
         output.emit(found)
@@ -115,7 +115,7 @@ def _show_all(cli: Cli, found: list[KnobRow], groups: Iterable[GroupRow]) -> Exi
         (
             row.name,
             knob_value(row),
-            allowed(row),
+            knob_range(row),
             f"{takes_effect(row, groups)}{', scientific' if row.scientific else ''}",
             f"{output.since(row.changed_at)} ago" if row.changed_at else "",
             row.changed_by,
@@ -130,7 +130,7 @@ def _show_all(cli: Cli, found: list[KnobRow], groups: Iterable[GroupRow]) -> Exi
 
 def _show_one(cli: Cli, row: KnobRow, takes_effect: str, changes: list[AuditRow], *, history: bool) -> ExitCode:
     from agentrl.cli import output
-    from agentrl.formatting.row_text import allowed, knob_value
+    from agentrl.formatting.row_text import knob_range, knob_value
     from agentrl.protocol.knob import plain_value
 
     if cli.json:
@@ -141,7 +141,7 @@ def _show_one(cli: Cli, row: KnobRow, takes_effect: str, changes: list[AuditRow]
         output.say(row.help)
     scientific = "; scientific: a change begins a new segment and needs a note" if row.scientific else ""
     output.say(
-        f"allowed {allowed(row)}; default {plain_value(row.default)}; takes effect {takes_effect}; "
+        f"allowed {knob_range(row)}; default {plain_value(row.default)}; takes effect {takes_effect}; "
         f"revision {row.revision}{scientific}"
     )
     if len(changes) > 1 and not history:

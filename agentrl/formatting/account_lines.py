@@ -10,7 +10,7 @@ from agentrl.protocol.data_commands import AccountProblem, AccountReport
 ALL_AGREE = "All sums agree."
 
 
-def sums(report: AccountReport) -> list[str]:
+def totals(report: AccountReport) -> list[str]:
     """One line for each kind."""
     made = []
     for name, by_purpose in (("tasks", report.tasks), ("records", report.records)):

@@ -11,12 +11,12 @@ from agentrl.protocol import rows
 from agentrl.protocol.knob import plain_value
 from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, GroupRow, KnobRow, RunRow, Severity, UnitRow, UnitState
 
-GRAVEST = (Severity.PAGE, Severity.WARNING, Severity.INFO)
+SEVERITY_ORDER = (Severity.PAGE, Severity.WARNING, Severity.INFO)
 SOON_S = 60.0
 STANDS_S = 5.0
 
 
-def story(row: UnitRow, now: float) -> str:
+def unit_summary(row: UnitRow, now: float) -> str:
     """One line about a unit: what happens next, why it is in its state, and what it does."""
     starting = row.state is UnitState.STARTING
     left = row.next_at - now
@@ -41,21 +41,21 @@ def story(row: UnitRow, now: float) -> str:
     return " · ".join([*parts, *later])
 
 
-def stands_since(row: UnitRow) -> float:
+def state_since(row: UnitRow) -> float:
     """Since when a unit is in its state. A ready unit that was suspect or lost meanwhile has been ready all along."""
     return row.ready_at if row.state is UnitState.READY and row.ready_at else row.since_at
 
 
-def up_for(run: RunRow, now: float) -> str:
+def uptime(run: RunRow, now: float) -> str:
     """How long the run is up since the last `up`; empty if it is down."""
     # Older recordings do not have `up_since_at`.
     return since(run.up_since_at or run.started_at, now) if run.desired == "up" else ""
 
 
-def by_gravity(found: list[AlertRow]) -> list[AlertRow]:
+def active_alerts(found: list[AlertRow]) -> list[AlertRow]:
     """Active alerts, the most severe first. A silence stops notifications, not the display."""
     shown = [row for row in found if row.state in (AlertState.FIRING, AlertState.ACKNOWLEDGED)]
-    return sorted(shown, key=lambda row: (GRAVEST.index(row.severity), row.since_at))
+    return sorted(shown, key=lambda row: (SEVERITY_ORDER.index(row.severity), row.since_at))
 
 
 def slot_order(unit: str) -> tuple[int, str]:
@@ -67,12 +67,12 @@ def slot_order(unit: str) -> tuple[int, str]:
 # ---- what happened ----
 
 
-def kind_of(row: object) -> str:
+def row_kind(row: object) -> str:
     """The tag of a row."""
     return str(row.__struct_config__.tag) if isinstance(row, msgspec.Struct) else ""
 
 
-def when(row: AnyRow) -> float:
+def happened_at(row: AnyRow) -> float:
     """When it happened, for sorting."""
     match row:
         case rows.OperationRow():
@@ -87,19 +87,19 @@ def when(row: AnyRow) -> float:
             return 0.0
 
 
-def became(row: rows.AlertRow) -> str:
+def alert_state(row: rows.AlertRow) -> str:
     """The state of an alert, in words."""
     return "went away before it fired" if row.passed else row.state.value
 
 
-def sentence(row: AnyRow) -> str:
+def event_text(row: AnyRow) -> str:
     """What happened, in a line."""
     match row:
         case rows.OperationRow():
             why = f": {row.reason}" if row.reason else ""
             return f"{rows.short(row.id)}  {row.summary or row.command}, by {row.who}: {row.state}{why}"
         case rows.AlertRow():
-            return f"{row.severity} {row.id}: {row.sentence} ({became(row)})"
+            return f"{row.severity} {row.id}: {row.sentence} ({alert_state(row)})"
         case rows.KnobRow():
             note = f" ({row.note})" if row.note else ""
             return f"{row.name} {knob_change(row)}, by {row.changed_by or 'default'}{note}"
@@ -116,23 +116,23 @@ def sentence(row: AnyRow) -> str:
             return ""
 
 
-def told_once(found: list[AnyRow]) -> list[AnyRow]:
+def without_audit_repeats(found: list[AnyRow]) -> list[AnyRow]:
     """Rows without the audit entries of operations that are among them. The operation gets the note of its entry."""
     notes = {row.operation: row.note for row in found if isinstance(row, rows.AuditRow)}
-    told = {row.id for row in found if isinstance(row, rows.OperationRow)}
+    operations = {row.id for row in found if isinstance(row, rows.OperationRow)}
     return [
         msgspec.structs.replace(row, summary=f"{row.summary} ({notes[row.id]})")
         if isinstance(row, rows.OperationRow) and notes.get(row.id)
         else row
         for row in found
-        if not (isinstance(row, rows.AuditRow) and row.operation in told)
+        if not (isinstance(row, rows.AuditRow) and row.operation in operations)
     ]
 
 
 # ---- knobs ----
 
 
-def allowed(row: KnobRow) -> str:
+def knob_range(row: KnobRow) -> str:
     """The range of a knob."""
     if row.choices:
         return ", ".join(row.choices)

@@ -16,12 +16,12 @@ NOBODY = "No unit waits."
 ALL_WELL = "No unit waits longer than it should: what it waits for is in progress."
 
 
-class Told(NamedTuple):
+class WaitLine(NamedTuple):
     sentence: str
     overdue: bool
 
 
-def worth_telling(chains: Iterable[WaitChain]) -> list[WaitChain]:
+def worth_showing(chains: Iterable[WaitChain]) -> list[WaitChain]:
     """Chains with a wait that is long, or whose cause is a fault."""
     return [chain for chain in chains if chain.amiss or any(link.age_s >= NOTHING_S for link in chain.links)]
 
@@ -30,7 +30,7 @@ def all_well(chains: Sequence[WaitChain]) -> bool:
     return not any(chain.amiss for chain in chains)
 
 
-def of_chain(chain: WaitChain) -> Iterator[Told]:
+def of_chain(chain: WaitChain) -> Iterator[WaitLine]:
     """The waits of a chain by unit: the oldest ones, and the number of the others."""
     by_unit: dict[str, list[WaitLink]] = {}
     for link in chain.links:
@@ -41,11 +41,11 @@ def of_chain(chain: WaitChain) -> Iterator[Told]:
         for link in shown:
             # The cause of the chain is shown at its end.
             what = f" ({link.what})" if link.what and link.what not in (link.on, chain.because) else ""
-            yield Told(f"{who} waits for {link.on}{what}, {age(link.age_s)}", link.overdue)
+            yield WaitLine(f"{who} waits for {link.on}{what}, {age(link.age_s)}", link.overdue)
         if more := links[len(shown) :]:
             late = sum(link.overdue for link in more)
             so_many = f", {late} of them overdue" if late else ""
-            yield Told(f"{who} has {counted(len(more), 'more such waits')}{so_many}", False)
+            yield WaitLine(f"{who} has {counted(len(more), 'more such waits')}{so_many}", False)
 
 
 def end_of(chain: WaitChain) -> tuple[str, str]:

@@ -176,7 +176,7 @@ class OneProcess:
         """Saves the current weights in the form that a run can start with."""
         self._learner.save(directory)
 
-    async def train(self, until: int, told: Callable[[StepResult], None] = lambda story: None) -> None:
+    async def train(self, until: int, on_step: Callable[[StepResult], None] = lambda story: None) -> None:
         """Trains up to this step."""
         training = self._config.training
         loss = PolicyLoss(clip_low=float(training.clip_low), clip_high=float(training.clip_high))
@@ -196,7 +196,7 @@ class OneProcess:
                 self.story.steps += 1
                 self.story.trained_records += len(batch.trajectories)
                 self.story.trained_tokens += batch.trained_tokens
-                told(self.story)
+                on_step(self.story)
             sampling.cancel()
             # Episodes in progress would not be trained any more.
             await self._engine.abort("")

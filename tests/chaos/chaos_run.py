@@ -98,15 +98,15 @@ def _inject_all(injector: FaultInjector, due: list[ScheduledFault], minutes: flo
 
 
 def _problems(run: RunUnderTest, findings: list[Finding]) -> list[str]:
-    told = []
+    problems = []
     for finding in findings:
-        told.append(str(finding))
-        told += describe(run, [name.partition(" ")[0].rstrip(":") for name in finding.documents])
+        problems.append(str(finding))
+        problems += describe(run, [name.partition(" ")[0].rstrip(":") for name in finding.documents])
     account = run.account()
     for problem in account.problems:
-        told.append(f"the account: {problem.sentence()}")
-        told += describe(run, problem.examples)
-    return told
+        problems.append(f"the account: {problem.sentence()}")
+        problems += describe(run, problem.examples)
+    return problems
 
 
 def _account(run: RunUnderTest) -> str:

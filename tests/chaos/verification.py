@@ -192,8 +192,8 @@ class Verification:
                 yield f"{call['_id']}: {ids} tokens, {log_probs} log-probs, versions {call['versions']}"
         for record in trained:
             if self.records[record]["generated_tokens"] != generated[record]:
-                told = self.records[record]["generated_tokens"]
-                yield f"{record} reports {told} tokens and has {generated[record]}"
+                reported = self.records[record]["generated_tokens"]
+                yield f"{record} reports {reported} tokens and has {generated[record]}"
             if self.data[record]["trained_tokens"] > generated[record]:
                 yield f"{record} trains more than it generated"
 

@@ -20,7 +20,7 @@ from agentrl.cli.units import parse_count
 from agentrl.config import paths
 from agentrl.errors import ConflictError, ExitCode, RefusedError, UsageError
 from agentrl.formatting.amounts import seconds
-from agentrl.formatting.row_text import allowed
+from agentrl.formatting.row_text import knob_range
 from agentrl.protocol import commands, rows
 from agentrl.protocol.effects import Effect, Tier
 from agentrl.protocol.message_base import Args
@@ -368,7 +368,7 @@ def test_tune_without_value_shows_knob_and_history(shell: Shell, coordinator: Sc
 
 
 def test_ranges_of_knobs_in_words() -> None:
-    assert allowed(rows.KnobRow("k", "a", "a", 1, "choice", choices=("a", "b"))) == "a, b"
+    assert knob_range(rows.KnobRow("k", "a", "a", 1, "choice", choices=("a", "b"))) == "a, b"
 
 
 def test_keys_new_writes_a_private_file(

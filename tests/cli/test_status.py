@@ -15,7 +15,7 @@ from rich.console import Console
 
 from agentrl.cli.status_screen import screen
 from agentrl.errors import ExitCode
-from agentrl.formatting.row_text import story
+from agentrl.formatting.row_text import unit_summary
 from agentrl.protocol import rows
 from agentrl.protocol.commands import StatusReport
 from agentrl.protocol.messages import HostFacts
@@ -127,7 +127,7 @@ def test_hostile_text_neither_styles_nor_controls() -> None:
 def test_the_next_event_of_a_unit_comes_first() -> None:
     now = time.time()
     row = unit(state=rows.UnitState.BACKOFF, reason="died twice", next_what="restart", next_at=now + 4.5)
-    assert story(row, now).startswith("restart in 4 s · died twice")
+    assert unit_summary(row, now).startswith("restart in 4 s · died twice")
 
 
 def test_status_shows_silenced_alerts_and_no_resolved_ones() -> None:

@@ -74,8 +74,8 @@ class SimulatedRun:
     def learn(self, steps: list[dict[str, float]], every_s: float = 5.0) -> list[str]:
         """Reports Steps as the trainer does, with their comparison to earlier ones."""
         for number, step in enumerate(steps):
-            told = WELL | step
-            self.report(**told, **step_alarms.against(steps[:number], step), step=float(number))
+            numbers = WELL | step
+            self.report(**numbers, **step_alarms.against(steps[:number], step), step=float(number))
             ids = self.pass_time(every_s)
         return ids
 
@@ -301,8 +301,8 @@ def test_rejected_version_alerts_until_one_is_accepted() -> None:
 def test_engine_with_a_different_canary_alerts_although_it_serves() -> None:
     run = SimulatedRun(unit("engine-0", weights=7), unit("engine-1", weights=7))
     for name, largest in (("engine-0", 0.05), ("engine-1", 1e-5)):
-        told = Agreement(tokens=300, mean=5e-4, largest=largest)
-        run.report(name, **{CANARY_LARGEST.name: told.largest, CANARY_OVER_LIMIT.name: told.largest_over_limit})
+        found = Agreement(tokens=300, mean=5e-4, largest=largest)
+        run.report(name, **{CANARY_LARGEST.name: found.largest, CANARY_OVER_LIMIT.name: found.largest_over_limit})
     assert run.pass_time(3) == ["canary-differs:engine-0"]
     (row,) = run.fired
     assert "version 7" in row.sentence
@@ -333,9 +333,9 @@ def test_held_out_prompts_in_training_and_an_unused_warm_up_alert() -> None:
     run.report("steward-0", **{named(HELD_OUT_TRAINED, f"shop/{example}"): 3.0})
     run.report(**{WARMUP_UNUSED.name: 1.0})
     assert run.pass_time(3) == ["held-out-trained:shop", "warm-up-unused:trainer-0"]
-    told = {row.rule: row for row in run.fired}
-    assert told["held-out-trained"].sentence.startswith("3 held-out prompts of shop are trained on too")
-    assert told["held-out-trained"].evidence[0] == example
-    assert "continues from its checkpoint" in told["warm-up-unused"].sentence
+    rows = {row.rule: row for row in run.fired}
+    assert rows["held-out-trained"].sentence.startswith("3 held-out prompts of shop are trained on too")
+    assert rows["held-out-trained"].evidence[0] == example
+    assert "continues from its checkpoint" in rows["warm-up-unused"].sentence
     run.report(**{WARMUP_UNUSED.name: 0.0})
     assert run.pass_time(60) == ["held-out-trained:shop"]

@@ -181,7 +181,7 @@ def test_alert_about_a_fatal_unit_ends_at_once() -> None:
     assert [row.state for row in engine.rows()] == ["firing"]
     outcome = engine.evaluate(snapshot(unit(state=UnitState.STARTING)), 2.0, AT + 2)
     assert engine.rows() == []
-    assert [told.what for told in outcome.notify] == ["resolved"]
+    assert [note.what for note in outcome.notify] == ["resolved"]
 
 
 def test_every_cure_is_a_real_command() -> None:

@@ -123,11 +123,11 @@ class HttpServer:
 
 @pytest.fixture
 async def http() -> AsyncIterator[HttpServer]:
-    told = HttpServer()
-    server = await asyncio.start_server(told.serve, "127.0.0.1", 0)
-    told.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook/s3cret"
+    made = HttpServer()
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook/s3cret"
     async with server:
-        yield told
+        yield made
 
 
 async def test_webhook_posts_json(http: HttpServer) -> None:
@@ -266,16 +266,16 @@ async def test_new_dispatcher_takes_over_queued_notifications() -> None:
     slow.gate, gone.gate = asyncio.Event(), asyncio.Event()
     arrived: list[str] = []
 
-    def told(notification: Notification) -> None:
+    def delivered(notification: Notification) -> None:
         arrived.append(notification.alert.subject)
 
-    before = Dispatcher([slow, gone], on_delivered=told, limits=QUICK)
+    before = Dispatcher([slow, gone], on_delivered=delivered, limits=QUICK)
     async with running(before):
         for number in range(3):
             before.offer(note(f"web-{number}"))
         await aeventually(lambda: not before.idle)
     other, new = Flaky("slow"), Flaky("new")
-    after = Dispatcher([other, new], on_delivered=told, limits=QUICK, previous=before)
+    after = Dispatcher([other, new], on_delivered=delivered, limits=QUICK, previous=before)
     async with running(after):
         after.offer(note("web-3"))
         await aeventually(lambda: after.idle)
@@ -296,10 +296,10 @@ async def test_notification_is_delivered_when_all_sinks_are_done_and_one_took_it
         slow.gate.set()
         await aeventually(lambda: dispatcher.idle)
         assert arrived == [note()]
-    nobody = Dispatcher([Flaky("dead", failures=10**6)], on_delivered=arrived.append, limits=QUICK)
-    async with running(nobody):
-        nobody.offer(note("web-1"))
-        await aeventually(lambda: nobody.idle)
+    failing = Dispatcher([Flaky("dead", failures=10**6)], on_delivered=arrived.append, limits=QUICK)
+    async with running(failing):
+        failing.offer(note("web-1"))
+        await aeventually(lambda: failing.idle)
     assert arrived == [note()]
 
 

@@ -160,7 +160,7 @@ def test_its_server_is_left_alone_nothing_is_lost_and_it_goes_on_by_itself(run: 
         lambda: "shop needs toolbox-0: shop" in run.unit_row("steward-0").status or None,
         what="no admission",
     )
-    onscreen.recorded(run, (), "toolbox-0 makes no calls to the tool server shop")
+    onscreen.recorded(run, (), "toolbox-0 makes no calls to the tool server")
     onscreen.recorded(run, ("4",), "tool-server-left-alone")
     what_failed_is_no_answer(run)
     before = steps(run)

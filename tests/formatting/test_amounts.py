@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.formatting.amounts import duration
-from agentrl.formatting.row_text import allowed
+from agentrl.formatting.row_text import knob_range
 from agentrl.protocol.knob import KnobValue, plain_value
 from agentrl.protocol.rows import KnobRow
 
@@ -28,4 +28,4 @@ def test_settings_are_shown_with_all_digits(value: KnobValue, shown: str) -> Non
 
 def test_large_bound_is_shown_as_it_is_typed() -> None:
     row = KnobRow("bound", 1, 1, 1, "int", minimum=1.0, maximum=1e6)
-    assert allowed(row) == "1 to 1000000"
+    assert knob_range(row) == "1 to 1000000"

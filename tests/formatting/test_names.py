@@ -26,4 +26,4 @@ def test_only_similar_names_are_suggested(typed: str, meant: str) -> None:
 
 def test_document_kinds_have_plain_names() -> None:
     assert (plural("Task"), singular("Record"), singular("Publication")) == ("tasks", "record", "version")
-    assert plural("Owner") == "Owner", "what nobody asks for keeps its name"
+    assert plural("Owner") == "Owner", "other kinds keep their name"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from agentrl.formatting.amounts import counted
-from agentrl.formatting.row_text import stands_since, story, up_for
+from agentrl.formatting.row_text import state_since, unit_summary, uptime
 from agentrl.protocol.messages import Wait
 from agentrl.protocol.rows import RunRow, UnitRow, UnitState
 
@@ -22,12 +22,12 @@ def at_work(phase: str, stands_s: float, status: str) -> str:
         "steward-0", "steward", "steward", UnitState.READY, reason="says it is ready", phase=phase,
         phase_since_at=NOW - stands_s, status=status,
     )  # fmt: skip
-    return story(row, NOW)
+    return unit_summary(row, NOW)
 
 
 def test_status_of_a_starting_unit_precedes_a_distant_deadline() -> None:
-    assert story(STARTING, NOW) == "warm-up: step 36 of 150 · is given up unless it makes progress in 9 min"
-    assert story(STARTING, NOW + 550) == "is given up unless it makes progress in 30 s · warm-up: step 36 of 150"
+    assert unit_summary(STARTING, NOW) == "warm-up: step 36 of 150 · is given up unless it makes progress in 9 min"
+    assert unit_summary(STARTING, NOW + 550) == "is given up unless it makes progress in 30 s · warm-up: step 36 of 150"
 
 
 def test_short_phases_are_shown_without_their_age() -> None:
@@ -38,14 +38,14 @@ def test_short_phases_are_shown_without_their_age() -> None:
 def test_cause_of_many_waits_is_named_once() -> None:
     waits = [Wait(on, f"call {number}", 1.0, 60.0) for number, on in enumerate(("engine-0", "engine-0", "toolbox-0"))]
     row = msgspec.structs.replace(STARTING, state=UnitState.READY, next_at=0.0, phase="", status="", waits=tuple(waits))
-    assert story(row, NOW) == "starting on far · waits for engine-0 · waits for toolbox-0"
+    assert unit_summary(row, NOW) == "starting on far · waits for engine-0 · waits for toolbox-0"
 
 
 def test_uptime_counts_from_the_last_up() -> None:
     run = RunRow("shop", "u", "running", started_at=NOW - 7200, up_since_at=NOW - 65)
-    assert up_for(run, NOW) == "65 s"
-    assert up_for(RunRow("shop", "u", "running", started_at=NOW - 7200), NOW) == "2 h"
-    assert up_for(RunRow("shop", "u", "stopped", desired="down", up_since_at=NOW - 65), NOW) == ""
+    assert uptime(run, NOW) == "65 s"
+    assert uptime(RunRow("shop", "u", "running", started_at=NOW - 7200), NOW) == "2 h"
+    assert uptime(RunRow("shop", "u", "stopped", desired="down", up_since_at=NOW - 65), NOW) == ""
 
 
 def test_counted_one_is_singular() -> None:
@@ -57,7 +57,7 @@ def test_counted_one_is_singular() -> None:
 
 def test_unit_that_was_lost_meanwhile_is_ready_since_it_became_ready() -> None:
     row = msgspec.structs.replace(STARTING, ready_at=NOW - 10)
-    assert stands_since(row) == NOW - 20
+    assert state_since(row) == NOW - 20
     back = msgspec.structs.replace(row, state=UnitState.READY, reason="its host is back", since_at=NOW - 1)
-    assert stands_since(back) == NOW - 10
-    assert stands_since(msgspec.structs.replace(back, state=UnitState.LOST)) == NOW - 1
+    assert state_since(back) == NOW - 10
+    assert state_since(msgspec.structs.replace(back, state=UnitState.LOST)) == NOW - 1

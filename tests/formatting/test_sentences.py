@@ -81,7 +81,7 @@ def test_numbers_before_plurals_use_counted() -> None:
 
 
 def _is_text(value: str) -> bool:
-    return bool(re.search(r"(?:name|unit|host|tool|suggest|on|who|item|path|status)$", value))
+    return bool(re.search(r"(?:name|unit|host|tool|suggest|on|who|item|path|status|_TABLES)$", value))
 
 
 def test_full_stops_after_foreign_text_use_ended() -> None:

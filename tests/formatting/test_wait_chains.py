@@ -12,15 +12,15 @@ def chain(*links: WaitLink, amiss: bool = False) -> WaitChain:
 
 def test_very_short_waits_are_left_out() -> None:
     handed_on, waiting = WaitLink("a-0", "b-0", "work", 0.4), WaitLink("c-0", "b-0", "work", 4.0)
-    assert wait_chains.worth_telling([chain(handed_on)]) == []
-    (left,) = wait_chains.worth_telling([chain(handed_on), chain(handed_on, waiting)])
-    assert [told.sentence for told in wait_chains.of_chain(left)] == ["c-0 waits for b-0 (work), 4 s"]
-    assert wait_chains.worth_telling([chain(handed_on, amiss=True)]), "somebody has just died"
+    assert wait_chains.worth_showing([chain(handed_on)]) == []
+    (left,) = wait_chains.worth_showing([chain(handed_on), chain(handed_on, waiting)])
+    assert [line.sentence for line in wait_chains.of_chain(left)] == ["c-0 waits for b-0 (work), 4 s"]
+    assert wait_chains.worth_showing([chain(handed_on, amiss=True)]), "a unit has just died"
 
 
 def test_cause_of_a_chain_is_named_once() -> None:
     links = (WaitLink("a-0", "b-0", "is at work", 9.0), WaitLink("c-0", "b-0", "a page", 8.0))
-    assert [told.sentence for told in wait_chains.of_chain(chain(*links))] == [
+    assert [line.sentence for line in wait_chains.of_chain(chain(*links))] == [
         "a-0 waits for b-0, 9 s",
         "c-0 waits for b-0 (a page), 8 s",
     ]

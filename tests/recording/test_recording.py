@@ -190,12 +190,12 @@ def test_oldest_files_are_removed_first_and_the_current_one_never(begin: Callabl
         assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= most
     assert len(list(tmp_path.iterdir())) > 2, "it goes in pieces"
     assert len(state_at(Recording.open(tmp_path), run.now)) == 4
-    (tmp_path / "kept by somebody.rec").write_bytes(MAGIC)
+    (tmp_path / "of a person.rec").write_bytes(MAGIC)
     run.writer.limits = Limits(keep_s=10 * FRAME_S)
     run.now += FILE_S
     run.writer.tick(run.now)
     kept = {file.name for file in tmp_path.iterdir()}
-    assert kept == {"kept by somebody.rec", f"{int(run.now * 1000):015d}.rec"}
+    assert kept == {"of a person.rec", f"{int(run.now * 1000):015d}.rec"}
 
 
 def test_size_limit_of_zero_keeps_nothing(begin: Callable[..., Run], tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_slow_disk_costs_the_rest_of_the_frame(tmp_path: Path) -> None:
     writer = Writer(tmp_path, "e", lambda: [("run", wire.raw("as it is"))], run=later)
     writer.tick(BEGAN)
     assert waiting
-    assert not list(tmp_path.iterdir()), "whoever ticks does not wait for the disk"
+    assert not list(tmp_path.iterdir()), "the caller does not wait for the disk"
     takes = False
     writer.row(BEGAN, "run", wire.raw("lost"))
     writer.tick(BEGAN + 1)

@@ -79,12 +79,12 @@ class Training(Recorder):
 
 def expected(made: Training, until: float) -> list[tuple[str, str]]:
     """Names and statuses of all Steps up to a time, the newest first."""
-    told = [(life, step) for at, life, step in made.reported if at <= until]
+    seen = [(life, step) for at, life, step in made.reported if at <= until]
     first: dict[int, int] = {}
-    for life, step in told:
+    for life, step in seen:
         first.setdefault(life, step)
     found = []
-    for life, step in reversed(told):
+    for life, step in reversed(seen):
         again = any(later > life and begun <= step for later, begun in first.items())
         found.append((f"trainer-0.{life}/{step:06d}", "rolled_back" if again else "committed"))
     return found
@@ -129,9 +129,9 @@ def test_steps_depend_on_the_position_only(
             assert shown(steps) == everything[: len(steps.rows)]
             assert part.more
     read_back(playback)
-    told = playback.fill_steps(steps)
+    shown_steps = playback.fill_steps(steps)
     assert shown(steps) == expected(made, playback.position)
-    assert not told.more
+    assert not shown_steps.more
     assert [point.step for point in steps.points] == [
         int(name[-6:]) for name, status in reversed(shown(steps)) if status == "committed"
     ]
@@ -159,9 +159,9 @@ def test_steps_are_limited_and_no_frame_is_read_for_more(
                 recorded.keep(each, step_reports(change for block in recording.blocks(each) for change in block))
             reads += 1
             assert reads <= len(recording.frames), "what was read is not read again and again"
-        told, everything = recorded.steps_at(index, at), expected(made, at)
-        assert [row["id"] for row in told.rows] == [name for name, _ in everything[:most]]
-        assert told.more == (len(everything) > most)
+        part, everything = recorded.steps_at(index, at), expected(made, at)
+        assert [row["id"] for row in part.rows] == [name for name, _ in everything[:most]]
+        assert part.more == (len(everything) > most)
 
 
 def test_step_has_the_numbers_of_its_first_report(tmp_path: Path) -> None:
@@ -202,10 +202,10 @@ def test_missing_steps_are_counted(tmp_path: Path) -> None:
     playback, steps = Playback(made.ended(), Mirror()), StepCache()
     playback.seek(made.now, 0.0)
     read_back(playback)
-    told = playback.fill_steps(steps)
-    found = [(row["id"][8:], row.get("untold", 0)) for row in told.rows]
+    shown_steps = playback.fill_steps(steps)
+    found = [(row["id"][8:], row.get("untold", 0)) for row in shown_steps.rows]
     assert found == [("0.3/000008", 2), ("0.2/000005", 0), ("0.1/000006", 3), ("0.1/000002", 0), ("0.1/000001", 0)]
-    assert told.untold == 5
+    assert shown_steps.untold == 5
 
 
 def test_unreadable_frame_costs_only_its_own_steps(tmp_path: Path) -> None:
@@ -246,9 +246,9 @@ def test_numbers_that_are_not_finite_are_left_out(numbers: Mapping[str, float]) 
     )
     recorded = RecordedSteps()
     recorded.keep(0, found)
-    told = recorded.steps_at(0, 2.0).rows
-    assert [row["step"] for row in told] == ([1] if numbers.get("step") == 1.0 else [])
-    assert all(row.keys().isdisjoint({"base_version", "counts", "duration_s", "leased_at"}) for row in told)
+    found_rows = recorded.steps_at(0, 2.0).rows
+    assert [row["step"] for row in found_rows] == ([1] if numbers.get("step") == 1.0 else [])
+    assert all(row.keys().isdisjoint({"base_version", "counts", "duration_s", "leased_at"}) for row in found_rows)
 
 
 def test_filters_of_lists_apply(tmp_path: Path) -> None:
@@ -350,4 +350,4 @@ async def test_first_screen_has_pace_and_dropped_records_if_reported(trained: Pa
         screen = Screen(app, pilot)
         await screen.press("P")
         await screen.shows("one in 3", "last step")
-        assert "dropped" not in screen.text, "nobody told how many records were too old"
+        assert "dropped" not in screen.text, "the count of old records was not reported"

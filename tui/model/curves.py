@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agentrl.formatting.amounts import counted, moment
-from agentrl.formatting.row_text import sentence
+from agentrl.formatting.row_text import event_text
 from agentrl.protocol.rows import AnyRow, IncidentRow, OperationRow, OperationState
 from agentrl.telemetry.learning import LEARNING
 from tui.model.styled_text import Line, Span, Tone, filled, span
@@ -86,7 +86,7 @@ def ticks(happened: Iterable[AnyRow], scientific: frozenset[str]) -> list[Tick]:
     made = list[Tick]()
     for row in happened:
         if isinstance(row, IncidentRow):
-            made.append(Tick(row.at, "✖", Tone.BAD, sentence(row), row))
+            made.append(Tick(row.at, "✖", Tone.BAD, event_text(row), row))
         elif isinstance(row, OperationRow) and row.state in _HAD_EFFECT and row.command not in _SAYS_NOTHING:
             at, what = row.ended_at or row.accepted_at, f"{row.summary or row.command}, by {row.who}"
             if row.command in ("tune", "undo_tune"):

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Iterator
 
 from agentrl.formatting import repeated_lines, wait_chains
 from agentrl.formatting.amounts import age, counted, duration, moment, size
-from agentrl.formatting.row_text import allowed, kind_of, knob_change, knob_value, sentence, stands_since, takes_effect
+from agentrl.formatting.row_text import (
+    event_text,
+    knob_change,
+    knob_range,
+    knob_value,
+    row_kind,
+    state_since,
+    takes_effect,
+)
 from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.knob import plain_value
 from agentrl.protocol.messages import Wait
@@ -67,7 +75,7 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
         (
             ("state", cell_text.state(row.state.value)),
             ("why", row.reason),
-            ("for", age(now - stands_since(row)) if row.since_at else ""),
+            ("for", age(now - state_since(row)) if row.since_at else ""),
             ("next", due),
             ("says", row.status),
             ("phase", f"{row.phase}, for {age(now - row.phase_since_at)}{deadline}" if row.phase else ""),
@@ -89,7 +97,7 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
     lines += _section("metrics", (f"{name}  {value:g}" for name, value in sorted(row.metrics.items())), width)
     incidents = mirror.incidents(row.unit)[:8]
     lines += _section(
-        "incidents, the newest first", (f"{moment(each.at)}  {sentence(each)}" for each in incidents), width
+        "incidents, the newest first", (f"{moment(each.at)}  {event_text(each)}" for each in incidents), width
     )
     return lines
 
@@ -167,7 +175,7 @@ def of_knob(row: KnobRow, history: Iterable[AuditRow], mirror: Mirror, width: in
         (
             ("value", span(knob_value(row), Tone.STRONG)),
             ("what", row.help),
-            ("allowed", allowed(row)),
+            ("allowed", knob_range(row)),
             ("default", plain_value(row.default)),
             ("takes effect", takes_effect(row, mirror.groups)),
             ("scientific", SCIENTIFIC if row.scientific else ""),
@@ -212,7 +220,7 @@ def of_audit(row: AuditRow, width: int) -> list[Line]:
 
 
 def of_waits(report: WhyReport, width: int) -> list[Line]:
-    chains = wait_chains.worth_telling(report.chains)
+    chains = wait_chains.worth_showing(report.chains)
     if not chains:
         return [(Span(f"✓ {wait_chains.NOBODY}", Tone.GOOD),)]
     lines: list[Line] = [(Span(f"✓ {wait_chains.ALL_WELL}", Tone.GOOD),), ()] if wait_chains.all_well(chains) else []
@@ -250,4 +258,4 @@ def of_row(row: AnyRow, mirror: Mirror, now: float, width: int) -> list[Line]:
         case KnobRow():
             return of_change(row, mirror, now, width)
         case _:
-            return [(span(f"{kind_of(row)}: {sentence(row)}"),)]
+            return [(span(f"{row_kind(row)}: {event_text(row)}"),)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl.formatting.amounts import moment
-from agentrl.formatting.row_text import kind_of, knob_change, when
+from agentrl.formatting.row_text import happened_at, knob_change, row_kind
 from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobRow, OperationRow, short
 from tui.model import cell_text
 from tui.model.styled_text import Span, Tone, span
@@ -14,9 +14,11 @@ KINDS = ("operation", "incident", "knob", "alert", "audit")
 
 def columns() -> tuple[Column[AnyRow], ...]:
     return (
-        Column("at", "WHEN", 8, lambda row, now: span(moment(when(row))[-8:], Tone.DIM), when),
-        Column("ago", "AGO", 5, lambda row, now: Span(cell_text.ago(when(row), now), Tone.DIM), when, True, 4),
-        Column("kind", "KIND", 10, lambda row, now: _kind(row), kind_of, rank=1),
+        Column("at", "WHEN", 8, lambda row, now: span(moment(happened_at(row))[-8:], Tone.DIM), happened_at),
+        Column(
+            "ago", "AGO", 5, lambda row, now: Span(cell_text.ago(happened_at(row), now), Tone.DIM), happened_at, True, 4
+        ),
+        Column("kind", "KIND", 10, lambda row, now: _kind(row), row_kind, rank=1),
         Column("subject", "WHOSE", 16, lambda row, now: span(subject(row), Tone.STRONG), subject, rank=2),
         Column("state", "STATE", 12, lambda row, now: _state(row), lambda row: _state(row).text, rank=3),
         Column("what", "WHAT", 24, lambda row, now: span(what(row), _tone(row)), what, stretches=True),
@@ -37,11 +39,11 @@ def key_of(row: AnyRow) -> str:
         case KnobRow():
             return f"knob/{row.name}/{row.revision}"
         case _:
-            return kind_of(row)
+            return row_kind(row)
 
 
 def _kind(row: AnyRow) -> Span:
-    return Span(kind_of(row), Tone.WARN if isinstance(row, IncidentRow) else Tone.DIM)
+    return Span(row_kind(row), Tone.WARN if isinstance(row, IncidentRow) else Tone.DIM)
 
 
 def subject(row: AnyRow) -> str:
@@ -92,4 +94,4 @@ def _tone(row: AnyRow) -> Tone:
 
 
 def searched_text(row: AnyRow) -> str:
-    return f"{kind_of(row)} {subject(row)} {_state(row).text} {what(row)}"
+    return f"{row_kind(row)} {subject(row)} {_state(row).text} {what(row)}"

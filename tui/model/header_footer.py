@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from agentrl.formatting.amounts import age
-from agentrl.formatting.row_text import up_for
+from agentrl.formatting.row_text import uptime
 from agentrl.protocol.rows import Severity
 from tui.model import actions, cell_text
 from tui.model.actions import VIEWS, Action, sign
@@ -56,7 +56,7 @@ def _run(mirror: Mirror, at: HeaderState) -> Line:
     for detail in (
         "paused" if run.paused else "",
         run.reason,
-        f"up {up}" if (up := up_for(run, at.now)) else "",
+        f"up {up}" if (up := uptime(run, at.now)) else "",
         f"segment {run.segment}" if run.segment else "",
     ):
         if detail:

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
-from agentrl.formatting.row_text import by_gravity, slot_order
+from agentrl.formatting.row_text import active_alerts, slot_order
 from agentrl.protocol.messages import Permission
 from agentrl.protocol.rows import (
     AlertRow,
@@ -196,7 +196,7 @@ class Mirror:
 
     @property
     def firing(self) -> list[AlertRow]:
-        return by_gravity(self.of(AlertRow))
+        return active_alerts(self.of(AlertRow))
 
     @property
     def under_way(self) -> list[OperationRow]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from agentrl.formatting.amounts import age
-from agentrl.formatting.row_text import knob_change, sentence, when
-from agentrl.formatting.wait_chains import worth_telling
+from agentrl.formatting.row_text import event_text, happened_at, knob_change
+from agentrl.formatting.wait_chains import worth_showing
 from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.rows import (
     AlertRow,
@@ -180,7 +180,7 @@ def _bottleneck(mirror: Mirror, why: WhyReport | None, now: float, room: int) ->
                 return [(span(waits),), (span(what_it_hangs_on), Span(since, Tone.DIM))]
             return [(span(f"{what_it_hangs_on}; {waits}"), Span(since, Tone.DIM)), *_tools(pulse)]
         return [(span(pulse.sentence), Span(since, Tone.DIM)), *_tools(pulse)]
-    chains = worth_telling(why.chains) if why is not None else []
+    chains = worth_showing(why.chains) if why is not None else []
     lines: list[Line] = [(span(chain.sentence),) for chain in chains[:MOST_LINES]]
     if (more := len(chains) - len(lines)) > 0:
         lines[-1] = (*lines[-1], Span(f" and {more} more", Tone.DIM))
@@ -259,12 +259,12 @@ def _last_change(mirror: Mirror, now: float) -> list[Line]:
 def _happened(mirror: Mirror, now: float) -> list[Line]:
     found: list[tuple[float, Line]] = []
     for kind, of in _HAPPENED.items():
-        rows = [row for row in mirror.of(kind) if when(row) > 0 and of(row)]
+        rows = [row for row in mirror.of(kind) if happened_at(row) > 0 and of(row)]
         if rows:
-            newest = max(rows, key=when)
+            newest = max(rows, key=happened_at)
             tone = Tone.WARN if isinstance(newest, IncidentRow) else Tone.PLAIN
-            line = (Span(f"{cell_text.ago(when(newest), now)} ago ", Tone.DIM), span(_short(newest), tone))
-            found.append((when(newest), line))
+            line = (Span(f"{cell_text.ago(happened_at(newest), now)} ago ", Tone.DIM), span(_short(newest), tone))
+            found.append((happened_at(newest), line))
     found.sort(key=lambda pair: pair[0], reverse=True)
     return [line for _, line in found[:MOST_LINES]]
 
@@ -283,4 +283,4 @@ def _short(row: OperationRow | KnobRow | IncidentRow) -> str:
         case KnobRow():
             return f"{row.name} {knob_change(row)} by {row.changed_by or 'default'}"
         case IncidentRow():
-            return sentence(row)
+            return event_text(row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agentrl.formatting.amounts import age
-from agentrl.formatting.row_text import slot_order, stands_since, story
+from agentrl.formatting.row_text import slot_order, state_since, unit_summary
 from agentrl.protocol.rows import COMPLETED, HostRow, PulseRow, UnitRow, UnitState
 from tui.model import cell_text
 from tui.model.mirror import Mirror
@@ -59,7 +59,7 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
         Column("unit", "UNIT", 12, lambda row, now: span(row.unit, Tone.STRONG), by_name),
         Column("state", "STATE", 11, _state, lambda row: _URGENCY.get(row.state.value, 99)),
         Column(
-            "since", "FOR", 5, lambda row, now: span(cell_text.ago(stands_since(row), now)), _negative_since, True, 2
+            "since", "FOR", 5, lambda row, now: span(cell_text.ago(state_since(row), now)), _negative_since, True, 2
         ),
         Column("host", "HOST", 12, host, lambda row: row.host, rank=8, optional=True),
         Column("pid", "PID", 8, lambda row, now: span(row.pid or ""), lambda row: row.pid, True, 10),
@@ -85,7 +85,7 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
 
 
 def _negative_since(row: UnitRow) -> float:
-    return -stands_since(row)
+    return -state_since(row)
 
 
 def _state(row: UnitRow, now: float) -> Span:
@@ -116,7 +116,7 @@ def _weights(row: UnitRow, now: float) -> Span:
 
 def _what(row: UnitRow, now: float) -> Span:
     troubled = row.state in (UnitState.FATAL, UnitState.LOST, UnitState.BACKOFF, UnitState.SUSPECT)
-    return span(story(row, now), Tone.PLAIN if troubled else Tone.DIM)
+    return span(unit_summary(row, now), Tone.PLAIN if troubled else Tone.DIM)
 
 
 def strengths(mirror: Mirror) -> Line:

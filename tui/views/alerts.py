@@ -8,7 +8,7 @@ from textual.app import ComposeResult
 
 from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import moment, seconds
-from agentrl.formatting.row_text import GRAVEST
+from agentrl.formatting.row_text import SEVERITY_ORDER
 from agentrl.protocol.rows import AlertRow, AlertState, AnyRow
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model import cell_text, command_line, pending_commands
@@ -43,7 +43,7 @@ def columns() -> tuple[Column[AlertRow], ...]:
 
 
 def _severity_order(row: AlertRow) -> tuple[int, int, float]:
-    return (_ORDER.get(row.state, len(_ORDER)), GRAVEST.index(row.severity), row.since_at)
+    return (_ORDER.get(row.state, len(_ORDER)), SEVERITY_ORDER.index(row.severity), row.since_at)
 
 
 def _severity(row: AlertRow) -> Span:

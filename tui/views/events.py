@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from textual.app import ComposeResult
 
 from agentrl.errors import AgentrlError
-from agentrl.formatting.row_text import kind_of, told_once, when
+from agentrl.formatting.row_text import happened_at, row_kind, without_audit_repeats
 from agentrl.protocol.rows import AlertRow, AnyRow, IncidentRow, KnobRow, OperationRow
 from tui.model import event_table
 from tui.model.mirror import Changes
@@ -66,7 +66,7 @@ class Events(TableView):
         began_empty = not model.all_count
         for key in changes.take():
             row = self.mirror.get(key)
-            if isinstance(row, _SHOWN) and when(row):
+            if isinstance(row, _SHOWN) and happened_at(row):
                 model.put(event_table.key_of(row), row)
         if began_empty:
             model.aim_first()
@@ -75,7 +75,7 @@ class Events(TableView):
 
     def take_past(self, found: list[AnyRow]) -> None:
         """Add events from before the console was opened."""
-        for row in told_once(found):
+        for row in without_audit_repeats(found):
             self.table.model.put(event_table.key_of(row), row)
         self.table.model.aim_first()
         self._forget_oldest()
@@ -85,14 +85,14 @@ class Events(TableView):
         model = self.table.model
         if model.all_count > MOST * 1.1:
             rows = [(key, row) for key in model.ordered() if (row := model.get(key)) is not None]
-            rows.sort(key=lambda pair: when(pair[1]), reverse=True)
+            rows.sort(key=lambda pair: happened_at(pair[1]), reverse=True)
             model.replace(dict(rows[:MOST]))
 
     def apply_filter(self) -> None:
         self.table.model.filter(self.keeps if self._kinds or self._words else None)
 
     def keeps(self, row: AnyRow) -> bool:
-        return (not self._kinds or kind_of(row) in self._kinds) and super().keeps(row)
+        return (not self._kinds or row_kind(row) in self._kinds) and super().keeps(row)
 
     def searched_text(self, row: AnyRow) -> str:
         return event_table.searched_text(row)

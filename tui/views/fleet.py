@@ -7,7 +7,7 @@ from typing import TypeGuard
 from textual import events
 from textual.app import ComposeResult
 
-from agentrl.formatting.row_text import story
+from agentrl.formatting.row_text import unit_summary
 from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
 from tui.model import pending_commands, unit_table
 from tui.model.styled_text import Line, Span, Tone, cut, span, wrapped
@@ -106,7 +106,7 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
         row = self.under_cursor()
         if row is None:
             return []
-        lines = wrapped(span(f"{row.unit}: {story(row, self.now())}").text, width - 3)
+        lines = wrapped(span(f"{row.unit}: {unit_summary(row, self.now())}").text, width - 3)
         if len(lines) > height:
             lines[height - 1 :] = [" ".join(lines[height - 1 :])]
         return [cut((Span("  "), Span(part, Tone.DIM)), width) for part in lines]

@@ -13,7 +13,7 @@ from textual.app import ComposeResult
 
 from agentrl.client import Client
 from agentrl.errors import AgentrlError, UsageError
-from agentrl.formatting.row_text import when
+from agentrl.formatting.row_text import happened_at
 from agentrl.protocol.data_commands import Page
 from agentrl.protocol.rows import AlertRow, AnyRow, IncidentRow, KnobRow, OperationRow
 from tui.model import curves, event_table, overview_blocks
@@ -131,7 +131,7 @@ class Overview(View):
             return []
         rows: list[AnyRow] = [*self.mirror.of(OperationRow), *self.mirror.of(IncidentRow), *self.mirror.of(AlertRow)]
         rows += [row for row in self.mirror.of(KnobRow) if row.changed_at]
-        rows.sort(key=when, reverse=True)
+        rows.sort(key=happened_at, reverse=True)
         shown = layout(event_table.columns(), width)
         head = cut((Span("Lately", Tone.ACCENT),), width)
         return [(), head, *(cells(row, shown, self.now()) for row in rows[: room - 2])]

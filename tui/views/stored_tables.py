@@ -295,7 +295,7 @@ def _account_lines(report: AccountReport, width: int) -> list[Line]:
         (span(part, Tone.BAD),) for each in report.problems for part in wrapped(account_lines.disagreement(each), width)
     ]
     agrees: list[Line] = [(Span(f"✓ {account_lines.ALL_AGREE}", Tone.GOOD),)] if report.balanced else []
-    lines_shown = [(span(part),) for line in account_lines.sums(report) for part in wrapped(line, width)]
+    lines_shown = [(span(part),) for line in account_lines.totals(report) for part in wrapped(line, width)]
     return [*agrees, *wrong, (), *lines_shown]
 
 

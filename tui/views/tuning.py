@@ -15,7 +15,7 @@ from textual.app import ComposeResult
 from agentrl.client import Client
 from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import age, moment
-from agentrl.formatting.row_text import allowed, owner_done, takes_effect
+from agentrl.formatting.row_text import knob_range, owner_done, takes_effect
 from agentrl.protocol.data_commands import StalenessReport
 from agentrl.protocol.knob import KnobValue, knob_of, plain_value
 from agentrl.protocol.rows import AnyRow, AuditRow, KnobRow
@@ -47,7 +47,7 @@ def columns(mirror: Mirror) -> tuple[Column[KnobRow], ...]:
         Column("value", "VALUE", 12, _value, lambda row: plain_value(row.value), True),
         Column("in-force", "IN FORCE", 10, _in_force, lambda row: plain_value(row.in_force), True, 6, optional=True),
         Column("default", "DEFAULT", 9, _default, lambda row: plain_value(row.default), True, 4),
-        text_column("allowed", "ALLOWED", 20, allowed, Tone.DIM, rank=5),
+        text_column("allowed", "ALLOWED", 20, knob_range, Tone.DIM, rank=5),
         Column(
             "boundary", "TAKES EFFECT", 14, lambda row, now: _boundary(row, mirror), lambda row: row.boundary, rank=2
         ),
@@ -361,7 +361,7 @@ def _parsed(row: KnobRow, text: str) -> tuple[KnobValue, str]:
 def _wrong_value(row: KnobRow, values: Values) -> str:
     """What is wrong with a new value and its note; empty if nothing is."""
     if not values[0].strip():
-        return f"Type a value: {allowed(row)}."
+        return f"Type a value: {knob_range(row)}."
     value, wrong = _parsed(row, values[0])
     if wrong:
         return wrong
