@@ -1,4 +1,4 @@
-"""Units that block for long: announced, they are left alone; unannounced, replaced; and what only waits is alive."""
+"""Units that block for long: announced, they are left alone; unannounced, replaced; units that only wait are alive."""
 
 from __future__ import annotations
 

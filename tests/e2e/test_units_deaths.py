@@ -1,4 +1,4 @@
-"""Units die, stop, hang, run out of memory and never come up: each is noticed, told with evidence, and answered."""
+"""Units die, stop, hang, run out of memory or never become ready: each end is shown with its evidence and handled."""
 
 from __future__ import annotations
 

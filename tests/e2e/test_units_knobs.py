@@ -1,4 +1,4 @@
-"""Knobs of a living trainer: previewed by it, in force at their boundary, changed knowingly, and never forgotten."""
+"""Knobs of a living trainer: previewed by the unit, in effect at their boundary, kept over restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What units wrote, and where they stand: read, followed, filtered, cut, and harmless on a screen."""
+"""Logs and stacks of units: read, followed, filtered, cut, and safe for a terminal."""
 
 from __future__ import annotations
 

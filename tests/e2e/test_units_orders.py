@@ -1,4 +1,4 @@
-"""Orders to units: drain, stop, restart, scale and pause reach them, and what is under way is finished first."""
+"""Drain, stop, restart, scale and pause reach the units, and the work at hand is finished first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Foreign programs are asked whether they are ready and alive, by exec, HTTP and TCP; others start after them."""
+"""Probes of programs without the unit runtime, by exec, HTTP and TCP; dependents start after them."""
 
 from __future__ import annotations
 

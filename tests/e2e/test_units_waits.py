@@ -1,4 +1,4 @@
-"""Who waits for whom, why a unit is not started, and who is the culprit: told with ages, before anybody is replaced."""
+"""Wait chains of a real run: who waits for whom, why a unit is not started, and what the cause is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator of few words: a real hub that greets a real host agent process and keeps what it says."""
+"""A minimal coordinator: a real hub that welcomes a real host agent process and keeps its messages."""
 
 from __future__ import annotations
 

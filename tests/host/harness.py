@@ -1,4 +1,4 @@
-"""An agent inside the test's own process, with everything it sends in a list."""
+"""An agent inside the test's own process, with all its messages in a list."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUICK = Intervals(stats_s=0.1, memory_check_s=0.05, strays_every=1)
 
 @dataclass
 class Sent:
-    """What the agent said."""
+    """The messages of the agent."""
 
     messages: list[Message] = field(default_factory=list)
     listening: bool = True

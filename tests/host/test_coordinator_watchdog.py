@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def ended() -> list[int]:
-    """Who still lived and was told to end. One that becomes another program has its mark, but no command yet."""
+    """Kills what is left of the run; returns the pids. A process during an exec has its mark, but no command yet."""
     found = [pid for pid in procfs.all_pids() if (procfs.marks(pid) or {}).get(procfs.MARK_RUN) == RUN.encode()]
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
@@ -176,7 +176,7 @@ def nobody_listens(message: Message) -> bool:
 
 
 def told(watchdog: CoordinatorWatchdog) -> list[CoordinatorTrouble]:
-    """What the next coordinator is told."""
+    """The reports that the next coordinator gets."""
     said: list[Message] = []
     watchdog.received(WELCOME, lambda message: said.append(message) is None)
     return [each for each in said if isinstance(each, CoordinatorTrouble)]

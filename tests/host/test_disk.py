@@ -1,4 +1,4 @@
-"""A disk that takes nothing more: supervision goes on, starts are refused, and it is said."""
+"""On a full disk supervision continues, starts are refused, and the agent reports it."""
 
 from __future__ import annotations
 

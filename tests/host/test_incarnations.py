@@ -1,4 +1,4 @@
-"""An incarnation from its spawn until nothing of it is left."""
+"""An incarnation from its spawn to the end of its last process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readiness, liveness and numbers of foreign processes."""
+"""Readiness, liveness and metrics of processes without the unit runtime."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_metrics_lines() -> None:
 async def test_answer_of_another_program_at_the_port_does_not_make_a_dying_unit_ready(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The port is taken: the unit dies of it, while somebody else answers the probe."""
+    """The port is taken: the unit dies because of it, while another program answers the probe."""
     monkeypatch.setattr(probes, "_OTHER_LISTENER_S", PATIENCE_S)  # a busy machine is no reason to believe it sooner
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         at = f"127.0.0.1:{stranger.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""What a unit leaves behind is found and ended, and nothing else."""
+"""The processes that a unit leaves are found and killed, and no others."""
 
 from __future__ import annotations
 

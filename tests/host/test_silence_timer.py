@@ -1,4 +1,4 @@
-"""How long a coordinator has been silent, by the agent's own looks."""
+"""The silence of a coordinator, measured in the agent's own looks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacks of those that can show them, words of the kernel for all others."""
+"""Stacks of units with the runtime, the kernel's view of all others."""
 
 from __future__ import annotations
 

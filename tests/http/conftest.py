@@ -1,4 +1,4 @@
-"""Each of these tests once on every loop that units run on."""
+"""Runs each of these tests on every event loop that units use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which handler answers: by path and method, and nobody without what the guard wants."""
+"""Handlers are chosen by path and method, and only behind the guard."""
 
 from __future__ import annotations
 

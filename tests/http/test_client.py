@@ -1,4 +1,4 @@
-"""The client of HTTP against servers that say, byte by byte, what a test wants said."""
+"""The HTTP client against servers that send exactly the bytes of a test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Say = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Server:
-    """Answers the connections in turn, each as it is told; the last way is that of all others."""
+    """Answers each connection in its own way; the last way serves all further ones."""
 
     def __init__(self, says: Sequence[Say]) -> None:
         self._says = says
@@ -173,7 +173,7 @@ async def test_broken_or_invalid_answer_is_an_error_without_a_retry(serving: Ser
 
 
 async def test_connection_that_the_server_had_closed_meanwhile_is_replaced(serving: Serving) -> None:
-    """Whether the client has heard of it or is about to."""
+    """Whether the client has noticed the end or is about to."""
     closing = asyncio.Event()
 
     def then_closes(server: Server) -> Say:
@@ -197,7 +197,7 @@ async def is_broken(client: HttpClient) -> bool:
 
 
 async def test_unexpected_data_is_not_the_next_answer(serving: Serving) -> None:
-    """Some servers say goodbye on a connection that nobody uses."""
+    """Some servers send a response before they close an idle connection."""
     saying = asyncio.Event()
 
     def says_goodbye(server: Server) -> Say:
@@ -221,7 +221,7 @@ async def test_unexpected_data_is_not_the_next_answer(serving: Serving) -> None:
 
 
 async def test_unread_answer_blocks_no_other_call(serving: Serving) -> None:
-    """All of it has come, and reading was paused for what nobody took."""
+    """All data has arrived, and reading was paused because the caller read nothing."""
     size = http_client._MOST_AHEAD_BYTES + 1
     client, _ = await serving(again_and_again(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size, bytes(size)))
 
@@ -328,7 +328,7 @@ async def test_call_that_is_cancelled_closes_the_connection(serving: Serving) ->
 
 
 async def test_slow_reader_gets_little_in_advance(serving: Serving) -> None:
-    """The server gets rid of less than it has while nobody reads, and of all of it then."""
+    """The server can send only a part while the caller reads nothing, and the rest afterwards."""
     size, sent = 64 << 20, 0
 
     def much(server: Server) -> Say:

@@ -1,4 +1,4 @@
-"""Agents on this very host."""
+"""Agents on this host."""
 
 from __future__ import annotations
 

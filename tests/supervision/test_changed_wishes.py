@@ -1,4 +1,4 @@
-"""What is wanted changes while units are on their way, and what was begun before a silence is finished after it."""
+"""Desired state changes while units are in transition, and an interrupted transition is completed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is held against a unit, and told of it: how it ended since a person last wanted it, and nothing of before."""
+"""The deaths that count against a unit: those since an operator last wanted it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: the promises of the supervisor hold."""
+"""The invariants of the supervisor hold for any order of events."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.operation = 0
         self.config = 0
         self.promised: dict[str, int] = {}
-        """What the last `up` said it would start or change, and the incarnation that it must exceed."""
+        """The units that the last `up` starts or changes, and the incarnation that each must exceed."""
 
     def by(self) -> str:
         self.operation += 1

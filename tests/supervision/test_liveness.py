@@ -1,4 +1,4 @@
-"""Leases: silence, phases, and a judge that was late or whose wall clock jumps."""
+"""Leases: silence, phases, a late check, and a wall clock that jumps."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_jump_of_the_wall_clock_moves_no_lease_and_no_deadline(jump_s: float) ->
 
 
 def test_hanging_unit_is_reported_until_its_next_heartbeat() -> None:
-    """Whoever was told for the first time may have had no host to do something about it."""
+    """At the first report there may have been no host that could act."""
     leases = Leases(SUSPECT_S, DEAD_S)
     leases.begin("web-0", 100.0)
     assert healths(leases, 100.0 + DEAD_S) == [Health.HUNG]

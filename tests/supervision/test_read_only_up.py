@@ -1,4 +1,4 @@
-"""A run that is up only to be read from: its store and the steward, and nobody else, whatever they were before."""
+"""A run that is up only to be read from: its store and the steward start, and no other group."""
 
 from __future__ import annotations
 

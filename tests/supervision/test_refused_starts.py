@@ -1,4 +1,4 @@
-"""Starts that do not come about: a unit pays nothing for what its host lacks, and what no start can cure says why."""
+"""Starts that fail: what a host lacks costs the unit nothing, and an impossible start gives its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which host takes a unit, and the sentence that says why none does."""
+"""The choice of a host for a unit, and the sentence if there is none."""
 
 from __future__ import annotations
 

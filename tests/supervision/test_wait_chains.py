@@ -1,4 +1,4 @@
-"""Wait chains: each ends at a culprit with a reason."""
+"""Wait chains: each ends at a cause with a reason."""
 
 from __future__ import annotations
 

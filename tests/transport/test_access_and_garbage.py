@@ -1,4 +1,4 @@
-"""Whoever has no business here is kept out with a sentence, and nobody else notices."""
+"""Peers without a valid key are refused with a sentence, and garbage affects no other peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishing: nobody slows it down, a loss can be seen, and a revoked key ends its subscriptions."""
+"""Publishing: a slow subscriber delays no other, a loss is visible, and a revoked key loses its subscription."""
 
 from __future__ import annotations
 

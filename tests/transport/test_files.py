@@ -1,4 +1,4 @@
-"""Addresses and key files: what would not work, or would not be safe, is refused with a sentence."""
+"""Addresses and key files: what cannot work, or is not safe, is refused with a sentence."""
 
 from __future__ import annotations
 

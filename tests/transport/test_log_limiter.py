@@ -1,4 +1,4 @@
-"""Whatever others say wrongly, the log stays short, and says how much is not in it."""
+"""Faulty messages give few log lines, and the rest is counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A counterpart and unit processes that end with the test."""
+"""A fake coordinator, and unit processes that end with the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Units that block, wait in hundreds of tasks, or hang: what the coordinator gets to know of it."""
+"""Units that block, wait in hundreds of tasks, or hang: what the coordinator learns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_phase_is_announced_before_its_body_silences_the_thread(counterpar
     await aeventually(lambda: counterpart.report.phase == "native" and counterpart.report.at_most_s == 60)
 
     def silent_after_it_said_so() -> bool:
-        """It blocks again and again: whoever heard one announcement and its end late together finds another one."""
+        """It blocks repeatedly: if one announcement and its end arrive late together, the next one is seen."""
         reports = ((at, each) for at, each in counterpart.heard if isinstance(each, messages.UnitReport))
         said = [at for at, report in reports if report.phase == "native"]
         beats = counterpart.times_of(messages.Beat)

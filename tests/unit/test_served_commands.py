@@ -1,4 +1,4 @@
-"""A real unit serves questions: side by side, each with an end, whatever the handler does."""
+"""A real unit serves commands: concurrently, each with an end, whatever the handler does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real unit processes against a real hub: hello, beats, orders, and every way to end."""
+"""Real unit processes against a real hub: hello, heartbeats, orders, and every way to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Account, knobs, orders and the conversation, with a clock in the hand."""
+"""Reported state, knobs, flags and the coordinator protocol, with a fake clock."""
 
 from __future__ import annotations
 
