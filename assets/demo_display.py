@@ -1,7 +1,8 @@
 """The display of the training demo: a live picture in a terminal, otherwise a line every few seconds.
 
-Invariants: the picture fits into 80 columns and a few lines; text of units is never parsed as markup and has no
-control codes.
+Invariants:
+- The picture fits into 80 columns and a few lines.
+- Text of units is never parsed as markup and has no control codes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Makes the recording that comes with the package, and the pictures of the docs: `make recording`, `make pictures`.
 
-Invariants: the recording is a real training demo, from one or two minutes before its sampler is killed to its end, so
-it has an incident, a tightened bound and failed tool calls; the pictures are screens of it.
+Invariants:
+- The recording is a real training demo, from one or two minutes before its sampler is killed to its end, so it has an
+  incident, a tightened bound and failed tool calls.
+- The pictures are screens of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Writes the data of the demo: orders to be priced, and demonstrations with one systematic mistake.
 
-Invariants: the same random number gives the same bytes; items and counts of held-out orders occur in no training order
-and no demonstration; every answer is what the tools of `assets.shop_server` return, so a perfect agent scores 1.
+Invariants:
+- The same random number gives the same bytes.
+- Items and counts of held-out orders occur in no training order and no demonstration.
+- Every answer is what the tools of `assets.shop_server` return, so a perfect agent scores 1.
 
 An order names one to three items with counts. The correct solution takes three, five or seven turns: `lookup(item)` and
 `calculator(count*price)`, for each further item `lookup(item)` and `calculator(ans+count*price)`, where `ans` is the

@@ -1,7 +1,10 @@
 """A tour of the control plane on a live run: `make tour`, or `python -m assets.tour`.
 
-Invariants: the tour uses only commands that a person could type; it does not touch the user's own state; it always
-takes the run down at the end; it exits with 1 if a step fails.
+Invariants:
+- The tour uses only commands that a person could type.
+- It does not touch the user's own state.
+- It always takes the run down at the end.
+- It exits with 1 if a step fails.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Reads the state of a training run from its store: steps, versions, tokens, tool calls, held-out results.
 
-Invariant: it only reads.
+Invariants:
+- It only reads.
 """
 
 from __future__ import annotations

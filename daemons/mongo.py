@@ -1,9 +1,10 @@
 """The main loop of the embedded MongoDB server: `python -m daemons.mongo`, as a unit of the role `mongo`.
 
-* The unit lives exactly as long as its mongod.
-* It is ready when a writable primary accepts the login.
-* A drain shuts mongod down cleanly.
-* While the disk has no room, the unit waits and reports it.
+Invariants:
+- The unit lives exactly as long as its mongod.
+- It is ready when a writable primary accepts the login.
+- A drain shuts mongod down cleanly.
+- While the disk has no room, the unit waits and reports it.
 """
 
 from __future__ import annotations

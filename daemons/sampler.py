@@ -1,8 +1,10 @@
 """The main loop of a sampler: `python -m daemons.sampler`, as a unit of the role `sampler`.
 
-Invariants: opening its owner is its first act in the store, and then it is ready, though it claims nothing before there
-are weights; a drain gives back or finishes what is under way, and closes the owner last, so that nothing of it waits
-for a lease to be past.
+Invariants:
+- Opening its owner is its first act in the store, and then it is ready, though it claims nothing before there are
+  weights.
+- A drain gives back or finishes what is under way, and closes the owner last, so that nothing of it waits for a lease
+  to be past.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """The main loop of the steward: `python -m daemons.steward`, as a unit of the role `steward`.
 
-Invariants: it is ready when the indexes are there, the datasets were read and its owner is open; a database that is
-away is waited for, not a reason to end; a drain ends between two rounds; a pause stops admission and
-nothing else. With `--read-only` it answers questions and writes nothing.
+Invariants:
+- It is ready when the indexes are there, the datasets were read and its owner is open.
+- A database that is away is waited for, not a reason to end.
+- A drain ends between two rounds.
+- A pause stops admission and nothing else.
+- With `--read-only` it answers questions and writes nothing.
 """
 
 from __future__ import annotations

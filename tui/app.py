@@ -1,7 +1,9 @@
 """The application: one connection, one mirror, the services and the views of one run, and the dispatch of keys.
 
-Invariants: the registry of actions alone decides what a key does; the console survives its coordinator, and its own
-end does not end the run; nothing is asked, painted or sent while it switches from one run to another.
+Invariants:
+- The registry of actions alone decides what a key does.
+- The console survives its coordinator, and its own end does not end the run.
+- Nothing is asked, painted or sent while it switches from one run to another.
 """
 
 from __future__ import annotations

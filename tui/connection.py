@@ -1,7 +1,9 @@
 """The one connection of the console: it follows a run's feed into the mirror.
 
-Invariants: the console survives its coordinator; it connects again with growing pauses, and at once on request; every
-attempt looks the run up again, so a run that was restarted is found.
+Invariants:
+- The console survives its coordinator.
+- It connects again with growing pauses, and at once on request.
+- Every attempt looks the run up again, so a run that was restarted is found.
 """
 
 from __future__ import annotations

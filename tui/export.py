@@ -1,7 +1,9 @@
 """Writes files: the rows of a table, whole trajectories, a picture of the screen.
 
-Invariants: the rows are those on the screen at the key press; an existing file is never overwritten; an export that
-fails reports how many records it has written.
+Invariants:
+- The rows are those on the screen at the key press.
+- An existing file is never overwritten.
+- An export that fails reports how many records it has written.
 """
 
 from __future__ import annotations

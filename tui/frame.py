@@ -1,7 +1,8 @@
 """The lines around the view (header, notice, footer), how fresh the screen is, and its colours.
 
-Invariants: data is painted at most `PAINTS_PER_S` times a second, a key press at once; a frozen screen ages and then
-allows no command.
+Invariants:
+- Data is painted at most `PAINTS_PER_S` times a second, a key press at once.
+- A frozen screen ages and then allows no command.
 """
 
 from __future__ import annotations

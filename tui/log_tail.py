@@ -1,7 +1,8 @@
 """Follows the log of a unit over rotations and from one incarnation into the next.
 
-Invariant: every line is returned once and complete, however the ranges were cut; a remark marks a lost part or a new
-incarnation.
+Invariants:
+- Every line is returned once and complete, however the ranges were cut.
+- A remark marks a lost part or a new incarnation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Which view fills the screen: that of a tab, or a page over it; and the filter field.
 
-Invariants: one view is shown at a time, and only that one gets `shown`; escape closes pages in the reverse order of
-their opening; the filter belongs to the view in which it was opened.
+Invariants:
+- One view is shown at a time, and only that one gets `shown`.
+- Escape closes pages in the reverse order of their opening.
+- The filter belongs to the view in which it was opened.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """A recording in the place of a coordinator: the interface of a connection, fed by playback.
 
-Invariants: queries and commands are refused; the screens show the time of the recording.
+Invariants:
+- Queries and commands are refused.
+- The screens show the time of the recording.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The person's own theme and keys, from `~/.config/agentrl/console.yaml`.
 
-Invariant: a fault in the file is named before the screen is drawn, and a faulty file is never half used.
+Invariants:
+- A fault in the file is named before the screen is drawn, and a faulty file is never half used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Finds the recording that a person names, and the time at which playback begins.
 
-Invariant: the shipped recording has a name that no run can have, so it can always be played.
+Invariants:
+- The shipped recording has a name that no run can have, so it can always be played.
 """
 
 from __future__ import annotations

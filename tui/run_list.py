@@ -1,7 +1,9 @@
 """The list of runs: those of this user on this host, and those that key files open.
 
-Invariants: the list waits at most `ANSWER_S` for each run and does not query a run that is down; runs are identified by
-uuid, not by name; a run that could not be queried shows the reason.
+Invariants:
+- The list waits at most `ANSWER_S` for each run and does not query a run that is down.
+- Runs are identified by uuid, not by name.
+- A run that could not be queried shows the reason.
 """
 
 from __future__ import annotations

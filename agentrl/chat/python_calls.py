@@ -1,7 +1,8 @@
 """Calls written as Python: `lookup(pear)`, `search(query="red", limit=3)`.
 
-Invariants: the text is parsed, never evaluated; a value that is not a literal is kept as text, so
-`calculator(3*(4+5))` has the argument `3*(4+5)`.
+Invariants:
+- The text is parsed, never evaluated.
+- A value that is not a literal is kept as text, so `calculator(3*(4+5))` has the argument `3*(4+5)`.
 """
 
 from __future__ import annotations

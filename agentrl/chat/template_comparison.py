@@ -1,7 +1,8 @@
 """Compares a model's own chat template with the one that this run uses.
 
-Invariants: the result is only reported, never trained on or sampled from; a template that cannot be rendered is a
-difference and not an error.
+Invariants:
+- The result is only reported, never trained on or sampled from.
+- A template that cannot be rendered is a difference and not an error.
 """
 
 from __future__ import annotations

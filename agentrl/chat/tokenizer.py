@@ -1,7 +1,8 @@
 """One model's tokenizer: text to ids and back.
 
-Invariants: only `control` gives the id of a control token, never text, so a tool result with `<|end|>` stays text;
-decoding keeps control tokens by default, because the text should show all ids.
+Invariants:
+- Only `control` gives the id of a control token, never text, so a tool result with `<|end|>` stays text.
+- Decoding keeps control tokens by default, because the text should show all ids.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Trains the tokenizer of a model that the run builds.
 
-Invariants: every byte has an id, so any text can be encoded; digits are single tokens, so numbers are copied digit by
-digit; control tokens are special, while tags of tool calls and answers are ordinary tokens that a model may write.
+Invariants:
+- Every byte has an id, so any text can be encoded.
+- Digits are single tokens, so numbers are copied digit by digit.
+- Control tokens are special, while tags of tool calls and answers are ordinary tokens that a model may write.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Reads tool calls from the text of an assistant, with the errors of malformed calls and the rest of the text.
 
-Invariants: parsing accepts any text and never executes it; a call that cannot be read becomes an error with a sentence
-for the model, it is never dropped or guessed; calls keep their order.
+Invariants:
+- Parsing accepts any text and never executes it.
+- A call that cannot be read becomes an error with a sentence for the model, it is never dropped or guessed.
+- Calls keep their order.
 """
 
 from __future__ import annotations

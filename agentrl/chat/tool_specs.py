@@ -1,6 +1,7 @@
 """Tools as prompts and parsers see them: name, arguments in order, and their types.
 
-Invariant: the order of arguments is that of the tool's schema, so positional arguments have one meaning.
+Invariants:
+- The order of arguments is that of the tool's schema, so positional arguments have one meaning.
 """
 
 from __future__ import annotations

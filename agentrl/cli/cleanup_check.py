@@ -1,6 +1,7 @@
 """Finds and ends the processes of a run on this host, without its coordinator.
 
-Invariant: a scan that could not examine every process says so (`unproven`) or raises NotProvenError.
+Invariants:
+- A scan that could not examine every process says so (`unproven`) or raises NotProvenError.
 """
 
 from __future__ import annotations

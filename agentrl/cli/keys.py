@@ -1,6 +1,7 @@
 """The commands `keys new`, `keys list` and `keys revoke`.
 
-Invariant: a secret is written to a file and never printed.
+Invariants:
+- A secret is written to a file and never printed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Options and output of all list commands: `--filter`, `--sort`, `--after`, `--limit`, and a page as a table.
 
-Invariant: a page that is not the last has the place of the next one, on stderr for people and as `after` for programs.
+Invariants:
+- A page that is not the last has the place of the next one, on stderr for people and as `after` for programs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Progress of a wait, on stderr: repainted in a terminal, otherwise plain lines.
 
-Invariant: progress never writes to stdout, and never outlives the wait.
+Invariants:
+- Progress never writes to stdout, and never outlives the wait.
 """
 
 from __future__ import annotations

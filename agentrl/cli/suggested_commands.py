@@ -1,6 +1,7 @@
 """Adds the run to the commands that messages suggest.
 
-Invariant: only commands that take a run get the option, and only once.
+Invariants:
+- Only commands that take a run get the option, and only once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The command `train`: a training job without a run.
 
-Invariant: the program `agentrl.training` does the work; this command only shows the messages of that program.
+Invariants:
+- The program `agentrl.training` does the work.
+- This command only shows the messages of that program.
 """
 
 from __future__ import annotations

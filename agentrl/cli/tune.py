@@ -1,7 +1,7 @@
 """The command `tune`: shows, previews, changes and restores knobs.
 
-Invariant: a change is sent with the revision that the person saw, or with the one just read, so no change is
-overwritten unseen.
+Invariants:
+- A change is sent with the revision that the person saw, or with the one just read, so no change is overwritten unseen.
 """
 
 from __future__ import annotations

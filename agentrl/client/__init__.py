@@ -1,8 +1,10 @@
 """The client of the coordinator, for the command line, the console, scripts and notebooks.
 
-Invariants: every command of the table has a method; every failure is one of `agentrl.errors`; a request is carried out
-at most once, even if it is sent several times. This package imports only what is light, because every quick command
-loads it.
+Invariants:
+- Every command of the table has a method.
+- Every failure is one of `agentrl.errors`.
+- A request is carried out at most once, even if it is sent several times.
+- This package imports only what is light, because every quick command loads it.
 """
 
 from agentrl.client.client import CAUGHT_UP, RESET, SILENT, Client, View

@@ -1,7 +1,8 @@
 """The blocking client, for notebooks and plain scripts.
 
-Invariant: the client runs in an event loop of its own thread, so it also works where a loop is running already (as in
-a notebook) and from any thread.
+Invariants:
+- The client runs in an event loop of its own thread, so it also works where a loop is running already (as in a
+  notebook) and from any thread.
 """
 
 from __future__ import annotations

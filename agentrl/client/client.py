@@ -1,8 +1,9 @@
 """The asynchronous client: calls, waiting for operations, snapshots and following the feed.
 
-Invariants: `wait` follows the feed, and asks the coordinator only when the feed is silent or lost rows; the view of a
-follower is always a whole snapshot plus all changes after it, or the follower gets RESET; a restart of the coordinator
-costs a caller only time.
+Invariants:
+- `wait` follows the feed, and asks the coordinator only when the feed is silent or lost rows.
+- The view of a follower is always a whole snapshot plus all changes after it, or the follower gets RESET.
+- A restart of the coordinator costs a caller only time.
 """
 
 from __future__ import annotations

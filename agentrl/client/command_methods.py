@@ -1,8 +1,10 @@
 """One method of the client per command of the table, made from the table.
 
-Invariants: a method takes the arguments of its command by the same names and returns the result of the table; every
-method takes `deadline_s`; methods that change something also take `request_id` (an id is carried out once) and
-`consent` (from `Client.preview`).
+Invariants:
+- A method takes the arguments of its command by the same names and returns the result of the table.
+- Every method takes `deadline_s`.
+- Methods that change something also take `request_id` (an id is carried out once) and `consent` (from
+  `Client.preview`).
 """
 
 from __future__ import annotations

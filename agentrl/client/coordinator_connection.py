@@ -1,7 +1,9 @@
 """The connection of a client to the coordinator: hello, requests and answers, over reconnections and restarts.
 
-Invariants: a request keeps its id when it is sent again after a reconnection, so the coordinator carries it out once;
-every request ends at its deadline; a refusal carries its reason.
+Invariants:
+- A request keeps its id when it is sent again after a reconnection, so the coordinator carries it out once.
+- Every request ends at its deadline.
+- A refusal carries its reason.
 """
 
 from __future__ import annotations

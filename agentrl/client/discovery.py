@@ -1,7 +1,8 @@
 """Finds the coordinator of a run.
 
-Invariant: a run is found by the arguments of the caller, else by the environment, else because it is the only one that
-is up. If several runs fit, none is chosen and the error names them.
+Invariants:
+- A run is found by the arguments of the caller, else by the environment, else because it is the only one that is up.
+- If several runs fit, none is chosen and the error names them.
 """
 
 from __future__ import annotations

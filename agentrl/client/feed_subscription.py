@@ -1,7 +1,9 @@
 """One subscription to the feed.
 
-Invariants: a lost row is detected (`stale`); between two calls of `take` only the newest row of each key is kept, so a
-slow follower needs no more memory and skips the rows in between.
+Invariants:
+- A lost row is detected (`stale`).
+- Between two calls of `take` only the newest row of each key is kept, so a slow follower needs no more memory and skips
+  the rows in between.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Answers that are longer than one message: the tokens of a record, exported trajectories.
 
-Invariant: a caller that stops at any point has whole segments and whole lines.
+Invariants:
+- A caller that stops at any point has whole segments and whole lines.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Logs and events of a run that is not up, read from its files on this host.
 
-Invariants: the methods have the names, arguments and results of the client; nothing is changed.
+Invariants:
+- The methods have the names, arguments and results of the client.
+- Nothing is changed.
 """
 
 from __future__ import annotations

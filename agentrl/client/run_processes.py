@@ -1,6 +1,7 @@
 """The coordinator and the host agents of a run on this host, read from the files of its state directory.
 
-Invariant: a process is identified by pid, start time and boot, so a reused pid is not mistaken for it.
+Invariants:
+- A process is identified by pid, start time and boot, so a reused pid is not mistaken for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Configuration of alerts: the run's own rules, sinks, and the dead-man ping that shows that alerting works.
 
-Invariant: a rule has one threshold on one side, and its `clear` value lies on the good side of it.
+Invariants:
+- A rule has one threshold on one side, and its `clear` value lies on the good side of it.
 """
 
 from __future__ import annotations

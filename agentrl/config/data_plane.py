@@ -1,7 +1,9 @@
 """The sections of the data plane: model, environments, tools, sampling, engines, training.
 
-Invariants: a run has a data plane if and only if it has environments; a name that refers to another section exists; a
-batch can be filled (the largest group fits into what may be in flight).
+Invariants:
+- A run has a data plane if and only if it has environments.
+- A name that refers to another section exists.
+- A batch can be filled (the largest group fits into what may be in flight).
 """
 
 from __future__ import annotations

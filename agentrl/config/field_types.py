@@ -1,7 +1,8 @@
 """The base class of all sections of the configuration, and the types of their fields.
 
-Invariants: a section is frozen and refuses unknown keys; text and booleans are never converted to numbers, so that a
-mistake in the file is reported and not guessed at.
+Invariants:
+- A section is frozen and refuses unknown keys.
+- Text and booleans are never converted to numbers, so that a mistake in the file is reported and not guessed at.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Checks the files that a run file names, except datasets, before anything is started.
 
-Invariant: the files are neither read nor run. The processes that need them use the same functions and messages.
+Invariants:
+- The files are neither read nor run.
+- The processes that need them use the same functions and messages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The token that every HTTP listener of a run requires, in one file of the state directory.
 
-Invariants: the file has mode 0600, and is complete or missing; it is created once and never changed; processes that
-start at the same moment get the same token.
+Invariants:
+- The file has mode 0600, and is complete or missing.
+- It is created once and never changed.
+- Processes that start at the same moment get the same token.
 """
 
 from __future__ import annotations

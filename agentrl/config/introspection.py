@@ -1,7 +1,8 @@
 """Looks up which keys the configuration has at a path, and which values a field allows.
 
-Invariant: all answers are derived from the fields of the sections, so messages, environment variables, `config show`
-and knobs agree with validation.
+Invariants:
+- All answers are derived from the fields of the sections, so messages, environment variables, `config show` and knobs
+  agree with validation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The knobs of a run, derived from the fields of its configuration that are marked as `Tunable`.
 
-Invariant: a knob allows only values that its field allows.
+Invariants:
+- A knob allows only values that its field allows.
 """
 
 from __future__ import annotations

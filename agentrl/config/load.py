@@ -1,7 +1,8 @@
 """Loads the configuration from all its sources: `--set` over environment over file over default.
 
-Invariants: every value has exactly one known source; relative paths become absolute only here, because the coordinator
-has another working directory.
+Invariants:
+- Every value has exactly one known source.
+- Relative paths become absolute only here, because the coordinator has another working directory.
 """
 
 from __future__ import annotations

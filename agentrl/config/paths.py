@@ -1,7 +1,9 @@
 """The directories of a run on this host, and the files that list the runs.
 
-Invariants: the name of a run gives exactly one state directory and one uuid, also under concurrent creation; `run.json`
-is written once, whole, under a lock, and never changed. Light imports only, because every quick command loads this.
+Invariants:
+- The name of a run gives exactly one state directory and one uuid, also under concurrent creation.
+- `run.json` is written once, whole, under a lock, and never changed.
+- Light imports only, because every quick command loads this.
 """
 
 from __future__ import annotations

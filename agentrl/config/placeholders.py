@@ -1,6 +1,8 @@
 """The placeholders in commands, environments and probes: `{slot}`, `{unit}`, ...
 
-Invariant: only these names are replaced; other braces are part of the command.
+Invariants:
+- Only these names are replaced.
+- Other braces are part of the command.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Makes the rules of the pure policies from the configuration.
 
-Invariant: steward, samplers and trainer of a run close tasks, admit and cut batches by the same rules.
+Invariants:
+- Steward, samplers and trainer of a run close tasks, admit and cut batches by the same rules.
 """
 
 from __future__ import annotations

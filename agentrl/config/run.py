@@ -1,6 +1,9 @@
 """The whole configuration of a run, and the rules between its sections.
 
-Invariants: every RunConfig is valid as a whole; a named group exists; no groups wait for each other in a circle.
+Invariants:
+- Every RunConfig is valid as a whole.
+- A named group exists.
+- No groups wait for each other in a circle.
 """
 
 from __future__ import annotations

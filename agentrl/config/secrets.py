@@ -1,7 +1,10 @@
 """References to secrets. Files, messages and screens contain the reference, never the secret.
 
-Invariants: a SecretRef holds no value; the process that uses a secret reads it at that moment; no error message repeats
-a value. Light imports only, because the host agent resolves references too.
+Invariants:
+- A SecretRef holds no value.
+- The process that uses a secret reads it at that moment.
+- No error message repeats a value.
+- Light imports only, because the host agent resolves references too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """A configuration as plain data for messages and files, and its JSON schema.
 
-Invariants: `config_from_plain` restores what `config_to_plain` made, and validates it; secrets are sent as references.
+Invariants:
+- `config_from_plain` restores what `config_to_plain` made, and validates it.
+- Secrets are sent as references.
 """
 
 from __future__ import annotations

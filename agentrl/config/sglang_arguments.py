@@ -1,7 +1,9 @@
 """The arguments of an SGLang server that a run file may add.
 
-Invariant: the list has no argument that changes what is served, to whom, or the meaning of log-probabilities, because
-the run decides these. A new argument is added only after its effect is known.
+Invariants:
+- The list has no argument that changes what is served, to whom, or the meaning of log-probabilities, because the run
+  decides these.
+- A new argument is added only after its effect is known.
 """
 
 from __future__ import annotations

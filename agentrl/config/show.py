@@ -1,6 +1,8 @@
 """The resolved configuration for people: `agentrl config show` and `check`, and the changes between two.
 
-Invariant: a secret is shown as its reference; a literal that looks like a secret is hidden.
+Invariants:
+- A secret is shown as its reference.
+- A literal that looks like a secret is hidden.
 """
 
 from __future__ import annotations

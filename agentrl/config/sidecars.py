@@ -1,6 +1,7 @@
 """Sidecars: groups of foreign commands in the configuration.
 
-Invariant: a sidecar is complete: its units can be started from it alone.
+Invariants:
+- A sidecar is complete: its units can be started from it alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The supervision times and counts of the control plane.
 
-Invariants: no part of the control plane has another supervision time; every SupervisionTimes is consistent (a unit is
-suspect before it counts as dead, and not before it could have missed a beat).
+Invariants:
+- No part of the control plane has another supervision time.
+- Every SupervisionTimes is consistent (a unit is suspect before it counts as dead, and not before it could have missed
+  a beat).
 """
 
 from __future__ import annotations

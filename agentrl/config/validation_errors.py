@@ -1,7 +1,9 @@
 """Turns the errors of pydantic into messages for people.
 
-Invariants: one error has all mistakes; each message names the source, the key and the allowed values; a value that may
-be a secret is not repeated.
+Invariants:
+- One error has all mistakes.
+- Each message names the source, the key and the allowed values.
+- A value that may be a secret is not repeated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Reads YAML as plain values, with the line of each.
 
-Invariants: a mapping has each key once; numbers, booleans and null are those of YAML 1.2 (`no`, `on` and `12:30` are
-text); a file can make no Python objects, and no more values than a person would write.
+Invariants:
+- A mapping has each key once.
+- Numbers, booleans and null are those of YAML 1.2 (`no`, `on` and `12:30` are text).
+- A file can make no Python objects, and no more values than a person would write.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Tasks that run as long as the coordinator does.
 
-Invariant: an unexpected exception is logged, and the task starts again.
+Invariants:
+- An unexpected exception is logged, and the task starts again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Coordinator time: one clock for leases, deadlines and the times that people see.
 
-Invariant: it never goes back and never jumps while the coordinator lives, even if the wall clock is set; it starts at
-the time of the wall clock, so that written times are valid for the next coordinator.
+Invariants:
+- It never goes back and never jumps while the coordinator lives, even if the wall clock is set.
+- It starts at the time of the wall clock, so that written times are valid for the next coordinator.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The state that all parts of a coordinator share. `Coordinator` creates it once.
 
-Invariant: a part knows this state and no other part; `coordinator` connects parts that need each other.
+Invariants:
+- A part knows this state and no other part.
+- `coordinator` connects parts that need each other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The coordinator: creates its parts, connects them, and runs until `down`.
 
-Invariants: it locks the state directory before it opens anything else; it may be killed at any moment; every event goes
-to the supervisor, and every act on a unit is an instruction of the supervisor.
+Invariants:
+- It locks the state directory before it opens anything else.
+- It may be killed at any moment.
+- Every event goes to the supervisor, and every act on a unit is an instruction of the supervisor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Collects the instructions of one turn of the event loop, writes the journal, then has them performed.
 
-Invariants: what must be durable is written before any other instruction of the turn is performed; while the journal
-cannot be written, nothing is performed and no command is accepted; one turn is one transaction, however many events it
-brought; an instruction that fails does not stop the others.
+Invariants:
+- What must be durable is written before any other instruction of the turn is performed.
+- While the journal cannot be written, nothing is performed and no command is accepted.
+- One turn is one transaction, however many events it brought.
+- An instruction that fails does not stop the others.
 """
 
 from __future__ import annotations

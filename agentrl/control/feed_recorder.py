@@ -1,7 +1,9 @@
 """Records the feed, so that the console can show any past minute.
 
-Invariants: the recording has every published row, so playback shows what clients saw; a thread of its own compresses
-and writes, and the event loop never waits for it; while it cannot write, the row of the run says why.
+Invariants:
+- The recording has every published row, so playback shows what clients saw.
+- A thread of its own compresses and writes, and the event loop never waits for it.
+- While it cannot write, the row of the run says why.
 """
 
 from __future__ import annotations

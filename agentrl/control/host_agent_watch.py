@@ -1,7 +1,9 @@
 """Restarts the host agent of the coordinator's own host when it dies.
 
-Invariants: there is never a second living agent (it holds a lock); its death is noticed at once (pidfd); the new agent
-adopts all units, so nothing else is done about them.
+Invariants:
+- There is never a second living agent (it holds a lock).
+- Its death is noticed at once (pidfd).
+- The new agent adopts all units, so nothing else is done about them.
 """
 
 from __future__ import annotations

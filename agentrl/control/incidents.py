@@ -1,6 +1,8 @@
 """Records incidents: the unplanned ends of units, host agents and coordinators, with their evidence.
 
-Invariants: every incident is written to the journal; the feed shows the newest ones, also after a restart.
+Invariants:
+- Every incident is written to the journal.
+- The feed shows the newest ones, also after a restart.
 """
 
 from __future__ import annotations

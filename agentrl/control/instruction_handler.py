@@ -1,7 +1,8 @@
 """Carries out the instructions of the supervisor: messages, timers and rows.
 
-Invariant: an instruction for a host that is not connected is dropped: the host reports its whole ledger when it comes
-back, and the supervisor orders what is missing again.
+Invariants:
+- An instruction for a host that is not connected is dropped: the host reports its whole ledger when it comes back, and
+  the supervisor orders what is missing again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Routes each message that arrives to the handler of its sender.
 
-Invariants: no message can stop the coordinator: an unreadable one is refused or dropped with a line in the log; a peer
-that has not said hello is asked who it is; a peer may only send the messages of its kind.
+Invariants:
+- No message can stop the coordinator: an unreadable one is refused or dropped with a line in the log.
+- A peer that has not said hello is asked who it is.
+- A peer may only send the messages of its kind.
 """
 
 from __future__ import annotations

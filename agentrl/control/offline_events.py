@@ -1,6 +1,8 @@
 """Prints the events of a run that is down: `python -m agentrl.control.offline_events --state-dir S [--kind K]...`.
 
-Invariant: the journal is only read, and the answer equals that of a coordinator; stdout is one message.
+Invariants:
+- The journal is only read, and the answer equals that of a coordinator.
+- Stdout is one message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """What the coordinator does at regular times: checks leases, operations and alerts, publishes the feed and its metrics.
 
-Invariants: if the coordinator itself was late (stopped, or without processor time), all leases are extended by the
-delay before any is judged; one turn is short, however many units there are.
+Invariants:
+- If the coordinator itself was late (stopped, or without processor time), all leases are extended by the delay before
+  any is judged.
+- One turn is short, however many units there are.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Loads from the journal what earlier coordinators wrote.
 
-Invariant: everything durable is loaded; an unreadable entry is logged and left out, never guessed.
+Invariants:
+- Everything durable is loaded.
+- An unreadable entry is logged and left out, never guessed.
 """
 
 from __future__ import annotations

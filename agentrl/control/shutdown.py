@@ -1,6 +1,8 @@
 """Ends a run: after the last unit ended, checks every host for remaining processes, then ends the coordinator.
 
-Invariant: `down` succeeds only with a report from every host of the run; it names everything that is not proven.
+Invariants:
+- `down` succeeds only with a report from every host of the run.
+- It names everything that is not proven.
 """
 
 from __future__ import annotations

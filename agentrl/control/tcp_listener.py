@@ -1,7 +1,9 @@
 """Opens the three tcp sockets by which other hosts reach the coordinator, if the configuration has `listen`.
 
-Invariants: either all three are open or none is; a configuration whose ports are taken is refused before it is in
-force; if a restarted coordinator finds its ports taken, it tries again every two seconds.
+Invariants:
+- Either all three are open or none is.
+- A configuration whose ports are taken is refused before it is in force.
+- If a restarted coordinator finds its ports taken, it tries again every two seconds.
 """
 
 from __future__ import annotations

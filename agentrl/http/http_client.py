@@ -1,9 +1,10 @@
 """A client of HTTP/1.1 for many short calls to one server.
 
-* A connection carries one call at a time. It is closed if a call was abandoned on it, or if more data arrived than the
+Invariants:
+- A connection carries one call at a time. It is closed if a call was abandoned on it, or if more data arrived than the
   answer.
-* A call is repeated only if the server had closed its connection before a byte of the answer.
-* A slow reader gets only a little data in advance.
+- A call is repeated only if the server had closed its connection before a byte of the answer.
+- A slow reader gets only a little data in advance.
 
 General clients check every open connection for every call, which costs more than the call once hundreds are open. And
 an answer that arrives in one piece should wake its caller once.

@@ -1,8 +1,9 @@
 """The common part of the HTTP listeners of a run.
 
-* A listener is bound before its URL is known to others, and closed when the body ends.
-* The token is compared in constant time.
-* A body is never read beyond its limit.
+Invariants:
+- A listener is bound before its URL is known to others, and closed when the body ends.
+- The token is compared in constant time.
+- A body is never read beyond its limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Moves one unit from one state to the next.
 
-* An incarnation is spawned only if no process of an earlier one lives on any reachable host.
-* Instructions that persist precede those that act.
-* A stop always ends: drain, then SIGTERM, then SIGKILL until nothing is left.
+Invariants:
+- An incarnation is spawned only if no process of an earlier one lives on any reachable host.
+- Instructions that persist precede those that act.
+- A stop always ends: drain, then SIGTERM, then SIGKILL until nothing is left.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Judges which peers are silent for too long, and which make no progress.
 
-* A peer in an announced phase is judged by the deadline of the phase alone, as long as its host agent reports that it
+Invariants:
+- A peer in an announced phase is judged by the deadline of the phase alone, as long as its host agent reports that it
   lives: code that holds the GIL silences its heartbeat too.
-* The deadline of a phase counts from its start or its last progress.
-* If the check itself was late, all leases are extended by the delay.
+- The deadline of a phase counts from its start or its last progress.
+- If the check itself was late, all leases are extended by the delay.
 
 A check looks at silent and unusual leases only, so ten thousand healthy ones cost nothing.
 """

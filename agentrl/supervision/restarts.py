@@ -1,9 +1,10 @@
 """Decides whether a dead unit restarts at once, later or never.
 
-* Starts that never became ready are counted apart from deaths in service.
-* The first death in a window causes no delay.
-* Every `fatal` has a reason.
-* Kills for memory have a counter of their own, because a restart rarely cures the cause.
+Invariants:
+- Starts that never became ready are counted apart from deaths in service.
+- The first death in a window causes no delay.
+- Every `fatal` has a reason.
+- Kills for memory have a counter of their own, because a restart rarely cures the cause.
 """
 
 from __future__ import annotations

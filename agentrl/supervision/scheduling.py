@@ -1,8 +1,9 @@
 """Chooses the host for a unit, and the units that a scale-down stops.
 
-* A unit is placed only on a connected, allowed host that is not draining and has the resources.
-* A unit that cannot be placed gets one sentence with the reason.
-* A scale-down stops the units whose loss costs least.
+Invariants:
+- A unit is placed only on a connected, allowed host that is not draining and has the resources.
+- A unit that cannot be placed gets one sentence with the reason.
+- A scale-down stops the units whose loss costs least.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The supervisor: `handle(event, now)` is its only entrance.
 
-* After `handle` returns, every slot has made all transitions that were possible.
-* An event about another incarnation than the present one never moves a slot.
-* The same events at the same times give the same instructions.
+Invariants:
+- After `handle` returns, every slot has made all transitions that were possible.
+- An event about another incarnation than the present one never moves a slot.
+- The same events at the same times give the same instructions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The state of the supervisor: the run, its groups, slots and hosts. It can be persisted and loaded.
 
-* An incarnation number is used once.
-* `story` contains the last transitions with their reasons, to explain an illegal one.
-* A slot has at most one timer; a timer without the slot's present deadline is stale.
+Invariants:
+- An incarnation number is used once.
+- `story` contains the last transitions with their reasons, to explain an illegal one.
+- A slot has at most one timer; a timer without the slot's present deadline is stale.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Finds wait chains: who waits for whom, up to the cause.
 
-* Pure and total: any set of facts gives an answer, also with cycles.
-* Every wait is in exactly one chain. Chains with the same cause are one.
-* A chain ends at a cause with a reason in words.
+Invariants:
+- Pure and total: any set of facts gives an answer, also with cycles.
+- Every wait is in exactly one chain. Chains with the same cause are one.
+- A chain ends at a cause with a reason in words.
 
 The search follows the waits. Something broken is preferred as the cause; then a cycle of waits; then a unit that is
 late; then a resource that is not a unit; last a unit at work. A resource with a report of its own (a task, a record, a

@@ -1,9 +1,10 @@
 """The graph of waits: those that units report of themselves, and those that they report of others.
 
-* Pure and total.
-* A wait for a group is a wait for its least healthy unit.
-* Resources that are no units, that no unit describes and that the same units wait for, are one node.
-* A wait reported by another unit counts only if a unit's own wait leads to it. If the reporter is broken, the wait
+Invariants:
+- Pure and total.
+- A wait for a group is a wait for its least healthy unit.
+- Resources that are no units, that no unit describes and that the same units wait for, are one node.
+- A wait reported by another unit counts only if a unit's own wait leads to it. If the reporter is broken, the wait
   leads to the reporter, because only the reporter could describe it.
 """
 

@@ -1,6 +1,7 @@
 """ZeroMQ sockets inside an asyncio loop: the only package that imports zmq.
 
-* A socket belongs to one thread, and `SocketReader` reads it.
-* Nothing blocks the loop, and every queue is bounded.
-* A socket on tcp requires CURVE and a key that the keyring knows.
+Invariants:
+- A socket belongs to one thread, and `SocketReader` reads it.
+- Nothing blocks the loop, and every queue is bounded.
+- A socket on tcp requires CURVE and a key that the keyring knows.
 """

@@ -1,9 +1,10 @@
 """A connecting socket: the common part of dealers and subscribers.
 
-* Callbacks run in the loop in which `start` was called.
-* `on_connected` follows every usable (re)connection, `on_disconnected` once the end of each.
-* Messages that arrived before a disconnection are delivered before it is reported.
-* The socket reconnects, whatever ended the connection; a refused key is reported as a sentence.
+Invariants:
+- Callbacks run in the loop in which `start` was called.
+- `on_connected` follows every usable (re)connection, `on_disconnected` once the end of each.
+- Messages that arrived before a disconnection are delivered before it is reported.
+- The socket reconnects, whatever ended the connection; a refused key is reported as a sentence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The socket by which a unit, a host agent or a client talks to the coordinator.
 
-* Nothing is queued for a coordinator that is away, so it never finds stale messages when it returns.
-* The outbox is bounded, and `send` never blocks: it returns whether the frame was sent.
+Invariants:
+- Nothing is queued for a coordinator that is away, so it never finds stale messages when it returns.
+- The outbox is bounded, and `send` never blocks: it returns whether the frame was sent.
 """
 
 from __future__ import annotations

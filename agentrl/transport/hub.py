@@ -1,7 +1,8 @@
 """The coordinator's socket for units, host agents and clients.
 
-* No peer can make the hub wait.
-* A local peer has no key name; a peer on tcp always has one.
+Invariants:
+- No peer can make the hub wait.
+- A local peer has no key name; a peer on tcp always has one.
 
 A second bind to an ipc path succeeds and takes over new peers. So the coordinator locks its state directory before it
 opens a hub.

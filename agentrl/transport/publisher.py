@@ -1,8 +1,9 @@
 """Publishing and subscribing.
 
-* A slow subscriber loses messages and never slows the publisher.
-* Topics are not used: a subscriber receives everything, so a gap in the sequence numbers always means a loss.
-* After `rebind`, only subscribers on tcp that were admitted again are subscribed.
+Invariants:
+- A slow subscriber loses messages and never slows the publisher.
+- Topics are not used: a subscriber receives everything, so a gap in the sequence numbers always means a loss.
+- After `rebind`, only subscribers on tcp that were admitted again are subscribed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """One ROUTER socket of the coordinator and its peers.
 
-* A peer is one connection. It is never confused with another, even if that one uses its identity: guarded sockets
+Invariants:
+- A peer is one connection. It is never confused with another, even if that one uses its identity: guarded sockets
   compare the key of every message.
-* A peer that left is reported once, after its last message.
-* A peer that does not read fills its own outbox and no other.
-* A malformed message is dropped and affects no other peer.
+- A peer that left is reported once, after its last message.
+- A peer that does not read fills its own outbox and no other.
+- A malformed message is dropped and affects no other peer.
 
 Messages that are sent during a read leave together at its end, in order: each single send would wake the library's
 thread, which costs more than the message.

@@ -1,9 +1,10 @@
 """Reads a ZeroMQ socket from an asyncio loop.
 
-* The descriptor of a ZeroMQ socket is edge-triggered. So a read ends only when the socket is empty, and every send
+Invariants:
+- The descriptor of a ZeroMQ socket is edge-triggered. So a read ends only when the socket is empty, and every send
   outside of a read is followed by another read, because the send may have consumed the edge.
-* A read takes at most BUDGET messages before timers and other sockets get their turn.
-* A handler that raises does not stall its socket.
+- A read takes at most BUDGET messages before timers and other sockets get their turn.
+- A handler that raises does not stall its socket.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Admits connections to the coordinator's tcp sockets: a ZAP handler with the live keyring.
 
-* A socket on tcp is guarded by CURVE and by one fixed domain, or it is not bound at all.
-* Only the CURVE mechanism is admitted, and an admitted peer is known by the name of its key.
-* A revoked key is refused at the next connection.
-* A handler that fails refuses the connection.
+Invariants:
+- A socket on tcp is guarded by CURVE and by one fixed domain, or it is not bound at all.
+- Only the CURVE mechanism is admitted, and an admitted peer is known by the name of its key.
+- A revoked key is refused at the next connection.
+- A handler that fails refuses the connection.
 
 `zmq.auth.Authenticator` is not used: it admits the NULL mechanism, sends no reply if the credentials callback raises
 (the client then hangs), and its asynchronous handler answers one request at a time on a REP socket.

@@ -1,7 +1,8 @@
 """What the coordinator wants from a unit: pause, drain, stop; and the ends of other incarnations.
 
-* Threads and asyncio tasks wait for a change in the same way, and a change wakes all of them.
-* A stop includes a drain and cannot be cancelled.
+Invariants:
+- Threads and asyncio tasks wait for a change in the same way, and a change wakes all of them.
+- A stop includes a drain and cannot be cancelled.
 """
 
 from __future__ import annotations

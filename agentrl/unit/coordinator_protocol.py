@@ -1,9 +1,10 @@
 """The protocol between a unit and its coordinator: takes events, returns acts. It has no socket and no clock.
 
-* Before the Welcome the unit sends nothing but its hello.
-* A heartbeat goes out every `heartbeat_s`, whatever the main loop does.
-* Reports go out at most twice a second, except for one that announces a long phase.
-* The orphan lease counts only time in which this process ran.
+Invariants:
+- Before the Welcome the unit sends nothing but its hello.
+- A heartbeat goes out every `heartbeat_s`, whatever the main loop does.
+- Reports go out at most twice a second, except for one that announces a long phase.
+- The orphan lease counts only time in which this process ran.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The state that a unit reports: progress, phases, waits, status, metrics.
 
-* Any thread or task may write at any time; a write costs microseconds.
-* A report contains the innermost phase; of several concurrent ones, the one with the nearest deadline.
-* A tick restarts the deadlines of the phases around it and of no others.
+Invariants:
+- Any thread or task may write at any time; a write costs microseconds.
+- A report contains the innermost phase; of several concurrent ones, the one with the nearest deadline.
+- A tick restarts the deadlines of the phases around it and of no others.
 """
 
 from __future__ import annotations

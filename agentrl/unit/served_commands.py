@@ -1,8 +1,9 @@
 """The commands that a unit serves for its group.
 
-* Every command gets one answer, a refusal at least.
-* A few are served concurrently and the others wait, so that the main loop stays responsive.
-* No command is served past its deadline, and no answer is larger than a message.
+Invariants:
+- Every command gets one answer, a refusal at least.
+- A few are served concurrently and the others wait, so that the main loop stays responsive.
+- No command is served past its deadline, and no answer is larger than a message.
 """
 
 from __future__ import annotations

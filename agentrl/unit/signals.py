@@ -1,8 +1,9 @@
 """Counts SIGTERM and SIGINT as requests to end.
 
-* The thread of the socket sees a signal even while the main thread is stuck in foreign code.
-* Handlers take no lock.
-* Children forked without exec get the default handlers back.
+Invariants:
+- The thread of the socket sees a signal even while the main thread is stuck in foreign code.
+- Handlers take no lock.
+- Children forked without exec get the default handlers back.
 """
 
 from __future__ import annotations

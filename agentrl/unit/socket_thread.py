@@ -1,8 +1,9 @@
 """The thread that owns the socket of a unit.
 
-* The main loop never touches the socket.
-* Heartbeats go out while the main loop blocks.
-* The thread ends the process when the incarnation was replaced, at the second SIGTERM, and when a stop takes too long,
+Invariants:
+- The main loop never touches the socket.
+- Heartbeats go out while the main loop blocks.
+- The thread ends the process when the incarnation was replaced, at the second SIGTERM, and when a stop takes too long,
   with a sentence in the log.
 """
 

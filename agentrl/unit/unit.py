@@ -1,9 +1,10 @@
 """The object that a main loop gets: the unit that it is.
 
-* Every method may be called from any thread or task.
-* No method waits for the coordinator, except that a long phase is announced before its body runs (a fraction of a
+Invariants:
+- Every method may be called from any thread or task.
+- No method waits for the coordinator, except that a long phase is announced before its body runs (a fraction of a
   second at most).
-* All methods work without a coordinator.
+- All methods work without a coordinator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The knobs that a unit owns: the value in force, the pending value, and the boundary between them.
 
-Invariant: a new value comes into force only at the boundary of its knob: `now` when it arrives, `next claim` and
-`next version` when the work loop takes it, `restart` in the next incarnation.
+Invariants:
+- A new value comes into force only at the boundary of its knob: `now` when it arrives, `next claim` and `next version`
+  when the work loop takes it, `restart` in the next incarnation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Tool servers that other people wrote, each kind in an environment of its own.
 
-Invariants: what is built is built once for its pins and kept in the checkout, in a directory that git ignores; half of
-an environment is never taken for a whole one. What cannot be built fails the tests.
+Invariants:
+- What is built is built once for its pins and kept in the checkout, in a directory that git ignores.
+- Half of an environment is never taken for a whole one.
+- What cannot be built fails the tests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """A form with text above and fields below: a consent, a name to type, a note, a value.
 
-Invariants: nothing is done before the person confirms; escape always leaves without an effect; input is checked while
-it is typed, and its effect is queried and shown.
+Invariants:
+- Nothing is done before the person confirms.
+- Escape always leaves without an effect.
+- Input is checked while it is typed, and its effect is queried and shown.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The base class of all dialogs.
 
-Invariant: a dialog is answered once. Keys that arrive between the answer and its disappearance are dropped.
+Invariants:
+- A dialog is answered once.
+- Keys that arrive between the answer and its disappearance are dropped.
 """
 
 from __future__ import annotations

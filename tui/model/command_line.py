@@ -1,7 +1,8 @@
 """Parses command lines that a person types or an alert suggests into pending commands and destinations.
 
-Invariants: a line that is not understood completely does nothing and is answered with a sentence; targets are looked up
-in the mirror, so a command names the incarnation that is on the screen.
+Invariants:
+- A line that is not understood completely does nothing and is answered with a sentence.
+- Targets are looked up in the mirror, so a command names the incarnation that is on the screen.
 """
 
 from __future__ import annotations

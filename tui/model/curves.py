@@ -1,9 +1,12 @@
 """Curves of committed steps, with ticks for events under each of them.
 
-Invariants: every curve of a screen has the same Steps in the same columns, the newest on the right, and takes the width
-that there is: a column is several cells wide where Steps are few, and of several Steps, whose mean it shows, where they
-are many; a tick stands at the first Step that was committed after what it tells of, so what came before the run's first
-Step stands there, and no tick hides another one of its column; a Step without a number leaves a gap, never a 0.
+Invariants:
+- Every curve of a screen has the same Steps in the same columns, the newest on the right, and takes the width that
+  there is: a column is several cells wide where Steps are few, and of several Steps, whose mean it shows, where they
+  are many.
+- A tick stands at the first Step that was committed after what it tells of, so what came before the run's first Step
+  stands there, and no tick hides another one of its column.
+- A Step without a number leaves a gap, never a 0.
 """
 
 from __future__ import annotations

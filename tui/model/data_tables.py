@@ -1,6 +1,8 @@
 """Columns of records, steps and failed tool calls, and the lines of one step.
 
-Invariant: an ended record shows the one reason for its end; a running one shows what it waits for.
+Invariants:
+- An ended record shows the one reason for its end.
+- A running one shows what it waits for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Formats rows of a table for a file: JSON, JSON lines, or CSV for a spreadsheet.
 
-Invariants: text of a run stays data in every format: no control code reaches a terminal that prints the file, and no
-cell begins a formula; in JSON every value is unchanged.
+Invariants:
+- Text of a run stays data in every format: no control code reaches a terminal that prints the file, and no cell begins
+  a formula.
+- In JSON every value is unchanged.
 """
 
 from __future__ import annotations

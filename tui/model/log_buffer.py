@@ -1,7 +1,9 @@
 """Log lines of one unit, or of several merged by time, with a filter and marks.
 
-Invariants: only the newest lines are kept, and the dropped ones are counted; a line without a time stays behind the
-line before it; a filter hides lines only while it lasts, and never a marked line.
+Invariants:
+- Only the newest lines are kept, and the dropped ones are counted.
+- A line without a time stays behind the line before it.
+- A filter hides lines only while it lasts, and never a marked line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The rows of the feed by kind and key, their age, and the state of the connection.
 
-Invariants: a snapshot replaces all rows at once, so a partial one is never shown; without a connection the rows stay
-until the next snapshot; the caller gives the time (`clock`, monotonic), so ages do not depend on wall clocks.
+Invariants:
+- A snapshot replaces all rows at once, so a partial one is never shown.
+- Without a connection the rows stay until the next snapshot.
+- The caller gives the time (`clock`, monotonic), so ages do not depend on wall clocks.
 """
 
 from __future__ import annotations

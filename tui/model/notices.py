@@ -1,7 +1,8 @@
 """The notice line: the last message, or the state of the last command with its undo.
 
-Invariants: a message of a view ends with the view, the result of a command stays for its time; a command with an undo
-offers it for `UNDO_S`, whatever message is shown meanwhile.
+Invariants:
+- A message of a view ends with the view, the result of a command stays for its time.
+- A command with an undo offers it for `UNDO_S`, whatever message is shown meanwhile.
 """
 
 from __future__ import annotations

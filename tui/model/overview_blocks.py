@@ -1,8 +1,10 @@
 """The blocks of the first screen, the most important first.
 
-Invariants: at most three lines for alerts and two for each other block, so everything fits 80×24; a block without data
-is not shown; a line that is too long is wrapped into free rows, and cut if there are none; the least important part
-stands last, where lines are cut.
+Invariants:
+- At most three lines for alerts and two for each other block, so everything fits 80×24.
+- A block without data is not shown.
+- A line that is too long is wrapped into free rows, and cut if there are none.
+- The least important part stands last, where lines are cut.
 """
 
 from __future__ import annotations

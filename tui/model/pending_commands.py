@@ -1,7 +1,9 @@
 """Pending commands: one command of the table with its arguments, fixed at the key press, before preview and consent.
 
-Invariants: a pending command names its target by identity and, for a process, by the incarnation on the screen; it
-knows the command line that does the same; its undo follows from the table of commands and the values on the screen.
+Invariants:
+- A pending command names its target by identity and, for a process, by the incarnation on the screen.
+- It knows the command line that does the same.
+- Its undo follows from the table of commands and the values on the screen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Playback of a recording: its position, its speed, and the mirror as it was at that position.
 
-Invariants: the mirror depends on the position only, not on the way there; a time at which nothing was recorded is
-skipped; playback stops at the end of the recording and after a jump to a mark.
+Invariants:
+- The mirror depends on the position only, not on the way there.
+- A time at which nothing was recorded is skipped.
+- Playback stops at the end of the recording and after a jump to a mark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The lines of one record, turn by turn, and of attempts side by side.
 
-Invariants: text of models and tools is untrusted and may be long: it is folded to a few lines until it is unfolded,
-thinking to one line; every record shows the one reason for its end.
+Invariants:
+- Text of models and tools is untrusted and may be long: it is folded to a few lines until it is unfolded, thinking to
+  one line.
+- Every record shows the one reason for its end.
 """
 
 from __future__ import annotations

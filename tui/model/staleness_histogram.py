@@ -1,7 +1,8 @@
 """A histogram of ready records by staleness, with the bound.
 
-Invariants: the histogram shows the counts of the steward; the cost of another bound comes from the preview of the knob,
-never from the histogram.
+Invariants:
+- The histogram shows the counts of the steward.
+- The cost of another bound comes from the preview of the knob, never from the histogram.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Styled text: spans with a tone, which a widget turns into colours.
 
-Invariants: the text of a span fits on one line and is safe to show; a tone only repeats what the words say, so nothing
-is lost without colours; widths are terminal cells, not characters.
+Invariants:
+- The text of a span fits on one line and is safe to show.
+- A tone only repeats what the words say, so nothing is lost without colours.
+- Widths are terminal cells, not characters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Lines of tokens in their order, coloured by version, probability or training, and the tree of their spans.
 
-Invariants: what a colour says stands there as a sign too, so it is read alike without colours and in ASCII; a token is
-never cut in two, unless it is wider than the screen; every token stands there once.
+Invariants:
+- What a colour says stands there as a sign too, so it is read alike without colours and in ASCII.
+- A token is never cut in two, unless it is wider than the screen.
+- Every token stands there once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The console process of one browser page, connected through Textual's protocol for browsers.
 
-Invariants: it ends within `GRACE_S` of its page, whatever it does, and with its server, even if that is killed; what it
-writes before it draws reaches the page as text, so a failed start can be read in the page.
+Invariants:
+- It ends within `GRACE_S` of its page, whatever it does, and with its server, even if that is killed.
+- What it writes before it draws reaches the page as text, so a failed start can be read in the page.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Lists of failed tool calls: by kind, and one by one.
 
-Invariant: enter leads to the very turn in which the call was made.
+Invariants:
+- Enter leads to the very turn in which the call was made.
 """
 
 from __future__ import annotations

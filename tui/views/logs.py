@@ -1,6 +1,7 @@
 """The logs of one unit, or of several merged by time: followed, filtered, marked.
 
-Invariant: logs are queried only while the view is shown, and painted as rarely as other data.
+Invariants:
+- Logs are queried only while the view is shown, and painted as rarely as other data.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The first screen.
 
-Invariant: answers are shown with their age: nothing is queried while another view is shown, so on return the old answer
-says how old it is until the next one.
+Invariants:
+- Answers are shown with their age: nothing is queried while another view is shown, so on return the old answer says how
+  old it is until the next one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """The list of records, one record turn by turn with its tokens and their tree, and attempts side by side.
 
-Invariants: tokens are queried only when they are shown; a long record is loaded in parts, and keys reach all turns; a
-jump ends at its turn or says that it does not exist; an answer never moves what is on the screen.
+Invariants:
+- Tokens are queried only when they are shown.
+- A long record is loaded in parts, and keys reach all turns.
+- A jump ends at its turn or says that it does not exist.
+- An answer never moves what is on the screen.
 """
 
 from __future__ import annotations

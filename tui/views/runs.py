@@ -1,7 +1,9 @@
 """The list of runs, and switching to another run.
 
-Invariants: the target is fixed by name or key file at the key press; the run that is left goes on, and none of its
-screens is kept; ages are counted by the wall clock.
+Invariants:
+- The target is fixed by name or key file at the key press.
+- The run that is left goes on, and none of its screens is kept.
+- Ages are counted by the wall clock.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The lists of tasks, checkpoints and keys with their pages, and the account of all that is stored.
 
-Invariant: a command names the selected or the marked rows by their ids at the key press.
+Invariants:
+- A command names the selected or the marked rows by their ids at the key press.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """The list of steps, the newest first, below their curves; in playback the steps recorded up to the moment shown.
 
-Invariants: table and curves share one cursor, which follows the newest step until a person moves it; a tick leads to
-its event and a step to its records; a new event is queried until it is answered; in playback everything belongs to the
-moment shown.
+Invariants:
+- Table and curves share one cursor, which follows the newest step until a person moves it.
+- A tick leads to its event and a step to its records.
+- A new event is queried until it is answered.
+- In playback everything belongs to the moment shown.
 """
 
 from __future__ import annotations

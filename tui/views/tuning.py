@@ -1,7 +1,8 @@
 """The list of knobs, with their changes below and, for the staleness bound, the ready records by age.
 
-Invariants: the lines below belong to the selected knob or are empty; a mark on another bound only previews it, and
-applying it takes the same way as for every knob.
+Invariants:
+- The lines below belong to the selected knob or are empty.
+- A mark on another bound only previews it, and applying it takes the same way as for every knob.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Base classes of all views, and what a view may ask of the application.
 
-Invariants: a view reads the mirror and acts through `Actions`; it holds no connection. Keys reach it only through the
-registry of actions, which calls its `do_...` methods.
+Invariants:
+- A view reads the mirror and acts through `Actions`.
+- It holds no connection.
+- Keys reach it only through the registry of actions, which calls its `do_...` methods.
 """
 
 from __future__ import annotations

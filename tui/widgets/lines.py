@@ -1,7 +1,10 @@
 """Widgets that draw styled lines, and the live table on top of them.
 
-Invariants: only lines that differ from the screen are painted again; rows outside the viewport cost nothing; a key is
-painted at once, data in the next round; a row is formatted once per moment, so moving the cursor formats none again.
+Invariants:
+- Only lines that differ from the screen are painted again.
+- Rows outside the viewport cost nothing.
+- A key is painted at once, data in the next round.
+- A row is formatted once per moment, so moving the cursor formats none again.
 """
 
 from __future__ import annotations

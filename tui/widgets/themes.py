@@ -1,7 +1,9 @@
 """The themes: colours and styles of tones.
 
-Invariants: the colours are distinct for colour-blind people (after Okabe and Ito), on dark and on light; without
-colours bold, dim and reverse replace them; stale data is all dim.
+Invariants:
+- The colours are distinct for colour-blind people (after Okabe and Ito), on dark and on light.
+- Without colours bold, dim and reverse replace them.
+- Stale data is all dim.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Runs the alert engine in the coordinator: evaluates the rules every second, publishes, journals and notifies.
 
-Invariants: the journal holds what fired and what was delivered, so neither a restart nor a new configuration repeats or
-loses a notification; a failing sink never delays the coordinator, and its failure is in the audit.
+Invariants:
+- The journal holds what fired and what was delivered, so neither a restart nor a new configuration repeats or loses a
+  notification.
+- A failing sink never delays the coordinator, and its failure is in the audit.
 """
 
 from __future__ import annotations

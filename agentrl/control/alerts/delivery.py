@@ -1,8 +1,11 @@
 """Delivers notifications to sinks, and sends the dead-man ping.
 
-Invariants: `offer` never waits; each sink has its own queue and task, so a slow sink delays no other; a full queue
-drops its oldest notification and says so; a failed delivery is retried with growing pauses, and the failure stays
-visible until the sink works again; a new dispatcher takes over the queues of sinks of the same name.
+Invariants:
+- `offer` never waits.
+- Each sink has its own queue and task, so a slow sink delays no other.
+- A full queue drops its oldest notification and says so.
+- A failed delivery is retried with growing pauses, and the failure stays visible until the sink works again.
+- A new dispatcher takes over the queues of sinks of the same name.
 """
 
 from __future__ import annotations

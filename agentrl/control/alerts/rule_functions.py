@@ -1,6 +1,7 @@
 """The conditions of built-in alert rules that need more than a threshold: trends, wait chains, named metrics.
 
-Invariant: what is slow by nature is compared with its own pace before it is compared with a fixed limit.
+Invariants:
+- What is slow by nature is compared with its own pace before it is compared with a fixed limit.
 """
 
 from __future__ import annotations

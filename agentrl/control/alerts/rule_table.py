@@ -1,7 +1,9 @@
 """The table of built-in alert rules: metric or condition, threshold, value that clears it, hold time, severity, cure.
 
-Invariants: a healthy run raises no alert; every finding carries evidence and an `agentrl` command that cures it or
-shows more. What needs more than a threshold is a function in `rule_functions`.
+Invariants:
+- A healthy run raises no alert.
+- Every finding carries evidence and an `agentrl` command that cures it or shows more.
+- What needs more than a threshold is a function in `rule_functions`.
 """
 
 from __future__ import annotations

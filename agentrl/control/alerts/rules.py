@@ -1,7 +1,10 @@
 """Alert rules: what a rule reads, what it finds, and the two common forms of it: a threshold and a normal band. Pure.
 
-Invariants: a rule judges every subject by itself; a number that is missing never raises an alert; while an alert is
-active, its subject is compared with the value that ends the alert, which lies on the good side of the threshold.
+Invariants:
+- A rule judges every subject by itself.
+- A number that is missing never raises an alert.
+- While an alert is active, its subject is compared with the value that ends the alert, which lies on the good side of
+  the threshold.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The sinks of notifications: a file, a command, a webhook, mail.
 
-Invariants: a sink never raises and never blocks the coordinator; each delivery has a deadline; a secret (the URL of a
-webhook) is resolved when it is used and appears in no message.
+Invariants:
+- A sink never raises and never blocks the coordinator.
+- Each delivery has a deadline.
+- A secret (the URL of a webhook) is resolved when it is used and appears in no message.
 """
 
 from __future__ import annotations

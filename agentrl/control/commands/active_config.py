@@ -1,7 +1,9 @@
 """The configuration in force, and the knobs of the coordinator itself.
 
-Invariants: the configuration in force is in the journal, for the next coordinator; a supervision time is the value of
-its knob; the value in the run file changes the knob only if the file changed.
+Invariants:
+- The configuration in force is in the journal, for the next coordinator.
+- A supervision time is the value of its knob.
+- The value in the run file changes the knob only if the file changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The command `stacks`: writes the stacks of all units, or of the named ones, into one file.
 
-Invariants: the file names each host that does not answer, with the reason; the operation names the file only after it
-is complete.
+Invariants:
+- The file names each host that does not answer, with the reason.
+- The operation names the file only after it is complete.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Makes the group specs of the data plane: steward, toolbox, engine, sampler, trainer.
 
-Invariants: pure; a group is replaced if and only if a section that its processes read at their start changed; a group
-is ready before the groups that need it and stopped after them.
+Invariants:
+- pure.
+- A group is replaced if and only if a section that its processes read at their start changed.
+- A group is ready before the groups that need it and stopped after them.
 """
 
 from __future__ import annotations

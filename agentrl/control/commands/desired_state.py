@@ -1,7 +1,9 @@
 """Commands that change the desired state of the run and its units.
 
-Invariants: preparing a command changes nothing and raises what the execution would raise; a command that is executed
-again after the coordinator died does nothing twice; every command names the state that its units have to reach.
+Invariants:
+- Preparing a command changes nothing and raises what the execution would raise.
+- A command that is executed again after the coordinator died does nothing twice.
+- Every command names the state that its units have to reach.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Makes the group specs of a run from its configuration.
 
-Invariants: pure; equal configurations give equal specs; a group is stopped after the groups that need it, and MongoDB
-last.
+Invariants:
+- pure.
+- Equal configurations give equal specs.
+- A group is stopped after the groups that need it, and MongoDB last.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Commands that admit and revoke keys.
 
-Invariant: a revocation holds from the next message on and ends every subscription over tcp; peers with a valid key
-reconnect by themselves.
+Invariants:
+- A revocation holds from the next message on and ends every subscription over tcp.
+- Peers with a valid key reconnect by themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Computes the effects of commands, for previews and at execution.
 
-Invariants: an effect is computed from the present desired and actual state and changes neither; computing it raises the
-errors that the execution would raise.
+Invariants:
+- An effect is computed from the present desired and actual state and changes neither.
+- Computing it raises the errors that the execution would raise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The effect of a staleness bound on the records that are ready: how many would be too old to train.
 
-Invariants: the steward counts, so the number equals that of every screen, also when no trainer takes steps; if the
-steward cannot count, the effect says so and does not claim that no record is lost.
+Invariants:
+- The steward counts, so the number equals that of every screen, also when no trainer takes steps.
+- If the steward cannot count, the effect says so and does not claim that no record is lost.
 """
 
 from __future__ import annotations

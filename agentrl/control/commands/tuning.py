@@ -1,6 +1,7 @@
 """Commands that change knobs. The unit that owns a knob adds what only it knows to the preview.
 
-Invariant: a value that the registry refuses never reaches the owner.
+Invariants:
+- A value that the registry refuses never reaches the owner.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Answers queries of clients. Queries change nothing.
 
-Invariants: a viewer may use all queries except the list of keys; every answer fits into one message.
+Invariants:
+- A viewer may use all queries except the list of keys.
+- Every answer fits into one message.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
 """Answers the requests of clients.
 
-Invariants: the permission is looked up for every message; a command is refused before anything changes, or is durable
-before it is answered; an id is executed once; a command with a consent is executed only if its effect, computed again,
-is not worse and comes from the same revisions; every request gets one answer.
+Invariants:
+- The permission is looked up for every message.
+- A command is refused before anything changes, or is durable before it is answered.
+- An id is executed once.
+- A command with a consent is executed only if its effect, computed again, is not worse and comes from the same
+  revisions.
+- Every request gets one answer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Handles the messages of host agents.
 
-Invariant: what a host agent reports about a process counts for the incarnation that it names and for no other.
+Invariants:
+- What a host agent reports about a process counts for the incarnation that it names and for no other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Forwards commands to the units that serve them, such as queries of records to the steward.
 
-Invariants: a unit that is not ready gets no request, and the refusal says in which state it is; every request has a
-deadline; an accepted command is sent again until it is done, refused or past its deadline, also after the unit or the
-coordinator died, because the unit executes an id once.
+Invariants:
+- A unit that is not ready gets no request, and the refusal says in which state it is.
+- Every request has a deadline.
+- An accepted command is sent again until it is done, refused or past its deadline, also after the unit or the
+  coordinator died, because the unit executes an id once.
 """
 
 from __future__ import annotations

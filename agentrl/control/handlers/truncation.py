@@ -1,7 +1,10 @@
 """Truncates what units report about themselves, so that rows and answers fit into messages.
 
-Invariant: whatever a unit sends, its row stays small, and an answer with the rows of all units can be sent. Text is
-truncated; of long lists the first entries are kept; the value of a knob is kept whole or dropped.
+Invariants:
+- Whatever a unit sends, its row stays small, and an answer with the rows of all units can be sent.
+- Text is truncated.
+- Of long lists the first entries are kept.
+- The value of a knob is kept whole or dropped.
 """
 
 from __future__ import annotations

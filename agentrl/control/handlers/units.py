@@ -1,7 +1,8 @@
 """Handles the messages of units.
 
-Invariants: only the present incarnation with the right token is accepted, and every other one is refused for good; a
-heartbeat costs one dictionary lookup and a few assignments.
+Invariants:
+- Only the present incarnation with the right token is accepted, and every other one is refused for good.
+- A heartbeat costs one dictionary lookup and a few assignments.
 """
 
 from __future__ import annotations

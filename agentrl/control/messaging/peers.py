@@ -1,6 +1,7 @@
 """The peers that said hello, by connection and by name.
 
-Invariant: a name has at most one peer, the one that said hello last.
+Invariants:
+- A name has at most one peer, the one that said hello last.
 """
 
 from __future__ import annotations

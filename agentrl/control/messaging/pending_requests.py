@@ -1,6 +1,7 @@
 """Requests of the coordinator to host agents and units, and their answers.
 
-Invariant: every request ends: with its answer, at its deadline, or when the incarnation that received it ends.
+Invariants:
+- Every request ends: with its answer, at its deadline, or when the incarnation that received it ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """`coordinator.json` in the state directory: the addresses of the coordinator, for clients, host agents and `doctor`.
 
-Invariants: if its coordinator is dead, pid, start time and boot id show that; only its owner can read it.
+Invariants:
+- If its coordinator is dead, pid, start time and boot id show that.
+- Only its owner can read it.
 """
 
 from __future__ import annotations

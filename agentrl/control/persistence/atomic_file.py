@@ -1,7 +1,8 @@
 """Replaces small files atomically.
 
-Invariants: a reader sees the whole old content or the whole new content; the file gets its mode before its content, so
-a secret is never readable by others.
+Invariants:
+- A reader sees the whole old content or the whole new content.
+- The file gets its mode before its content, so a secret is never readable by others.
 """
 
 from __future__ import annotations

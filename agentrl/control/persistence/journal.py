@@ -1,8 +1,10 @@
 """The journal: desired state, operations, incidents and audit in SQLite, one transaction per batch.
 
-Invariants: a batch is durable as a whole when `commit` returns; when `commit` raises DiskError, nothing of the batch is
-written and it can be tried again; a file of another schema is refused; of a damaged file all readable rows are kept,
-the file stays beside the new one, and `damage` says so.
+Invariants:
+- A batch is durable as a whole when `commit` returns.
+- When `commit` raises DiskError, nothing of the batch is written and it can be tried again.
+- A file of another schema is refused.
+- Of a damaged file all readable rows are kept, the file stays beside the new one, and `damage` says so.
 """
 
 from __future__ import annotations

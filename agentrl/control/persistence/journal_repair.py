@@ -3,8 +3,9 @@
 An empty journal would lose the desired state and the numbers of incarnations; a refusal to start would leave the run
 without a coordinator until a person comes.
 
-Invariants: the damaged file stays beside the new one as `journal.sqlite.corrupt-TIME`; after a crash at any point the
-next opening completes the repair and never starts with an empty journal.
+Invariants:
+- The damaged file stays beside the new one as `journal.sqlite.corrupt-TIME`.
+- After a crash at any point the next opening completes the repair and never starts with an empty journal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The tables of the journal.
 
-Invariant: every row has a checksum of its content, so that rows read from a damaged file can be trusted.
+Invariants:
+- Every row has a checksum of its content, so that rows read from a damaged file can be trusted.
 """
 
 from __future__ import annotations

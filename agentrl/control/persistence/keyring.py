@@ -1,8 +1,10 @@
 """The permissions of public keys.
 
-Invariants: a revoked key is never accepted again, and its name is never given to another key (connections are known by
-name, and one that is still open must not get new permissions); the file is replaced atomically and has mode 0600; a
-change that could not be written is not in force.
+Invariants:
+- A revoked key is never accepted again, and its name is never given to another key (connections are known by name, and
+  one that is still open must not get new permissions).
+- The file is replaced atomically and has mode 0600.
+- A change that could not be written is not in force.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Ensures that a run has one coordinator: a lock on the state directory, and a marker in the run directory.
 
-Invariants: the lock is a flock, so the kernel releases it however its holder dies; it is never taken on a network file
-system, where a flock may not work; the marker only informs other hosts, and a coordinator goes on if it cannot be
-written (a full disk).
+Invariants:
+- The lock is a flock, so the kernel releases it however its holder dies.
+- It is never taken on a network file system, where a flock may not work.
+- The marker only informs other hosts, and a coordinator goes on if it cannot be written (a full disk).
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Finds the bottleneck of the data plane: how busy each role is, and which one the others wait for.
 
-Invariants: shares are computed over intervals (used seconds of slots divided by offered seconds), never from single
-moments; the sentence names one bottleneck, and since when only if the numbers show it; a run without such metrics has
-no row. While the trainer takes no steps, the sentence says so, and shares are counted from that moment, because older
-counts would show a state that is over.
+Invariants:
+- Shares are computed over intervals (used seconds of slots divided by offered seconds), never from single moments.
+- The sentence names one bottleneck, and since when only if the numbers show it.
+- A run without such metrics has no row.
+- While the trainer takes no steps, the sentence says so, and shares are counted from that moment, because older counts
+  would show a state that is over.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Predicts when the disks of the hosts will be full.
 
-Invariants: a forecast needs evidence: a long enough window, a line that fits the samples, and recent growth; nothing
-is predicted for more than a week ahead.
+Invariants:
+- A forecast needs evidence: a long enough window, a line that fits the samples, and recent growth.
+- Nothing is predicted for more than a week ahead.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """The feed: holds every row of the run and publishes the rows that change.
 
-Invariants: rows are whole, so the newest one of a key replaces all earlier ones; a row is encoded once per change that
-is sent; every published row raises `seq` by one, and the beat carries it, so a subscriber sees any gap; a snapshot is
-never older than its sequence number (it may be newer, which is harmless for whole rows); rows that are not urgent keep
-to a budget of bytes, and each of them is sent within a bounded time.
+Invariants:
+- Rows are whole, so the newest one of a key replaces all earlier ones.
+- A row is encoded once per change that is sent.
+- Every published row raises `seq` by one, and the beat carries it, so a subscriber sees any gap.
+- A snapshot is never older than its sequence number (it may be newer, which is harmless for whole rows).
+- Rows that are not urgent keep to a budget of bytes, and each of them is sent within a bounded time.
 """
 
 from __future__ import annotations

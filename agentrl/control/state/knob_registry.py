@@ -1,8 +1,10 @@
 """The knobs of a live run: values, history and undo.
 
-Invariants: a value is one that its declaration allows; a change records its author, raises the revision of the knob
-and is refused if the caller saw an older revision; a change of a scientific knob has a note and begins a new segment;
-only a changed value in the run file replaces a tuned value.
+Invariants:
+- A value is one that its declaration allows.
+- A change records its author, raises the revision of the knob and is refused if the caller saw an older revision.
+- A change of a scientific knob has a note and begins a new segment.
+- Only a changed value in the run file replaces a tuned value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The newest reports and measurements of every unit and host, and the rows of the feed that show them.
 
-Invariants: only this module builds these rows; small changes of measurements do not change a row (the feed of two
-hundred units must fit 20 kB/s).
+Invariants:
+- Only this module builds these rows.
+- Small changes of measurements do not change a row (the feed of two hundred units must fit 20 kB/s).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Operations: accepted commands and their progress. Accepted is not done.
 
-Invariants: an id is accepted once; a command is durable before it is accepted, and the next coordinator begins it if
-the last one died before; an operation ends when its goal is reached or unreachable, when a later command supersedes
-it, or at its deadline.
+Invariants:
+- An id is accepted once.
+- A command is durable before it is accepted, and the next coordinator begins it if the last one died before.
+- An operation ends when its goal is reached or unreachable, when a later command supersedes it, or at its deadline.
 """
 
 from __future__ import annotations

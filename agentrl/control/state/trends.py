@@ -2,7 +2,9 @@
 
 A trend is asked for at every measurement of every unit, so each sample updates it in constant time.
 
-Invariants: an updated line equals least squares over the same samples; memory per series is bounded.
+Invariants:
+- An updated line equals least squares over the same samples.
+- Memory per series is bounded.
 """
 
 from __future__ import annotations

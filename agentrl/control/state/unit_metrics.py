@@ -1,7 +1,9 @@
 """The newest metrics of every unit, and the history that alert rules read.
 
-Invariants: the memory per unit is bounded, whatever it reports; a value that is not finite removes the value before it;
-a trend needs a long enough window.
+Invariants:
+- The memory per unit is bounded, whatever it reports.
+- A value that is not finite removes the value before it.
+- A trend needs a long enough window.
 """
 
 from __future__ import annotations
