@@ -1,1 +1,1 @@
-"""The main loop of every role: `python -m daemons.ROLE`. Each file fits on a screen."""
+"""The main loops of all roles: `python -m daemons.ROLE`."""

@@ -18,7 +18,7 @@ from agentrl.errors import AgentrlError, ExitCode
 
 
 def take_all_descriptors() -> None:
-    """Thousands of peers need thousands of descriptors; the soft limit is often 1024."""
+    """Raise the limit of descriptors: thousands of peers need thousands of them, and the soft limit is often 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -43,7 +43,7 @@ def main() -> int:
     state_dir = args.state_dir.absolute()
     known = read_run(state_dir)
     if known is not None and os.environ.get("AGENTRL_RUN") != known.uuid:
-        # The mark must stand in /proc/PID/environ from the first moment of a process on, so begin once more.
+        # The mark must be in /proc/PID/environ from the start of the process, so it executes itself again.
         environ = {**os.environ, "AGENTRL_RUN": known.uuid}
         os.execve(sys.executable, [sys.executable, "-m", "daemons.coordinator", *sys.argv[1:]], environ)
     try:

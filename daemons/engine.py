@@ -1,10 +1,10 @@
 """The main loop of an inference engine: `python -m daemons.engine`, as a unit of the role `engine`.
 
 Invariants:
-- the unit is ready once it follows the publications, with or without weights;
-- it is routed once its Service document reports a verified version;
-- a drain takes no new calls and lets those under way end;
-- an engine that dies, or whose load does not end, ends the unit.
+- The unit is ready once it follows the publications, with or without weights.
+- It gets calls once its Service document reports a verified version.
+- A drain accepts no new calls and lets running calls end.
+- An engine that dies, or whose load does not end, ends the unit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from agentrl.unit import Unit, run_unit
 
 LOOK_EVERY_S = 0.5
 STANDS_AT_MOST_S = 120.0
-"""One round of computing takes well under a second; an engine without progress for this long hangs."""
+"""A computing round takes far less than a second; an engine without progress for this long hangs."""
 DRAIN_WITHIN_S = 30.0
 LEAVE_WITHIN_S = 5.0
 
@@ -77,7 +77,7 @@ def _report_canary(unit: Unit, agreement: Agreement) -> None:
 
 @contextlib.asynccontextmanager
 async def _engine(config: RunConfig, state_dir: Path) -> AsyncIterator[RunningEngine]:
-    """The engine of the kind that the run is configured for, with its address."""
+    """Start the engine of the configured kind; returns it with its address."""
     token = http_token(state_dir)
     if config.engines.kind == "sglang":
         served = SglangEngine(
@@ -92,7 +92,7 @@ async def _engine(config: RunConfig, state_dir: Path) -> AsyncIterator[RunningEn
         finally:
             await served.close()
         return
-    # torch is heavy; an SGLang server has its own.
+    # Imported here, because torch is heavy and an SGLang server has its own.
     import torch
 
     from agentrl.engines.embedded.engine_thread import EmbeddedEngine

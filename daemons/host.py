@@ -43,7 +43,9 @@ def run_uuid(state_dir: Path) -> str:
 
 
 def start_coordinator_early(args: argparse.Namespace, uuid: str) -> int:
-    """The pid of the new coordinator; 0 if one lives or it cannot be started, which the watchdog then handles."""
+    """Start the coordinator and return its pid; 0 if one lives or it cannot be started, which the watchdog then
+    handles.
+    """
     if not args.with_coordinator or living_coordinator(args.state_dir) is not None:
         return 0
     try:

@@ -25,7 +25,7 @@ RECOVERY_AT_MOST_S = 600.0
 SHUTDOWN_WITHIN_S = 60.0
 CHECK_EVERY_S = 0.5
 ROOM_AT_MOST_S = 3600.0
-"""A longer wait is reported as late; the unit continues to wait."""
+"""A longer wait is reported as late, and the unit continues to wait."""
 
 
 def main(unit: Unit, state_dir: Path | None) -> None:
@@ -50,7 +50,7 @@ def main(unit: Unit, state_dir: Path | None) -> None:
 
 
 def _wait_for_room(unit: Unit, files: MongoFiles) -> bool:
-    """False if the unit was drained before there was room."""
+    """Wait until the disk has room; returns False if the unit was drained before."""
     if not lack_of_room(files):
         return True
     with (
@@ -96,6 +96,6 @@ def _given() -> Path | None:
 
 
 if __name__ == "__main__":
-    # Before it becomes a unit: help and wrong arguments belong on the terminal.
+    # Parsed before it becomes a unit, because help and wrong arguments belong on the terminal.
     given = _given()
     run_unit(lambda unit: main(unit, given))

@@ -1,10 +1,10 @@
 """The main loop of a sampler: `python -m daemons.sampler`, as a unit of the role `sampler`.
 
 Invariants:
-- Opening its owner is its first act in the store, and then it is ready, though it claims nothing before there are
-  weights.
-- A drain gives back or finishes what is under way, and closes the owner last, so that nothing of it waits for a lease
-  to be past.
+- The unit opens its owner before any other write to the store, and is ready then.
+- It claims no record before weights are published.
+- A drain finishes or returns the records at work and closes the owner last, so that no record waits until a lease
+  expires.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from agentrl.unit import Unit, run_unit
 log = logging.getLogger("sampler")
 LOOK_EVERY_S = 0.5
 STANDS_AT_MOST_S = 120.0
-"""The loop turns several times a second; a sampler that stands this long hangs."""
+"""The loop turns several times a second; a sampler without progress for this long hangs."""
 START_AT_MOST_S = 600.0
 """Datasets may be large."""
 SAME_TOOLS_S = 1.0
@@ -107,7 +107,9 @@ def _context(
 
 
 async def _first_words(unit: Unit, database: Database, lease: Lease) -> ChatFormat | None:
-    """What the model speaks, once there is one; None if this sampler is drained before."""
+    """Wait for the first weights and return the model's tokenizer and template; None if this sampler is drained
+    before.
+    """
     keeping = asyncio.create_task(lease.keep(), name="keep the lease")
     waiting = unit.wait("the first weights", on="trainer-0", at_most_s=FIRST_WEIGHTS_WITHIN_S)
     try:
@@ -128,7 +130,7 @@ async def _first_words(unit: Unit, database: Database, lease: Lease) -> ChatForm
 
 @contextlib.asynccontextmanager
 async def _telling(unit: Unit, sampler: Sampler, stands: Stands) -> AsyncIterator[None]:
-    """Orders go in, figures come out."""
+    """Connect the loop to the unit: orders go in, metrics come out."""
     task = asyncio.create_task(_tell(unit, sampler, stands), name="tell")
     try:
         yield
@@ -162,7 +164,7 @@ async def _tell(unit: Unit, sampler: Sampler, stands: Stands) -> None:
 
 
 class Stands:
-    """In what episodes stand: waits are shown, and their seconds are added up."""
+    """Shows the waits of episodes and adds up their seconds."""
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
@@ -192,7 +194,7 @@ class Stands:
 
 
 class PluggedToolbox:
-    """The toolbox's client, in the words that episodes know. Episodes that begin together are told the same tools."""
+    """Adapts the toolbox's client to episodes. Episodes that begin together get the same list of tools."""
 
     def __init__(self, url: str, token: str) -> None:
         self._tools = ToolboxClient(url, token)

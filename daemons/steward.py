@@ -1,11 +1,11 @@
 """The main loop of the steward: `python -m daemons.steward`, as a unit of the role `steward`.
 
 Invariants:
-- It is ready when the indexes are there, the datasets were read and its owner is open.
-- A database that is away is waited for, not a reason to end.
+- The unit is ready when the indexes exist, the datasets were read and its owner is open.
+- If the database does not answer, the unit waits and does not end.
 - A drain ends between two rounds.
 - A pause stops admission and nothing else.
-- With `--read-only` it answers questions and writes nothing.
+- With `--read-only` it answers queries and writes nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ log = logging.getLogger("steward")
 
 READ_ONLY = "--read-only"
 PACE_S = 0.15
-"""Between rounds while records move: sooner, each would ask for all of it and find a seat or two."""
+"""The pause between rounds while records change. With a shorter one, each round would query everything and find one or
+two free seats.
+"""
 MOST_IDLE_S = 0.5
-"""Between looks while nothing moves: nothing is sampled, or the bound is used up and a step trains."""
+"""The pause between rounds while nothing changes: nothing is sampled, or the bound is reached and a step trains."""
 TELL_WAITS_EVERY_S = 2.0
 ROUND_AT_MOST_S = 120.0
 START_AT_MOST_S = 600.0
@@ -76,7 +78,7 @@ async def main(unit: Unit) -> None:
 
 
 async def _only_answer(unit: Unit, config: RunConfig, database: Database) -> None:
-    """For a run that is up only to be read from. Its datasets may be gone, so they are not looked at."""
+    """Serve queries of a run that is up only for reading. Its datasets may be gone, so they are not read."""
     chosen = settings.from_config(config)
     unit.answer(Dispatcher(database, lambda: chosen, None, unit.run_dir).answer)
     unit.ready()
@@ -87,7 +89,9 @@ async def _only_answer(unit: Unit, config: RunConfig, database: Database) -> Non
 
 
 def _tell_leaks(unit: Unit, sources: Mapping[str, Source]) -> None:
-    """Each in the log; on the unit how many there are, and where the first is: the feed carries no prompts."""
+    """Log each leak. The status has only their number and the place of the first, because the feed carries no
+    prompts.
+    """
     for name, source in sources.items():
         for leak in source.leaks:
             log.warning("%s", leak.sentence())

@@ -40,7 +40,7 @@ async def main(unit: Unit) -> None:
         logging.getLogger(noisy).setLevel(logging.ERROR)
     config = run_database.configuration(unit.run_dir)
     name = f"{unit.name}.{unit.incarnation}"
-    # No episode takes longer; a session without calls for this long belongs to a dead sampler.
+    # No episode takes longer, so a session without calls for this long belongs to a dead sampler.
     quotas = Quotas(idle_s=max(60.0, config.rollout.episode_s))
     toolbox = Toolbox(config.tools, run_dir=unit.run_dir, name=name, quotas=quotas)
     app = build_app(toolbox, http_token(unit.state_dir))

@@ -1,9 +1,9 @@
 """The main loop of the trainer: `python -m daemons.trainer`, as a unit of the role `trainer`.
 
 Invariants:
-- it is ready when it has taken over the lineage and published its starting weights;
-- it ends with 0 when the data ends or all steps are done;
-- a drain ends it between two steps, with a checkpoint.
+- The unit is ready when it has taken over the lineage and published its starting weights.
+- It ends with 0 when the data ends or all steps are done.
+- A drain ends it between two steps, with a checkpoint.
 """
 
 from __future__ import annotations

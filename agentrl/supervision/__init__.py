@@ -1,6 +1,6 @@
-"""The supervisor: a pure state machine. Events and the time go in, instructions come out.
+"""The supervisor is a pure state machine: it takes an event and the time, and returns instructions.
 
-It opens no socket or file, reads no clock and draws no random number, so every decision can be repeated.
+It opens no socket or file, reads no clock and draws no random number. So every decision can be repeated in a test.
 Events carry the jitter; tokens are derived from a secret of the run.
 
     from → to                                   when
@@ -20,8 +20,8 @@ Events carry the jitter; tokens are derived from a secret of the run.
     any → fatal                                 exit 78, too many deaths, failed starts or kills for memory
     fatal, stopped → pending                    `restart` or `up`
 
-Deaths while ready (in a window), starts that never became ready (in a row) and kills for memory are counted apart. The
-first death in a window restarts at once, then after 0.5, 1, 2 … 60 s with jitter. A lost unit that is replaced leaves
-a ghost: its old incarnation is killed when its host comes back, and no new incarnation starts while a ghost is on a
-reachable host. A gang has an epoch: one death raises it, and members of an older epoch end.
+Three counts are separate: deaths while ready (in a window), starts that never became ready (in a row) and kills for
+memory. The first death in a window restarts at once, then after 0.5, 1, 2 … 60 s with jitter. A lost unit that is
+replaced leaves a ghost: its old incarnation is killed when its host comes back, and no new incarnation starts while a
+ghost is on a reachable host. A gang has an epoch: one death raises it, and members of an older epoch end.
 """

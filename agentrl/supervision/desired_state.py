@@ -1,6 +1,7 @@
-"""Writes what operators want into desired state. Nothing here touches a process.
+"""Writes the wishes of operators into desired state, without touching a process.
 
-Every change leaves desired state such that the same change again has no effect.
+Invariants:
+- A change that is applied twice has the same effect as once.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _fresh_budget(slot: Slot) -> None:
     slot.held = ""
     slot.reset_history()
     if slot.tree_gone or not slot.leader_gone:
-        slot.last_exit = None  # that of a life before; one that is on its way out is still judged by its own
+        slot.last_exit = None  # That of an earlier incarnation; a unit that is stopping keeps its own.
     if slot.state in (UnitState.FATAL, UnitState.BACKOFF) or slot.done:
         slot.generation += 1
     slot.done = slot.stop_now = slot.patient = False

@@ -1,7 +1,7 @@
-"""The events that a supervisor handles: facts and the wishes of operators.
+"""Defines the events that a supervisor handles: facts about processes, and the wishes of operators.
 
-An event about a process names its incarnation. An event about an incarnation that is not the present one changes
-nothing but the list of ghosts.
+An event about a process names its incarnation. An event about another incarnation than the present one changes only the
+list of ghosts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Applied(Event, frozen=True):
     specs: tuple[GroupSpec, ...]
     by: str
     reading: bool = False
-    """Start only the groups that the run is read from; the others stay as they are, in desired state and on disk."""
+    """Start only the groups that are needed to read the run. The others keep their desired state and their files."""
 
 
 class Scaled(Event, frozen=True):
@@ -34,7 +34,7 @@ class Scaled(Event, frozen=True):
     count: int
     by: str
     idle: frozenset[str] = frozenset()
-    """Units without work: they are stopped first."""
+    """Units without work, which a scale-down stops first."""
 
 
 class StopWanted(Event, frozen=True):
@@ -59,7 +59,7 @@ class RestartWanted(Event, frozen=True):
 
 
 class HostDrained(Event, frozen=True):
-    """Drain the host, or allow units on it again."""
+    """Drain the host, or allow units on it after a drain."""
 
     host: str
     by: str
@@ -148,7 +148,7 @@ class ProcessStopped(Event, frozen=True):
     stopped: bool
 
 
-# ---- from units, and from their silence ----
+# ---- from units, and from checks of their heartbeats ----
 
 
 class UnitReady(Event, frozen=True):
@@ -189,7 +189,7 @@ class PhaseAnnounced(Event, frozen=True):
 
 
 class UnitSuspect(Event, frozen=True):
-    """Silent, or past its phase deadline: shown, without further action."""
+    """The unit is silent or past its phase deadline. This is shown and has no other effect."""
 
     unit: str
     incarnation: int
@@ -202,7 +202,7 @@ class UnitHeard(Event, frozen=True):
 
 
 class UnitHung(Event, frozen=True):
-    """Silent for too long outside any announced phase, or too long past its phase deadline."""
+    """The unit is silent for too long outside any announced phase, or too long past its phase deadline."""
 
     unit: str
     incarnation: int

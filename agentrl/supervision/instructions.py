@@ -1,6 +1,7 @@
-"""The instructions of the supervisor. The coordinator executes them in this order and reports the results as events.
+"""Defines the instructions of the supervisor. The coordinator executes them in order and reports the results as events.
 
-A Persist is durable before anything after it in the list is executed.
+Invariants:
+- A Persist is durable before any instruction after it in the list is executed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class KillTree(Instruction, frozen=True):
 
 
 class Forget(Instruction, frozen=True):
-    """The host agent may drop this incarnation from its ledger."""
+    """The host agent may remove this incarnation from its ledger."""
 
     host: str
     unit: str
@@ -58,7 +59,7 @@ class Forget(Instruction, frozen=True):
 
 
 class Tell(Instruction, frozen=True):
-    """Send a message to a unit that speaks."""
+    """Send a message to a unit that uses the unit runtime."""
 
     unit: str
     incarnation: int
@@ -83,7 +84,7 @@ class Report(Instruction, frozen=True):
 
 
 class Died(Instruction, frozen=True):
-    """This incarnation has ended, planned or not: others may take over what it held."""
+    """This incarnation has ended, planned or not. Other units may take over its leases."""
 
     unit: str
     incarnation: int

@@ -46,17 +46,17 @@ class Lifecycle:
         self.host_use = HostUse(state.slots.values())
         self._dirty: set[str] = set()
         self._pending: dict[str, set[str]] = {}
-        """Units by group. Those of one group wait for the same thing, but for the units in `_blocked_alone`."""
+        """Units by group. All units of a group wait for the same thing, except the units in `_blocked_alone`."""
         self._blocked_alone: set[str] = set()
-        """Pending units that wait for their own former incarnations, or for their gang."""
+        """Pending units that wait for their own earlier incarnations, or for their gang."""
         self._obstacles: dict[str, str] = {}
-        """What the units of a group wait for now; computed once between two moves."""
+        """The obstacle that the units of a group wait for now; computed once between two moves."""
         self._shown_obstacles: dict[str, str] = {}
         """The obstacle that every pending unit of the group gives as its reason."""
         self._recheck_pending = False
         self._waits_for_stop_rank: set[str] = set()
         self._least_stop_rank: int | None = None
-        """Of all units that have not ended; None if it must be recomputed."""
+        """The resources that units which have not ended use; None if they must be recomputed."""
         self._announced_end = False
         for slot in state.slots.values():
             if slot.state is S.PENDING:
@@ -65,7 +65,7 @@ class Lifecycle:
     # ---- bookkeeping ----
 
     def touch(self, slot: Slot) -> None:
-        """The slot changed: persist it, publish it, and reconcile it before the event is done."""
+        """Record that the slot changed: it is persisted, published and reconciled before the event is done."""
         self.out.append(Persist("slot", slot.unit))
         self.out.append(Publish("unit", slot.unit))
         self._dirty.add(slot.unit)
@@ -73,7 +73,7 @@ class Lifecycle:
             self._pending.setdefault(slot.group, set()).add(slot.unit)
 
     def touch_all(self) -> None:
-        """Something changed that may concern every unit."""
+        """Record a change that may affect every unit."""
         self._dirty.update(self.state.slots)
         self._announced_end = False
 
@@ -129,7 +129,7 @@ class Lifecycle:
         run = self.state.run
         if run.up or self._announced_end or not run.desired_by:
             return
-        # A lost unit cannot be stopped; the report of the end says what is unproven about it.
+        # A lost unit cannot be stopped. The report at the end of `down` names it as unproven.
         if all(s.tree_gone or s.state is S.LOST for s in self.state.slots.values()):
             self._announced_end = True
             self.out.append(AllStopped())
@@ -137,13 +137,13 @@ class Lifecycle:
     # ---- desired state ----
 
     def runs(self, slot: Slot) -> bool:
-        """Whether desired state wants a process here."""
+        """Return whether desired state has a process in this slot."""
         group = self.state.groups.get(slot.group)
         wanted = slot.wanted and not slot.held and not self.state.left_alone(slot.group)
         return self.state.run.up and wanted and group is not None and not group.removed
 
     def outdated(self, slot: Slot) -> bool:
-        """Whether the present incarnation must be replaced."""
+        """Return whether the present incarnation must be replaced."""
         group = self.state.groups.get(slot.group)
         return (
             slot.generation != slot.started_generation
@@ -201,7 +201,7 @@ class Lifecycle:
             self.out.append(Publish("unit", slot.unit))
 
     def where(self, slot: Slot, now: float) -> tuple[str, str]:
-        """The host to start on, or why it cannot start now."""
+        """Return the host to start on, or the reason why the unit cannot start now."""
         if obstacle := self._own_obstacle(slot, now):
             if slot.state is S.PENDING:
                 self._blocked_alone.add(slot.unit)
@@ -209,13 +209,13 @@ class Lifecycle:
         self._blocked_alone.discard(slot.unit)
         if obstacle := self._obstacle(slot.group):
             if obstacle != self._shown_obstacles.get(slot.group):
-                # The other units of the group show it too.
+                # The other units of the group show this reason too.
                 self._recheck_pending = True
             return "", obstacle
         return self._place(slot.group)
 
     def _own_obstacle(self, slot: Slot, now: float) -> str:
-        """What only this unit waits for."""
+        """Return the obstacle that only this unit waits for."""
         if not slot.tree_gone:
             return f"waits until nothing of {slot.name} is left"
         for ghost in slot.ghosts:
@@ -225,7 +225,7 @@ class Lifecycle:
         return "" if self._lacking(slot.group) else self._gang_obstacle(slot, now)
 
     def _obstacle(self, group: str) -> str:
-        """What every unit of the group waits for."""
+        """Return the obstacle that every unit of the group waits for."""
         obstacle = self._obstacles.get(group)
         if obstacle is None:
             obstacle = self._obstacles[group] = self._lacking(group) or self._place(group)[1]
@@ -257,10 +257,10 @@ class Lifecycle:
     def _start(self, slot: Slot, host: str, now: float) -> None:
         group = self.state.groups[slot.group]
         if slot.generation != slot.started_generation:
-            # A unit that was to be replaced may have died by itself meanwhile.
+            # A unit that had to be replaced may have died by itself meanwhile.
             slot.reset_history()
         if slot.spec is not None and slot.spec.fingerprint() != group.spec.fingerprint():
-            slot.last_exit = None  # of another program
+            slot.last_exit = None  # The resources of another program may differ.
         slot.incarnation += 1
         slot.attempts += 1
         slot.host, slot.pid, slot.start_ticks = host, 0, 0
@@ -352,7 +352,9 @@ class Lifecycle:
         self._signal(slot, signal.SIGTERM, leader_only=slot.spec.speaks)
 
     def go_on_stopping(self, slot: Slot, now: float) -> None:
-        """Its host reports that it still lives. The SIGTERM may have been lost; the grace stays as it was."""
+        """Repeat the stop, because its host reports that it still lives and SIGTERM may have been lost. The grace is
+        unchanged.
+        """
         if slot.stopping_because or slot.stop_now or self.state.run.stop_now or slot.timer <= now:
             self.set_timer(slot, now)
         else:
@@ -390,7 +392,7 @@ class Lifecycle:
     # ---- ends ----
 
     def ended(self, slot: Slot, exit: ExitStatus, now: float, dice: float) -> None:
-        """The leader has ended, for whatever reason."""
+        """Handle the end of the leader, whatever its reason."""
         if slot.leader_gone:
             return
         if exit.unknown and slot.bye_code is not None:
@@ -403,13 +405,13 @@ class Lifecycle:
                 self.move(slot, S.STOPPING, f"{slot.reason}; {exit}", now)
                 self.set_timer(slot, now + self.times.kill_again_s)
         elif slot.state is S.LOST and (not self.runs(slot) or self.outdated(slot)):
-            pass  # It was about to stop when its host fell silent; `tree_gone` concludes.
+            pass  # It was about to stop when its host became silent; `tree_gone` completes the stop.
         elif slot.state is not S.STOPPING:
             self._judge(slot, exit, now, dice)
         self.touch(slot)
 
     def tree_gone(self, slot: Slot, now: float, dice: float, swept: tuple[ProcessInfo, ...] = ()) -> None:
-        """No process of the present incarnation is left."""
+        """Handle the report that no process of the present incarnation is left."""
         self.ended(slot, UNKNOWN_EXIT, now, dice)
         if slot.tree_gone:
             return
@@ -431,7 +433,7 @@ class Lifecycle:
     def _judge(
         self, slot: Slot, exit: ExitStatus, now: float, dice: float, swept: tuple[ProcessInfo, ...] = ()
     ) -> None:
-        """An unplanned end: count it and decide what happens to the slot."""
+        """Count an unplanned end and decide what happens to the slot."""
         verdict = restarts.judge(slot, exit, self.times, now, dice)
         if verdict.done:
             slot.done = True
@@ -448,7 +450,7 @@ class Lifecycle:
 
     def spawn_failed(self, slot: Slot, reason: str, final: bool, now: float, dice: float) -> None:
         slot.leader_gone = slot.tree_gone = True
-        slot.last_exit = None  # that of a life before would be taken for the cause
+        slot.last_exit = None  # A sentence of an earlier incarnation would look like the cause.
         verdict = restarts.failed_to_spawn(slot, reason, final, self.times, dice)
         exit = ExitStatus(unknown="it was never started")
         self._apply_verdict(slot, verdict, exit, now, ())
@@ -482,7 +484,7 @@ class Lifecycle:
             self.move(slot, S.LOST, because, now)
 
     def _replace_lost(self, slot: Slot, now: float) -> None:
-        """A second incarnation before the end of the first is known is safe only if every write is fenced."""
+        """Replace a lost unit. Two incarnations at once are safe only if every write is fenced."""
         if slot.spec is not None and slot.spec.fenced and self.runs(slot):
             slot.ghosts = [*slot.ghosts, Ghost(slot.host, slot.incarnation)]
             slot.leader_gone = slot.tree_gone = True
@@ -492,7 +494,7 @@ class Lifecycle:
             self.move(slot, S.PENDING, "replaces a lost incarnation", now)
 
     def found_alive(self, slot: Slot, now: float) -> None:
-        """The host is back and reports that the present incarnation lives."""
+        """Handle the report of a host that is back: the present incarnation lives."""
         if slot.state is S.LOST:
             slot.silent = ""
             if slot.came_up:
@@ -502,7 +504,7 @@ class Lifecycle:
                 assert slot.spec is not None
                 self.set_timer(slot, now + slot.spec.start_deadline_s)
             if slot.stopping_because:
-                # It was being replaced when its host fell silent.
+                # It was being replaced when its host became silent.
                 self.kill(slot, slot.stopping_because, now)
         self.out.append(Publish("unit", slot.unit))
 

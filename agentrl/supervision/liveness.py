@@ -1,4 +1,4 @@
-"""Judges which peers are silent for too long, and which make no progress.
+"""Decides which peers are silent for too long, and which make no progress.
 
 Invariants:
 - A peer in an announced phase is judged by the deadline of the phase alone, as long as its host agent reports that it
@@ -32,7 +32,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Lease(msgspec.Struct):
-    """The facts about one peer that sends heartbeats."""
+    """Holds the facts about one peer that sends heartbeats."""
 
     heard: float
     progress: int = 0
@@ -45,7 +45,7 @@ class Lease(msgspec.Struct):
 
     @property
     def phase_ends(self) -> float | None:
-        """When the present phase is overdue; None outside any phase with a deadline."""
+        """The time at which the present phase is overdue; None outside any phase with a deadline."""
         if not self.phase or self.at_most_s is None:
             return None
         return max(self.phase_began, self.progressed) + self.at_most_s
@@ -58,9 +58,11 @@ class Leases:
         self.suspect_after_s = suspect_after_s
         self.dead_after_s = dead_after_s
         self._leases: OrderedDict[str, Lease] = OrderedDict()
-        """The one that was heard longest ago comes first."""
+        """The peer with the oldest heartbeat comes first."""
         self._unusual: set[str] = set()
-        """Names whose health does not only depend on silence: inside a phase, with a late event loop, or not well."""
+        """Names of peers whose health depends on more than silence: inside a phase, with a late event loop, or not
+        well.
+        """
 
     def __contains__(self, name: str) -> bool:
         return name in self._leases
@@ -92,7 +94,7 @@ class Leases:
         self._leases.move_to_end(name)
 
     def beat(self, name: str, now: float, *, progress: int = 0, loop_lag_s: float = 0.0) -> None:
-        """The hot path: called for every heartbeat of every peer."""
+        """Take in a heartbeat. This is the hot path: it runs for every heartbeat of every peer."""
         lease = self._leases.get(name)
         if lease is None:
             return
@@ -105,7 +107,7 @@ class Leases:
             self._unusual.add(name)
 
     def phase(self, name: str, now: float, *, phase: str, age_s: float, at_most_s: float | None) -> None:
-        """The peer reported its phase and since when it is in it."""
+        """Take in the phase that the peer reported, and its beginning."""
         lease = self._leases.get(name)
         if lease is None:
             return
@@ -114,20 +116,20 @@ class Leases:
         lease.phase, lease.phase_began, lease.at_most_s = phase, now - age_s, at_most_s
 
     def progress(self, name: str, now: float, *, progress: int, age_s: float) -> None:
-        """The peer reported its progress and when it last progressed; an earlier report may have been lost."""
+        """Take in the progress that the peer reported, and its time. An earlier report may have been lost."""
         lease = self._leases.get(name)
         if lease is not None:
             lease.progress, lease.progressed = progress, now - age_s
 
     def extend_all(self, by_s: float) -> None:
-        """This check itself was late by so much: the peers get that time in addition."""
+        """Extend all leases by the delay of this check."""
         for lease in self._leases.values():
             lease.heard += by_s
             lease.progressed += by_s
             lease.phase_began += by_s
 
     def scan(self, now: float, unseen: Collection[str] = ()) -> Iterator[Finding]:
-        """Those whose health changed since the last look; of `unseen` ones no host agent knows whether they live."""
+        """Return the peers whose health changed since the last check. No host agent can report on `unseen` peers."""
         suspect_after_s, well = self.suspect_after_s, Health.WELL
         alarm = now - suspect_after_s
         silent = itertools.takewhile(lambda name: self._leases[name].heard < alarm, self._leases)

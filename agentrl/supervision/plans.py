@@ -1,7 +1,8 @@
-"""What `up` would change: compares desired state with a run file.
+"""Computes what `up` would change: compares desired state with a run file.
 
-A plan applied to its own result is empty. A count that an operator set with `scale` stays, unless the count in the run
-file has changed since.
+Invariants:
+- The plan after `up` with the same file is empty.
+- A count that an operator set with `scale` stays, unless the count in the run file has changed since.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class Plan(msgspec.Struct, frozen=True):
 
     kept: tuple[str, ...] = ()
     started: tuple[str, ...] = ()
-    """New, or wanted again after a stop or a final failure."""
+    """New units, and units that are started again after a stop or a final failure."""
     stopped: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    """Replaced, because their spec changed."""
+    """Units that are replaced because their spec changed."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -34,7 +35,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def plan(state: State, specs: tuple[GroupSpec, ...], *, reading: bool = False) -> Plan:
-    """Compare without changing anything. `reading`: only the groups that the run is read from."""
+    """Compare without changing anything. `reading` compares only the groups that are needed to read the run."""
     kept: list[str] = []
     started: list[str] = []
     stopped: list[str] = []
@@ -63,7 +64,7 @@ def plan(state: State, specs: tuple[GroupSpec, ...], *, reading: bool = False) -
             else:
                 kept.append(slot.unit)
         for unit in new_units({s.unit for s in members}, spec.name, count - len(members)):
-            # A unit that was scaled down a moment ago may still live: then its stop is cancelled.
+            # A unit that was scaled down a moment ago may still live. Then its stop is cancelled.
             retired = state.slots.get(unit)
             if retired is None or retired.state not in MAY_STAY:
                 started.append(unit)
@@ -77,14 +78,14 @@ def plan(state: State, specs: tuple[GroupSpec, ...], *, reading: bool = False) -
 
 
 def count_after(group: GroupState | None, spec: GroupSpec) -> int:
-    """The count that holds after `up` with this spec."""
+    """Return the count after `up` with this spec."""
     if group is None or group.removed or group.file_count != spec.count:
         return spec.count
     return group.spec.count
 
 
 def new_units(taken: Collection[str], group: str, how_many: int) -> list[str]:
-    """The lowest free names."""
+    """Return the lowest free names."""
     fresh: list[str] = []
     number = 0
     while len(fresh) < how_many:
@@ -95,7 +96,7 @@ def new_units(taken: Collection[str], group: str, how_many: int) -> list[str]:
 
 
 def missing_dependencies(spec: GroupSpec, state: State) -> list[str]:
-    """Groups in `after` that are not ready yet."""
+    """Return the groups in `after` that are not ready yet."""
     return [name for name in spec.after if not _is_ready(state.of_group(name))]
 
 

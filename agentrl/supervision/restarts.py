@@ -21,7 +21,7 @@ EXIT_CONFIG = 78
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The answer to an unplanned end: at most one of fatal, done, free; else a restart after `delay_s`."""
+    """The decision about an unplanned end: at most one of fatal, done, free; else a restart after `delay_s`."""
 
     reason: str
     delay_s: float = 0.0
@@ -53,7 +53,9 @@ def judge(slot: Slot, exit: ExitStatus, times: SupervisionTimes, now: float, dic
 
 
 def _as_asked(slot: Slot, times: SupervisionTimes, now: float, dice: float) -> Verdict:
-    """Not a death, and never fatal; repeated requests within about a minute are delayed."""
+    """Decide on a restart that the unit requested. It is no death and never fatal; repeated requests within about a
+    minute are delayed.
+    """
     slot.asked = [*(t for t in slot.asked if 0 <= now - t < times.backoff_max_s), now]
     n = len(slot.asked)
     often = f", {n} times in {times.backoff_max_s:g} s" if n > 1 else ""
@@ -61,8 +63,9 @@ def _as_asked(slot: Slot, times: SupervisionTimes, now: float, dice: float) -> V
 
 
 def failed_to_spawn(slot: Slot, reason: str, final: bool, times: SupervisionTimes, dice: float) -> Verdict:
-    """The process could not be started at all. If its host may be able to later, it is tried for ever: a full disk is
-    not the unit's fault."""
+    """Decide on a process that could not be started. If its host may be able to start it later, it is tried without
+    limit, because a full disk is not the unit's fault.
+    """
     if final:
         return Verdict(f"cannot be started: {reason}", fatal=True)
     slot.refused_starts += 1
@@ -95,7 +98,9 @@ def _after_oom(slot: Slot, times: SupervisionTimes, now: float, dice: float) -> 
 
 
 def some_aged(slot: Slot, times: SupervisionTimes, now: float) -> bool:
-    """Whether deaths are remembered that no longer count. One of the future, before a clock was set back, is such."""
+    """Return whether some remembered deaths no longer count. A death with a time in the future, from before the clock
+    was set back, does not count.
+    """
     return not all(_is_in_window(died, times, now) for died in (*slot.deaths, *slot.oom_deaths))
 
 
@@ -116,7 +121,7 @@ def _is_in_window(died: float, times: SupervisionTimes, now: float) -> bool:
 
 
 def backoff_s(deaths: int, times: SupervisionTimes, dice: float) -> float:
-    """No delay after the first death, then 0.5, 1, 2 … s up to the maximum, each with jitter."""
+    """Return the delay: 0 after the first death, then 0.5, 1, 2 … s up to the maximum, each with jitter."""
     if deaths <= 1:
         return 0.0
     # 60 doublings exceed any maximum; more would overflow.

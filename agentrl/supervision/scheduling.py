@@ -18,7 +18,7 @@ from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_slots import HostState, Slot
 
 MOST_NAMED = 3
-"""The number of hosts with the same refusal that a sentence names."""
+"""The number of hosts with the same reason that a sentence names."""
 MOST_REFUSALS = 5
 _MICRO = 1_000_000
 
@@ -29,7 +29,7 @@ class Use(msgspec.Struct):
     units: int = 0
     gpus: int = 0
     micro_cpus: int = 0
-    """A whole number, so that what is added and taken away again leaves no rounding error."""
+    """A whole number, so that adding and subtracting leaves no rounding error."""
     memory: int = 0
 
     @property
@@ -53,7 +53,7 @@ class HostUse:
                 self.change(slot, 1)
 
     def change(self, slot: Slot, sign: int) -> None:
-        """A process of the slot starts (1) or has ended (-1) on its host."""
+        """Count a process of the slot that starts (1) or has ended (-1) on its host."""
         if slot.spec is None:
             return
         use = self.by_host.setdefault(slot.host, Use())
@@ -68,7 +68,7 @@ class HostUse:
 def place(
     spec: GroupSpec, hosts: Mapping[str, HostState], draining: Collection[str], used: Mapping[str, Use]
 ) -> tuple[str, str]:
-    """Returns (host, "") or ("", why not). Prefers the host with the fewest units, then the first name."""
+    """Return (host, "") or ("", reason). The host with the fewest units is preferred, then the first name."""
     if not hosts:
         return "", "no host agent is connected"
     refusals: dict[str, list[str]] = {}
@@ -90,7 +90,7 @@ _NOTHING = Use()
 
 
 def _sentence(refusals: Mapping[str, list[str]]) -> str:
-    """Short, however many hosts there are: every waiting unit shows it."""
+    """Return the reason as a sentence that is short for any number of hosts, because every waiting unit shows it."""
     parts: list[str] = []
     for refusal, names in list(refusals.items())[:MOST_REFUSALS]:
         named = ", ".join(sorted(names)[:MOST_NAMED])
@@ -121,7 +121,9 @@ def _refusal(spec: GroupSpec, host: HostState, draining: bool, use: Use) -> str:
 
 
 def victims(slots: Iterable[Slot], how_many: int, idle: Collection[str]) -> list[Slot]:
-    """Draining first, then those not ready, then the newest idle one, then the newest."""
+    """Return the units to stop: draining ones first, then those not ready, then the newest idle one, then the
+    newest.
+    """
 
     def cost(slot: Slot) -> tuple[int, float, int]:
         if slot.held or slot.state in (UnitState.DRAINING, UnitState.STOPPING, UnitState.STOPPED):

@@ -84,7 +84,7 @@ class Supervisor:
         return self._finish(now)
 
     def resume(self, now: float) -> list[Instruction]:
-        """After a restart of the coordinator: restart the timers. The hosts will report the state of their units."""
+        """Restart the timers after a restart of the coordinator. The hosts will report the state of their units."""
         for slot in self.state.slots.values():
             if slot.timer:
                 self._life.out.append(StartTimer(slot.unit, slot.timer))
@@ -108,7 +108,7 @@ class Supervisor:
         return self._life.host_use.units_on(host)
 
     def is_present(self, unit: str, incarnation: int) -> bool:
-        """Whether this is the present incarnation of the unit."""
+        """Return whether this is the present incarnation of the unit."""
         slot = self.state.slots.get(unit)
         return slot is not None and slot.incarnation == incarnation and slot.state in WITH_PROCESS
 
@@ -118,7 +118,7 @@ class Supervisor:
         return out
 
     def _present(self, event: Any) -> Slot | None:
-        """The slot, if the event is about its present incarnation."""
+        """Return the slot if the event is about its present incarnation."""
         slot = self.state.slots.get(event.unit)
         return slot if slot is not None and slot.incarnation == event.incarnation else None
 
@@ -143,16 +143,18 @@ class Supervisor:
                     self._life.forget_ghost(slot, ghost.host, ghost.incarnation)
 
     def _up_since(self, event: events.HostConnected, now: float) -> float:
-        """As long as its agent lives, unless it was silent: that it says hello again is no news of the host."""
+        """Return since when the host is up. A second hello of the same agent does not change it, unless the agent was
+        silent.
+        """
         known, began = self.state.hosts.get(event.host), now - event.age_s
         if known is None:
             return began
         return max(known.since, began) if known.connected else now
 
     def _found(self, slot: Slot, entry: UnitOnHost, now: float, dice: float) -> None:
-        """The ledger of the host contains the present incarnation."""
+        """Handle a host whose ledger contains the present incarnation."""
         if slot.tree_gone:
-            # Its end is known, or it was replaced: the entry of the host is a ghost.
+            # Its end is known, or it was replaced, so the entry of the host is a ghost.
             self._found_stranger(slot.host, slot, entry)
             return
         slot.pid, slot.start_ticks, slot.spawned = entry.pid, entry.start_ticks, entry.pid > 0
@@ -168,7 +170,7 @@ class Supervisor:
         self._life.touch(slot)
 
     def _found_stranger(self, host: str, slot: Slot | None, entry: UnitOnHost) -> None:
-        """A former incarnation or an unknown unit: end it."""
+        """End an earlier incarnation or an unknown unit that a host reports."""
         if entry.group_empty:
             self._life.out.append(Forget(host, entry.unit, entry.incarnation))
             if slot is not None:
@@ -181,7 +183,7 @@ class Supervisor:
 
     def _not_found(self, slot: Slot, now: float, dice: float) -> None:
         if slot.state is S.STARTING and not slot.spawned:
-            # The Spawn never arrived. It is idempotent, so it can be repeated.
+            # The Spawn was lost. It is idempotent, so it can be repeated.
             self._life.out.append(Spawn(slot.host, slot.unit, slot.incarnation))
             return
         self._life.ended(slot, UNKNOWN_EXIT, now, dice)
@@ -197,7 +199,7 @@ class Supervisor:
                 continue
             speaks = slot.spec is not None and slot.spec.speaks
             if speaks and slot.state is S.READY and not slot.silent:
-                continue  # The unit itself is still heard; only its agent is gone.
+                continue  # The unit still sends heartbeats; only its agent is gone.
             self._life.lose(slot, f"host {event.host} is silent for {event.for_s:.0f} s", now)
 
     def _death_vouched(self, event: events.DeathVouched, now: float) -> None:
@@ -223,7 +225,9 @@ class Supervisor:
             self._life.touch(slot)
 
     def _ready_without_words(self, slot: Slot, probe_says_ready: bool, now: float) -> None:
-        """A unit without the unit runtime is ready when its probe succeeds, or at once if it has no probe."""
+        """Decide readiness of a unit without the unit runtime: when its probe succeeds, or at once if it has no
+        probe.
+        """
         if slot.spec is None or slot.spec.speaks:
             return
         if probe_says_ready:
@@ -273,7 +277,7 @@ class Supervisor:
 
     @property
     def _patience_s(self) -> float:
-        """From suspect to replaced, for a unit whose liveness probe fails."""
+        """Return the time from suspect to replaced, for a unit whose liveness probe fails."""
         return self.times.dead_after_s - self.times.suspect_after_s
 
     def _process_stopped(self, event: events.ProcessStopped, now: float) -> None:
@@ -325,7 +329,7 @@ class Supervisor:
     def _phase_announced(self, event: events.PhaseAnnounced, now: float) -> None:
         slot = self._present(event)
         if slot is not None and event.until > slot.phase_until:
-            # With a margin, so that a loop of equal phases is not persisted at each of them.
+            # The margin keeps a loop of equal phases from being persisted at each phase.
             slot.phase_until = event.until + (event.until - now) / 2
             self._life.out.append(Persist("slot", slot.unit))
 

@@ -1,4 +1,6 @@
-"""The states of a unit and the allowed transitions, as a table. Another transition raises, with the unit's history."""
+"""Defines the states of a unit and the table of allowed transitions. Any other transition raises, with the unit's
+history.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ IN_SERVICE = frozenset({S.STARTING, S.READY, S.SUSPECT})
 """States in which a unit can be stopped."""
 
 MAY_STAY = IN_SERVICE | {S.DRAINING, S.LOST}
-"""States in which the incarnation continues if it is wanted again: a drain is cancelled, a lost unit returns."""
+"""States in which the incarnation can continue: a drain is cancelled, or a lost unit returns."""
 
 
 class IllegalMoveError(Exception):
-    """A bug in the supervisor: a transition that does not exist. The message contains the history of the unit."""
+    """A transition that the table does not have, so a bug in the supervisor. The message contains the history of the
+    unit.
+    """

@@ -1,4 +1,4 @@
-"""The state of the supervisor: the run, its groups, slots and hosts. It can be persisted and loaded.
+"""Defines the state of the supervisor: the run, its groups, slots and hosts. It can be persisted and loaded.
 
 Invariants:
 - An incarnation number is used once.
@@ -30,7 +30,9 @@ class RunState(msgspec.Struct):
     desired_by: str = ""
     stop_now: bool = False
     reading: bool = False
-    """Only the groups that the run is read from are up; the others are left alone until an `up` of the whole run."""
+    """Only the groups that are needed to read the run are up. The others do not change until an `up` of the whole
+    run.
+    """
 
 
 class GroupState(msgspec.Struct):
@@ -81,7 +83,7 @@ class Slot(msgspec.Struct):
     patient: bool = False
     """Drain without a limit (`drain`), rather than for the group's grace."""
 
-    # the present (or last) life
+    # the present (or last) incarnation
     incarnation: int = 0
     host: str = ""
     pid: int = 0
@@ -104,7 +106,7 @@ class Slot(msgspec.Struct):
     stopping_because: str = ""
     """Non-empty if the supervisor stops it by itself (hung, never came up): the end counts as a death."""
     phase_until: float = 0.0
-    """Until when an announced phase may keep it silent, for a coordinator that did not receive the report."""
+    """The time until which an announced phase may keep it silent, for a coordinator that did not receive the report."""
     bye_code: int | None = None
     bye_reason: str = ""
     """The reason in its Bye."""
@@ -122,7 +124,7 @@ class Slot(msgspec.Struct):
     """Consecutive starts that its host could not execute."""
     oom_deaths: list[float] = []
     asked: list[float] = []
-    """When it recently requested a restart (exit 75)."""
+    """The times at which it recently requested a restart (exit 75)."""
     restarts: int = 0
     """Unplanned ends since its history was reset."""
     attempts: int = 0
@@ -131,7 +133,7 @@ class Slot(msgspec.Struct):
     """A job that ended successfully; it runs again only in a higher generation."""
 
     def move(self, to: UnitState, reason: str, now: float) -> None:
-        """The only way a state changes."""
+        """Change the state. No other code does."""
         if to not in STATE_MOVES[self.state]:
             raise IllegalMoveError(
                 f"{self.unit} cannot go from {self.state} to {to} ({reason}); {'; '.join(self.story)}"
@@ -141,7 +143,7 @@ class Slot(msgspec.Struct):
         self.timer = 0.0
 
     def reset_history(self) -> None:
-        """An operator wants the unit, or another program in it: earlier failures no longer count and are not shown."""
+        """Forget earlier failures, because an operator starts the unit or gives it another program."""
         self.deaths, self.oom_deaths = [], []
         self.failed_starts = self.refused_starts = self.restarts = self.attempts = 0
 
@@ -160,7 +162,7 @@ class HostState(msgspec.Struct):
 
 
 class State(msgspec.Struct):
-    """Everything."""
+    """The whole state of the supervisor."""
 
     run: RunState
     groups: dict[str, GroupState] = {}
@@ -178,6 +180,6 @@ class State(msgspec.Struct):
         return self._members.get(group, ())
 
     def left_alone(self, group: str) -> bool:
-        """Whether only the groups that the run is read from are up, and this group is not one of them."""
+        """Return whether only the groups that are needed to read the run are up, and this group is not one of them."""
         known = self.groups.get(group)
         return self.run.reading and known is not None and known.spec.role not in READ_FROM

@@ -1,7 +1,7 @@
-"""Finds wait chains: who waits for whom, up to the cause.
+"""Finds wait chains: which unit waits for which, up to the cause.
 
 Invariants:
-- Pure and total: any set of facts gives an answer, also with cycles.
+- Any set of facts gives an answer, also with cycles.
 - Every wait is in exactly one chain. Chains with the same cause are one.
 - A chain ends at a cause with a reason in words.
 
@@ -28,9 +28,10 @@ MOST_SHOWN = 8
 
 
 def explain(units: Mapping[str, UnitFacts], no_progress_s: float = 300.0) -> list[WaitChain]:
-    """All waits of the run as chains. First those that need attention: they end at something broken, a cycle or a late
-    unit, or a wait in them is past its limit. Then those that end at work or at an unknown resource. The oldest wait
-    comes first within each."""
+    """Return all waits of the run as chains. Chains that need attention come first: they end at something broken, a
+    cycle or a late unit, or contain a wait that is past its limit. Chains that end at work or at an unknown resource
+    follow. In both parts the oldest wait comes first.
+    """
     graph = build(units, no_progress_s)
     ends = _Ends()
     _reach(graph, ends, {name: because for name in graph.nodes if (because := broken(units.get(name)))})
@@ -57,13 +58,13 @@ def _oldest_s(links: Iterable[WaitLink]) -> float:
 
 @dataclass(slots=True)
 class _Ends:
-    """For every decided node: where its waits lead."""
+    """Holds for every decided node where its waits lead."""
 
     culprit: dict[str, str] = field(default_factory=dict)
     onward: dict[str, str] = field(default_factory=dict)
     because: dict[str, str] = field(default_factory=dict)
     busy: set[str] = field(default_factory=set)
-    """Causes that work and make progress: a wait for them is overdue only if it has a limit."""
+    """Causes that make progress: a wait for them is overdue only if it has a limit."""
 
 
 # ---- the search for the cause ----
@@ -138,7 +139,7 @@ def _late(unit: UnitFacts | None) -> str:
 
 
 def _gets_on(unit: UnitFacts, no_progress_s: float) -> bool:
-    """A unit that starts or drains has a deadline of its own."""
+    """Return whether the node makes progress. A unit that starts or drains has a deadline of its own."""
     if unit.state in (UnitState.STARTING, UnitState.DRAINING):
         return True
     return unit.progress_age_s is not None and unit.progress_age_s <= no_progress_s
@@ -149,7 +150,7 @@ def _is_ready(unit: UnitFacts | None) -> bool:
 
 
 def _behind(graph: Graph, names: set[str]) -> set[str]:
-    """These nodes, and all whose waits lead to one of them."""
+    """Return these nodes, and all nodes whose waits lead to one of them."""
     found, todo = set(names), list(names)
     while todo:
         new = set(graph.into.get(todo.pop(), ())) - found
@@ -159,7 +160,7 @@ def _behind(graph: Graph, names: set[str]) -> set[str]:
 
 
 def _why(name: str, units: Mapping[str, UnitFacts], graph: Graph) -> tuple[str, bool]:
-    """What is to be said of the end of a chain, and whether it is late rather than at work.
+    """Return the reason at the end of a chain, and whether the end is late rather than at work.
 
     A resource in words may stand for others.
     """
@@ -187,9 +188,9 @@ def _why(name: str, units: Mapping[str, UnitFacts], graph: Graph) -> tuple[str, 
 
 
 def _to_culprits(graph: Graph, ends: _Ends) -> Iterator[tuple[str, Edge]]:
-    """Every wait with the cause that it leads to."""
+    """Return every wait with the cause that it leads to."""
     for who, edges in graph.out.items():
-        # A broken unit is the end of its own waits.
+        # The waits of a broken unit end at the unit itself.
         broken_itself = ends.culprit[who] == who and who not in ends.onward
         for edge in edges:
             yield ends.culprit[who if broken_itself else edge.target], edge

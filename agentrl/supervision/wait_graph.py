@@ -1,9 +1,9 @@
-"""The graph of waits: those that units report of themselves, and those that they report of others.
+"""Builds the graph of waits: those that units report of themselves, and those that they report of others.
 
 Invariants:
-- Pure and total.
+- Any set of facts gives a graph.
 - A wait for a group is a wait for its least healthy unit.
-- Resources that are no units, that no unit describes and that the same units wait for, are one node.
+- Resources that are no units, that no unit describes and for which the same units wait, are one node.
 - A wait reported by another unit counts only if a unit's own wait leads to it. If the reporter is broken, the wait
   leads to the reporter, because only the reporter could describe it.
 """
@@ -34,13 +34,13 @@ class UnitFacts:
     after: tuple[str, ...] = ()
     """Groups that must be ready before it is started."""
     silent_s: float = 0.0
-    """How long it has been silent, if that is too long; else 0."""
+    """How long it has been silent, if longer than allowed; else 0."""
     stopped: bool = False
     """The process is stopped (state T)."""
     paused: bool = False
     phase: str = ""
     status: str = ""
-    """The status that it reports."""
+    """The status that the unit reports."""
     phase_over_s: float = 0.0
     """How long it is past the deadline of its phase; else 0."""
     progress_age_s: float | None = None
@@ -48,7 +48,7 @@ class UnitFacts:
 
 
 def broken(unit: UnitFacts | None) -> str:
-    """Why this unit blocks others for good, in words; empty if it could continue once its own waits end."""
+    """Return why this unit blocks others permanently, in words; empty if it can continue once its own waits end."""
     if unit is None:
         return ""
     because = f": {unit.reason}" if unit.reason else ""
@@ -79,7 +79,7 @@ class Edge:
     limited: bool
     """The waiting unit gave a limit."""
     told: bool = False
-    """Reported by another unit than the one that waits."""
+    """True if another unit than the waiting one reported it."""
 
 
 @dataclass(slots=True)
@@ -105,16 +105,16 @@ class Graph:
         return kept
 
     def stands_for(self, name: str) -> set[str]:
-        """The names that waits for this node use."""
+        """Return the names that waits for this node use."""
         return {edge.link.on for edge in self._edges_into(name)}
 
     def told_of(self, name: str) -> str:
-        """The description of the oldest wait for this node that another unit reported."""
+        """Return the description of the oldest wait for this node that another unit reported."""
         told = [edge.link for edge in self._edges_into(name) if edge.told]
         return max(told, key=lambda link: link.age_s).what if told else ""
 
     def asked_of(self, name: str) -> str:
-        """The description by the unit that waits longest for this node; empty if it is only its name."""
+        """Return the description by the unit that waits longest for this node; empty if it is only the node's name."""
         links = [edge.link for edge in self._edges_into(name) if edge.link.what not in ("", name)]
         oldest = max(links, key=lambda link: (link.age_s, link.who), default=None)
         return f"{oldest.who} waits for {oldest.what}" if oldest else ""
@@ -173,7 +173,7 @@ def _told_waits(units: Mapping[str, UnitFacts]) -> Iterator[Wait]:
 
 
 def _reached(own: list[Edge], told: list[Edge]) -> Iterator[Edge]:
-    """The waits reported by others to which a unit's own wait leads."""
+    """Return the waits reported by others to which a unit's own wait leads."""
     by_who: dict[str, list[Edge]] = {}
     for edge in told:
         by_who.setdefault(edge.link.who, []).append(edge)
@@ -185,7 +185,7 @@ def _reached(own: list[Edge], told: list[Edge]) -> Iterator[Edge]:
 
 
 def _folded(edges: list[Edge], is_loose: Callable[[str], bool]) -> list[Edge]:
-    """Unknown targets that the same units wait for become one: the oldest."""
+    """Merge unknown targets that the same units wait for into the oldest one."""
     waiters: dict[str, set[str]] = {}
     for edge in edges:
         if is_loose(edge.target):
