@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agentrl.config.http_token import TOKEN_FILE, http_token
 from agentrl.config.run import RunConfig
-from agentrl.engines.manifest import Agreement
+from agentrl.engines.canary import Agreement
 from agentrl.engines.publication_follower import PublicationFollower, RunningEngine
 from agentrl.engines.publication_store import StoredPublications
 from agentrl.engines.sglang.sglang_engine import SglangEngine

@@ -1,7 +1,4 @@
-"""The manifest of one version of the weights: its files, and the canary.
-
-The canary is a fixed set of sequences with the writer's log-probs: `log_probs[i][j]` belongs to `ids[i][j + 1]` at
-temperature 1.
+"""The manifest of one version of the weights: its files with their hashes, and the canary.
 
 Invariants: bytes that do not agree with the manifest are never loaded; the bytes that are loaded are those that were
 checked.
@@ -10,28 +7,18 @@ checked.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
+from agentrl.engines.canary import Canary
 from agentrl.engines.interface import WeightsRefusedError
 from agentrl.errors import DiskError
 
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
-MEAN_LIMIT = 1e-3
-"""Largest mean |difference| of log-probs in float32; beyond it engine and trainer compute different models."""
-MEAN_LIMIT_HALF = 2e-2
-"""The same for an engine that computes in 16 bits."""
-P99_OVER_MEAN = 10.0
-"""If rounding is the only difference, 99 of 100 tokens differ by less than this many times the limit of the mean."""
-K3_OVER_SQUARE = 10.0
-"""K3 is half a mean square, so its limit is this many times the square of that limit."""
-LARGEST_OVER_MEAN = 20.0
-"""A single token of the canary may differ by this many times the limit of the mean; more is reported."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -41,42 +28,11 @@ class FileEntry(msgspec.Struct, frozen=True):
     blake2b: str
 
 
-class Canary(msgspec.Struct, frozen=True):
-    """The probe set."""
-
-    ids: list[list[int]] = msgspec.field(default_factory=list)
-    log_probs: list[list[float]] = msgspec.field(default_factory=list)
-
-
 class Manifest(msgspec.Struct, frozen=True):
     """The content of `manifest.json`, and the `manifest` of a Publication."""
 
     files: dict[str, FileEntry]
     canary: Canary = msgspec.field(default_factory=Canary)
-
-
-class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """How much two computations of the canary differ."""
-
-    tokens: int = 0
-    mean: float = 0.0
-    largest: float = 0.0
-    limit: float = MEAN_LIMIT
-    """The limit of the mean for the precision that the engine computes in."""
-
-    def problem(self) -> str:
-        """Empty, or why the weights must not serve. Not-a-number never agrees."""
-        if self.mean <= self.limit:
-            return ""
-        return (
-            f"the canary differs: mean |log-prob difference| {self.mean:.3g} over {self.tokens} tokens, "
-            f"limit {self.limit:g}, largest {self.largest:.3g}"
-        )
-
-    @property
-    def largest_over_limit(self) -> float:
-        """Above 1 if one token differs by more than the precision explains. Such weights may still serve."""
-        return self.largest / (LARGEST_OVER_MEAN * self.limit)
 
 
 def describe(directory: Path, names: Iterable[str], canary: Canary | None = None) -> Manifest:
@@ -140,21 +96,6 @@ def _check_all(directory: Path, manifest: Manifest, same: Callable[[Path, FileEn
             wrong.append(f"{name} cannot be read ({broken.strerror})")
     if wrong:
         raise WeightsRefusedError(f"The weights in {directory} are not as announced: {'; '.join(wrong)}.")
-
-
-def compare(canary: Canary, ours: Sequence[Sequence[float]], limit: float = MEAN_LIMIT) -> Agreement:
-    """How much our log-probs of the canary differ from the writer's. Raises WeightsRefusedError if counts differ."""
-    theirs = canary.log_probs
-    if [len(one) for one in theirs] != [len(one) for one in ours]:
-        raise WeightsRefusedError("The canary has another number of log-probs than of tokens to predict.")
-    differences = [b - a for one, other in zip(theirs, ours, strict=True) for a, b in zip(one, other, strict=True)]
-    if not differences:
-        return Agreement(limit=limit)
-    if not all(map(math.isfinite, differences)):
-        nan = float("nan")
-        return Agreement(tokens=len(differences), mean=nan, largest=nan, limit=limit)
-    sizes = [abs(difference) for difference in differences]
-    return Agreement(tokens=len(sizes), mean=math.fsum(sizes) / len(sizes), largest=max(sizes), limit=limit)
 
 
 def _entry(data: bytes) -> FileEntry:

@@ -22,8 +22,9 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from agentrl.engines.canary import Agreement
 from agentrl.engines.interface import EngineGoneError, Load, PauseMode, WeightsRefusedError
-from agentrl.engines.manifest import Agreement, Manifest
+from agentrl.engines.manifest import Manifest
 from agentrl.store.documents import Service
 
 log = logging.getLogger("engine")

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from agentrl.engines.manifest import Agreement, Manifest
+from agentrl.engines.canary import Agreement
+from agentrl.engines.manifest import Manifest
 from agentrl.engines.publication_follower import Announced
 from agentrl.policies.status_tables import PUBLICATION, Actor, PublicationStatus, check
 from agentrl.store import service_registry

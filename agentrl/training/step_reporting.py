@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.run import RunConfig
-from agentrl.engines.manifest import K3_OVER_SQUARE, MEAN_LIMIT, MEAN_LIMIT_HALF, P99_OVER_MEAN
+from agentrl.engines.canary import K3_OVER_SQUARE, MEAN_LIMIT, MEAN_LIMIT_HALF, P99_OVER_MEAN
 from agentrl.policies import step_alarms
 from agentrl.store import attempt_statistics
 from agentrl.store.database import Database, StoreError

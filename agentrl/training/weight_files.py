@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from agentrl.engines import manifest as manifests
-from agentrl.engines.manifest import Canary, Manifest
+from agentrl.engines.canary import Canary
+from agentrl.engines.manifest import Manifest
 from agentrl.store.publications import path_of
 from agentrl.training.atomic_directories import whole_directory
 from agentrl.training.learner import Learner

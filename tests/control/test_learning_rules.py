@@ -11,7 +11,7 @@ from agentrl.control.alerts.lifecycle import AlertEngine
 from agentrl.control.alerts.rule_table import LEARNING_RULES, default_rules
 from agentrl.control.alerts.rules import RunSnapshot
 from agentrl.control.state.unit_metrics import MetricStore
-from agentrl.engines.manifest import MEAN_LIMIT_HALF, Agreement
+from agentrl.engines.canary import MEAN_LIMIT_HALF, Agreement
 from agentrl.policies import step_alarms
 from agentrl.protocol.commands import COMMANDS, WaitChain, WaitLink
 from agentrl.protocol.rows import AlertRow, RunRow, Severity, UnitRow, UnitState

@@ -19,10 +19,11 @@ import pytest
 from pymongo import AsyncMongoClient
 
 from agentrl.config.http_token import http_token
+from agentrl.engines.canary import Agreement, Canary
 from agentrl.engines.embedded.engine_thread import EmbeddedEngine
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import EngineGoneError, Load, Sampling
-from agentrl.engines.manifest import Agreement, Canary, Manifest
+from agentrl.engines.manifest import Manifest
 from agentrl.engines.publication_follower import Announced, PublicationFollower
 from agentrl.engines.publication_store import StoredPublications
 from agentrl.store import lists

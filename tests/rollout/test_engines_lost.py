@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from agentrl.engines import manifest as manifests
+from agentrl.engines.canary import Canary
 from agentrl.engines.embedded.decoder import Model, score
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import EngineGoneError
-from agentrl.engines.manifest import Canary
 from agentrl.rollout.attempt import EpisodeSettings
 from agentrl.store import service_registry
 from agentrl.store.documents import Record

@@ -18,15 +18,15 @@ from typing import Any
 
 import msgspec
 
-from agentrl import __version__
 from agentrl.control.commands import previews
 from agentrl.control.commands.prepared import Goals, Prepare, Prepared
 from agentrl.control.context import Context
+from agentrl.control.handlers import command_permission
 from agentrl.control.handlers.client_queries import Handler
 from agentrl.control.handlers.served_commands import ServedCommands
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.control.state.operations import Operation
-from agentrl.errors import AgentrlError, DiskError, ExitCode, ProtocolError, UsageError
+from agentrl.errors import AgentrlError, DiskError, ExitCode
 from agentrl.formatting.sentences import ended
 from agentrl.protocol import messages
 from agentrl.protocol.commands import COMMANDS, Accepted, CommandSpec, Snapshot
@@ -78,7 +78,7 @@ class ClientHandler:
 
     def hello(self, peer: Peer, hello: messages.ClientHello) -> None:
         context = self._context
-        may = self._permission(peer)
+        may = command_permission.of_peer(peer, context.keyring)
         # A client may connect without knowing which run it reaches.
         refusal = context.refuse_handshake(
             "client", hello.major, hello.version, hello.run or context.run.uuid, final=False
@@ -93,17 +93,12 @@ class ClientHandler:
         assert may is not None
         context.peers.send(peer, context.welcome(permission=may))
 
-    def _permission(self, peer: Peer) -> Permission | None:
-        if peer.local:
-            return Permission.ADMIN
-        return self._context.keyring.permission(peer.key_name or "")
-
     # ---- requests ----
 
     def request(self, peer: Peer, known: Known, request: messages.Request) -> None:
         try:
-            spec = self._admit(peer, request)
-            args = self._args(spec, request)
+            now = self._context.clock.now()
+            spec, args = command_permission.admitted(request, peer, keyring=self._context.keyring, now=now)
             if spec.name == "snapshot":
                 self._snapshot(peer, request.id, args)
             elif spec.mutates:
@@ -117,41 +112,6 @@ class ClientHandler:
         except Exception:
             log.exception("%s (%s) failed", request.name, request.id)
             self._fail(peer, request.id, AgentrlError(UNFORESEEN))
-
-    def _admit(self, peer: Peer, request: messages.Request) -> CommandSpec:
-        spec = COMMANDS.get(request.name)
-        if spec is None:
-            raise _error(
-                ExitCode.UNKNOWN,
-                f"The coordinator (agentrl {__version__}) knows no command {request.name[:60]!r}.",
-                "Use the same version on both sides.",
-            )
-        may = self._permission(peer)
-        if may is None:
-            raise _error(ExitCode.KEY_REFUSED, f"The key {peer.key_name} was revoked.", "An admin can make another.")
-        if not may.allows(spec.permission):
-            raise _error(
-                ExitCode.REFUSED,
-                f"`agentrl {spec.cli}` needs the permission {spec.permission}; the key {peer.key_name} is {may}.",
-                f"Ask an admin for a key: `agentrl keys new NAME --permission {spec.permission}`.",
-            )
-        late = self._context.clock.now() - request.deadline_ct if request.deadline_ct is not None else 0.0
-        if late > 0:
-            raise _error(
-                ExitCode.REFUSED,
-                f"The command {spec.cli} came {late:.1f} s after its deadline; nothing was done.",
-                "Send it again if you still want it.",
-            )
-        return spec
-
-    def _args(self, spec: CommandSpec, request: messages.Request) -> Any:
-        try:
-            args = decode_as(spec.args, request.args)
-        except ProtocolError as broken:
-            raise _error(ExitCode.USAGE, f"The arguments of {spec.cli} are wrong: {broken.message}", "") from broken
-        if problem := args.problem():
-            raise UsageError(problem)
-        return args
 
     def _answer(self, peer: Peer, id: str, result: Any) -> None:
         if asyncio.iscoroutine(result):
@@ -301,9 +261,3 @@ def _compare(spec: CommandSpec, given: Consent, preview: Consent, now: float) ->
 def summary_of(spec: CommandSpec, effect: Effect) -> str:
     text = f"{spec.cli}: {effect.sentence()}"
     return text if len(text) <= 300 else text[:299] + "…"
-
-
-def _error(code: ExitCode, message: str, hint: str) -> AgentrlError:
-    failed = AgentrlError(message, hint=hint)
-    failed.exit_code = code
-    return failed

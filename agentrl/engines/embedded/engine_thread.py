@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from agentrl.engines import manifest as manifests
+from agentrl.engines.canary import Agreement
 from agentrl.engines.embedded.decoder import Model, score
 from agentrl.engines.embedded.generation_request import Request
 from agentrl.engines.embedded.slot_scheduler import SlotEngine
@@ -35,7 +36,7 @@ from agentrl.engines.interface import (
     PauseMode,
     Sampling,
 )
-from agentrl.engines.manifest import Agreement, Manifest
+from agentrl.engines.manifest import Manifest
 
 log = logging.getLogger("engine")
 T = TypeVar("T")

@@ -12,10 +12,11 @@ import safetensors
 import torch
 from safetensors.torch import load as load_tensors
 
+from agentrl.engines.canary import Agreement, compare
 from agentrl.engines.embedded.architecture import parse_architecture
 from agentrl.engines.embedded.decoder import Model, assemble, score
 from agentrl.engines.interface import WeightsRefusedError
-from agentrl.engines.manifest import CONFIG_FILE, WEIGHTS_FILE, Agreement, Manifest, compare, read_verified
+from agentrl.engines.manifest import CONFIG_FILE, WEIGHTS_FILE, Manifest, read_verified
 from agentrl.errors import ConfigError
 
 

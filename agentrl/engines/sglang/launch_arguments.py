@@ -6,7 +6,7 @@ import msgspec
 
 from agentrl.config.data_plane import Engines
 from agentrl.config.sglang_arguments import value_of
-from agentrl.engines.manifest import MEAN_LIMIT, MEAN_LIMIT_HALF
+from agentrl.engines.canary import MEAN_LIMIT, MEAN_LIMIT_HALF
 
 
 def arguments(engines: Engines, *, context: int, path: str, version: int) -> list[str]:

@@ -20,6 +20,7 @@ import msgspec
 
 from agentrl.config.data_plane import Engines
 from agentrl.engines import manifest as manifests
+from agentrl.engines.canary import Agreement, compare
 from agentrl.engines.interface import (
     EngineError,
     EngineGoneError,
@@ -28,7 +29,7 @@ from agentrl.engines.interface import (
     PauseMode,
     WeightsRefusedError,
 )
-from agentrl.engines.manifest import CONFIG_FILE, Agreement, Manifest
+from agentrl.engines.manifest import CONFIG_FILE, Manifest
 from agentrl.engines.sglang.launch_arguments import arguments, canary_limit, vocabulary
 from agentrl.engines.sglang.server_process import SglangServer, url_of
 
@@ -189,7 +190,7 @@ class SglangEngine:
             ]
         except EngineRubbishError as rubbish:
             raise WeightsRefusedError(f"Version {wanted.version} is refused: {rubbish.message}") from rubbish
-        agreement = manifests.compare(canary, ours, canary_limit(self._engines, self._config))
+        agreement = compare(canary, ours, canary_limit(self._engines, self._config))
         if problem := agreement.problem():
             raise WeightsRefusedError(f"Version {wanted.version} is refused: {problem}.")
         self.agreement = agreement

@@ -1,0 +1,70 @@
+"""Decides whether a client may execute a command.
+
+Invariants:
+- The permission is looked up for every request, so a revoked key is refused at its next one.
+- An unknown command, a missing permission, an expired deadline and wrong arguments are refused before anything else
+  happens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl import __version__
+from agentrl.control.persistence.keyring import Keyring
+from agentrl.errors import AgentrlError, ExitCode, ProtocolError, UsageError
+from agentrl.protocol.commands import COMMANDS, CommandSpec
+from agentrl.protocol.messages import Permission, Request
+from agentrl.protocol.wire import decode_as
+from agentrl.transport.hub import Peer
+
+
+def of_peer(peer: Peer, keyring: Keyring) -> Permission | None:
+    """The permission of a connection. The owner of the local socket is an admin; a revoked key has none."""
+    if peer.local:
+        return Permission.ADMIN
+    return keyring.permission(peer.key_name or "")
+
+
+def admitted(request: Request, peer: Peer, *, keyring: Keyring, now: float) -> tuple[CommandSpec, Any]:
+    """The command that a request names, and its arguments. Raises what the request is refused with."""
+    spec = COMMANDS.get(request.name)
+    if spec is None:
+        raise _refusal(
+            ExitCode.UNKNOWN,
+            f"The coordinator (agentrl {__version__}) knows no command {request.name[:60]!r}.",
+            "Use the same version on both sides.",
+        )
+    may = of_peer(peer, keyring)
+    if may is None:
+        raise _refusal(ExitCode.KEY_REFUSED, f"The key {peer.key_name} was revoked.", "An admin can make another.")
+    if not may.allows(spec.permission):
+        raise _refusal(
+            ExitCode.REFUSED,
+            f"`agentrl {spec.cli}` needs the permission {spec.permission}; the key {peer.key_name} is {may}.",
+            f"Ask an admin for a key: `agentrl keys new NAME --permission {spec.permission}`.",
+        )
+    late = now - request.deadline_ct if request.deadline_ct is not None else 0.0
+    if late > 0:
+        raise _refusal(
+            ExitCode.REFUSED,
+            f"The command {spec.cli} came {late:.1f} s after its deadline; nothing was done.",
+            "Send it again if you still want it.",
+        )
+    return spec, _arguments(spec, request)
+
+
+def _arguments(spec: CommandSpec, request: Request) -> Any:
+    try:
+        args = decode_as(spec.args, request.args)
+    except ProtocolError as broken:
+        raise _refusal(ExitCode.USAGE, f"The arguments of {spec.cli} are wrong: {broken.message}", "") from broken
+    if problem := args.problem():
+        raise UsageError(problem)
+    return args
+
+
+def _refusal(code: ExitCode, message: str, hint: str) -> AgentrlError:
+    failed = AgentrlError(message, hint=hint)
+    failed.exit_code = code
+    return failed
