@@ -177,7 +177,7 @@ class Client(CommandMethods):
                 if left <= 0:
                     raise _unfinished(operation_id, timeout_s)
                 await feed.changed(left)
-                # Rows between the answer and the first message of the feed may be lost, so ask again.
+                # Rows between the answer and the first message of the feed may be lost, so it queries again.
                 ask = feed.stale or feed.silent or not (heard_before and feed.live) or _is_gone(feed.news.get(key))
 
     async def follow(
@@ -188,7 +188,7 @@ class Client(CommandMethods):
         Markers stand between the rows: RESET before each snapshot (the first one, and one after every loss), CAUGHT_UP
         after it, SILENT when the feed is silent. A consumer that keeps a dict of rows clears it at RESET.
 
-        `on_heard` is called for every message of the feed, also if nothing changed.
+        `on_heard` is called for every message of the feed, even if nothing changed.
         """
         wanted = frozenset(kinds)
         async with FeedSubscription(self.target, lambda key: not wanted or key.partition("/")[0] in wanted) as feed:
@@ -241,7 +241,7 @@ class Client(CommandMethods):
             await feed.changed(ASK_EVERY_S)
 
     async def _operation(self, operation_id: str, deadline: float | None) -> OperationRow:
-        """Asks for the operation, and asks again while the coordinator is being restarted."""
+        """Queries the operation, and repeats the query while the coordinator is being restarted."""
         give_up = time.monotonic() + PATIENCE_S if deadline is None else deadline
         while True:
             left = give_up - time.monotonic()

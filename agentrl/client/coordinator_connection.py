@@ -211,7 +211,8 @@ class CoordinatorConnection:
             case Refused():
                 self._refuse(error_for(message.code, message.message, message.hint))
             case WhoAreYou():
-                # The coordinator sends one for each message from an unknown peer; one hello answers them all.
+                # The coordinator sends one such request for each message from an unknown peer; one hello answers all of
+                # them.
                 if self._greeted:
                     self._say_hello()
             case SnapshotRow():

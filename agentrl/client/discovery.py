@@ -193,7 +193,7 @@ def forget_dead(state_dir: Path, run_uuid: str) -> None:
 
 
 def _is_listened_at(address: str) -> bool:
-    """Whether a process listens on the socket. In a container, that process may be invisible from here."""
+    """Whether a process listens on the socket. From inside a container that process may be invisible."""
     with socket.socket(socket.AF_UNIX) as line:
         try:
             line.connect(address.removeprefix("ipc://"))

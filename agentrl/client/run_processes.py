@@ -42,7 +42,7 @@ def _state(pid: int) -> bytes:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat after the name; none if there is no such process."""
+    """The fields of /proc/PID/stat after the name; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""The coordinator's I/O: everything that connects the pure supervisor to sockets, disk and clock.
+"""Contains the coordinator's I/O: everything that connects the pure supervisor to sockets, disk and clock.
 
     coordinator             builds the parts and runs them        context     what the parts share
     message_router          every message: sender, then handler
@@ -6,13 +6,13 @@
     executor, instruction_handler   carry out the supervisor's instructions, Persist first
     state/                  rows, metrics, operations, knobs      messaging/  peers and pending requests
     persistence/            journal, keys, locks                  alerts/     rules, lifecycle, delivery
-    periodic_checks         leases, feed, alerts by the clock     recovery    what the coordinators before left
+    periodic_checks         leases, feed, alerts by the clock     recovery    what earlier coordinators wrote
     feed_recorder           the feed on disk                      shutdown    the proof at the end of `down`
 
-Commands change desired state only: `+1` becomes absolute when it is accepted, `restart` raises a generation. So doing
-a command again after a crash is harmless. A command that was accepted and not begun when a coordinator died is begun
-by the next one. An operation ends when its units reached the goal, cannot reach it, were given another goal, or its
-deadline passed. All waiting is bounded.
+Commands change desired state only: `+1` becomes absolute when it is accepted, `restart` raises a generation. So
+executing a command again after a crash is harmless. If a coordinator dies after it accepted a command and before it
+began it, the next one begins it. An operation ends when its units reached the goal, cannot reach it, or got another
+goal, or when its deadline passed. Every wait has a limit.
 
 Invariants:
 - A command is refused before anything changes, or durable before it is answered.

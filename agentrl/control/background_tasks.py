@@ -1,4 +1,4 @@
-"""Tasks that run as long as the coordinator does.
+"""Starts tasks that run as long as the coordinator does.
 
 Invariants:
 - An unexpected exception is logged, and the task starts again.

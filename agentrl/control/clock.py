@@ -1,4 +1,4 @@
-"""Coordinator time: one clock for leases, deadlines and the times that people see.
+"""Provides coordinator time: one clock for leases, deadlines and the times that people see.
 
 Invariants:
 - It never goes back and never jumps while the coordinator lives, even if the wall clock is set.

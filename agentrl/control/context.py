@@ -1,7 +1,7 @@
-"""The state that all parts of a coordinator share. `Coordinator` creates it once.
+"""Holds the state that all parts of a coordinator share. `Coordinator` creates it once.
 
 Invariants:
-- A part knows this state and no other part.
+- A part imports this state and no other part.
 - `coordinator` connects parts that need each other.
 """
 
@@ -56,7 +56,7 @@ class Context:
     state: State
     supervisor: Supervisor
     leases: Leases
-    """Of units; `host_leases` are those of host agents."""
+    """The leases of units; `host_leases` are those of host agents."""
     host_leases: Leases
     observed: ObservedState
     journal: Journal
@@ -74,7 +74,7 @@ class Context:
     ending: bool = False
     """`down` has stopped all units and looks for remaining processes: it is too late for `up`."""
     audited: int = 0
-    """Number of audit rows of this epoch."""
+    """The number of audit rows of this epoch."""
     dice: random.Random = field(default_factory=random.Random)
 
     def happened(self, event: events.Event) -> None:
@@ -174,7 +174,7 @@ class Context:
         self.observed.facts(slot).metrics = self.metrics.shown(unit)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self.publish_metrics(encode(MetricBatch(unit, now, finite)))
-        # A row shows a Step until the next Step; a Step that is not shown by then is in no recording.
+        # A row shows a Step until the next Step. A Step that is not shown by then is missing in recordings.
         self.show_unit(unit, urgent=False, first=STEP.name in values)
 
     # ---- leases ----
@@ -192,7 +192,7 @@ class Context:
         self.host_leases.begin(host, self.clock.now())
 
     def audit(self, who: str, command: str, what: str, *, operation: str = "", note: str = "") -> None:
-        """Write to the journal who changed what."""
+        """Write to the journal which person changed which thing."""
         now = self.clock.now()
         self.audited += 1
         row = AuditRow(self.audited, now, who, command, what, operation, note)

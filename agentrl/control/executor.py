@@ -31,7 +31,7 @@ KIND_RUN, KIND_GROUP, KIND_SLOT = "run", "group", "slot"
 
 
 class Executor:
-    """Collects during a turn of the loop; writes and performs at its end."""
+    """Collects instructions during a turn of the loop; writes and performs them at its end."""
 
     def __init__(self, journal: Journal, state: State, perform: Callable[[do.Instruction], None]) -> None:
         self._journal = journal
@@ -46,7 +46,7 @@ class Executor:
         self._after: list[Callable[[], None]] = []
         self._scheduled: asyncio.Handle | None = None
         self.full = ""
-        """A sentence while the journal cannot be written."""
+        """The reason while the journal cannot be written; else empty."""
         self.on_full: Callable[[], None] = lambda: None
         self._slowest_commit_s = 0.0
 

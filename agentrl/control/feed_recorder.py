@@ -48,7 +48,7 @@ class FeedRecorder:
         self._writer.limits = Limits(own.recordings_max, own.recordings_days * _DAY_S)
 
     def tick(self, now: float) -> None:
-        """Give the writer what is due."""
+        """Give the writer the rows that are due."""
         self._writer.tick(now)
         status = self._context.own_status
         if status.not_recording != self._writer.trouble:
@@ -91,12 +91,12 @@ class FeedRecorder:
             try:
                 work()
             except Exception:
-                # The boundary of one piece of work: recording goes on with the next frame.
+                # An error ends only this frame; recording continues with the next one.
                 log.exception("a part of the recording is lost")
 
 
 def _began(row: AnyRow | None) -> float | None:
-    """When the thing in the row began; None if it is over, is only pending, or is nothing to mark."""
+    """The beginning of the event in the row; None if it is over, is only pending, or is not marked."""
     match row:
         case IncidentRow(at=at):
             return at

@@ -3,7 +3,7 @@
 Invariants:
 - There is never a second living agent (it holds a lock).
 - Its death is noticed at once (pidfd).
-- The new agent adopts all units, so nothing else is done about them.
+- The new agent adopts all units, and they are not restarted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _resolve(gone: asyncio.Future[None]) -> None:
 
 
 async def _death_of(pid: int) -> None:
-    """Returns when the process has ended. Only its parent could read the exit status."""
+    """Returns when the process has ended. Only its parent can read the exit status."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

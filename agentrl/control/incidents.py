@@ -43,7 +43,7 @@ class Incidents:
         self._tails.pop((unit, incarnation), None)
 
     def restore(self, incidents: Iterable[IncidentRow]) -> None:
-        """Show what earlier coordinators recorded, the oldest first."""
+        """Show the incidents that earlier coordinators recorded, the oldest first."""
         for row in incidents:
             self._show(row)
 
@@ -88,7 +88,7 @@ class Incidents:
         )
 
     def coordinator_ended(self, host: str, trouble: messages.CoordinatorTrouble) -> None:
-        """What the host agent saw of the coordinator before this one."""
+        """Record the end of the last coordinator, as the host agent observed it."""
         at = self._context.clock.now() - trouble.age_s
         aborted = trouble.exit is not None and trouble.exit.signal in _WRITES_STACKS
         self._record(
@@ -117,7 +117,9 @@ class Incidents:
             self._context.feed.remove(f"incident/{self._shown.popleft()}")
 
     def _stacks_of(self, report: do.Report) -> str:
-        """The log of a unit that speaks, if it ended by a signal at which faulthandler writes the stacks there."""
+        """The log of a unit with the unit runtime, if it ended by a signal at which faulthandler writes the stacks
+        there.
+        """
         spec = self._context.state.slots[report.unit].spec
         if spec is None or not spec.speaks or report.exit is None or report.exit.signal not in _WRITES_STACKS:
             return ""

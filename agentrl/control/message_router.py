@@ -2,7 +2,7 @@
 
 Invariants:
 - No message can stop the coordinator: an unreadable one is refused or dropped with a line in the log.
-- A peer that has not said hello is asked who it is.
+- A peer without a hello is requested to send one.
 - A peer may only send the messages of its kind.
 """
 
@@ -51,7 +51,7 @@ class MessageRouter:
         try:
             self._route(peer, known, message)
         except Exception:  # noqa: BLE001 - logged with its traceback, at a limited rate
-            # The boundary of a message: the message of one peer must not end the coordinator.
+            # An error ends only this message: the message of one peer must not end the coordinator.
             limited_log.warning(peer, "a %s of %r failed", type(message).__name__, peer, exc_info=True)
 
     def on_gone(self, peer: Peer) -> None:

@@ -1,4 +1,4 @@
-"""What the coordinator does at regular times: checks leases, operations and alerts, publishes the feed and its metrics.
+"""Does the regular work of the coordinator: checks leases, operations and alerts, publishes the feed and its metrics.
 
 Invariants:
 - If the coordinator itself was late (stopped, or without processor time), all leases are extended by the delay before
@@ -48,7 +48,7 @@ class PeriodicChecks:
             try:
                 self._turn(self._context.clock.now())
             except Exception:
-                # The boundary of a turn: supervision must go on.
+                # An error ends only this turn: supervision must continue.
                 log.exception("a turn failed")
 
     def _pace(self) -> float:
@@ -105,7 +105,7 @@ class PeriodicChecks:
                 log.warning("%s", full)
 
     def _age_deaths(self, now: float) -> None:
-        """A unit that is well causes no other event that would remove its old deaths."""
+        """Remove old deaths, because a healthy unit causes no event that would remove them."""
         times = self._context.supervisor.times
         for slot in list(self._context.state.slots.values()):
             if restarts.some_aged(slot, times, now):

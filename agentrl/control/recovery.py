@@ -40,7 +40,7 @@ def load_operations(journal: Journal) -> list[Operation]:
 
 
 def load_incidents(journal: Journal, count: int) -> list[IncidentRow]:
-    """The newest, the oldest of them first."""
+    """The newest incidents, ordered from the oldest."""
     found: list[IncidentRow] = []
     for event in journal.events(("incident",), limit=count):
         try:

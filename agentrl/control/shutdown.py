@@ -2,7 +2,7 @@
 
 Invariants:
 - `down` succeeds only with a report from every host of the run.
-- It names everything that is not proven.
+- The report of `down` names everything that is not proven.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class TcpListener:
         self.address = ""
         """Where other hosts reach the coordinator; empty if they cannot."""
         self.trouble = ""
-        """Why the coordinator cannot listen although it should; empty if all is well."""
+        """The reason why the coordinator cannot listen although it should; empty if it can."""
 
     def check(self, config: RunConfig) -> None:
         """Refuse a configuration whose ports are taken. Changes nothing."""
@@ -71,7 +71,7 @@ class TcpListener:
             self._changed()
 
     def _open(self) -> str:
-        """Returns why it must be tried again; empty if it succeeded."""
+        """Open the sockets. Returns the reason for another try; empty if it succeeded."""
         try:
             for socket, address in zip(self._sockets, tcp_triplet(self._wanted), strict=True):
                 socket.listen(address)

@@ -1,1 +1,1 @@
-"""HTTP of a run: one client for very many short calls, one listener that wants the token of the run."""
+"""Provides HTTP for a run: a client for very many short calls, and a listener that requires the token of the run."""

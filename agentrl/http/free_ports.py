@@ -1,4 +1,4 @@
-"""Free ports of this host, for servers that open their own listeners.
+"""Finds free ports of this host, for servers that open their own listeners.
 
 If possible the ports are outside of the range from which the kernel gives ports to other programs. A port from that
 range could be taken between the choice and the listening, which takes seconds if a server starts slowly.
@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """That many different free ports."""
+    """Return that many different free ports."""
     ports = _left_alone()
     with contextlib.ExitStack() as held:
         return [_bound(held.enter_context(socket.socket()), ports) for _ in range(count)]
@@ -44,7 +44,7 @@ def _bound(probe: socket.socket, ports: Sequence[int]) -> int:
 
 
 def _left_alone() -> Sequence[int]:
-    """The ports that the kernel does not give out; none if its range is unknown."""
+    """Return the ports that the kernel does not give to programs; an empty range if the kernel's range is unknown."""
     try:
         first, last = map(int, KERNELS_OWN.read_text().split())
     except (OSError, ValueError):

@@ -1,10 +1,10 @@
-"""A client of HTTP/1.1 for many short calls to one server.
+"""Implements a client of HTTP/1.1 for many short calls to one server.
 
 Invariants:
 - A connection carries one call at a time. It is closed if a call was abandoned on it, or if more data arrived than the
   answer.
 - A call is repeated only if the server had closed its connection before a byte of the answer.
-- A slow reader gets only a little data in advance.
+- Memory for a slow reader is bounded.
 
 General clients check every open connection for every call, which costs more than the call once hundreds are open. And
 an answer that arrives in one piece should wake its caller once.
@@ -117,7 +117,7 @@ class _Connection(asyncio.Protocol):
         return piece
 
     def renew(self) -> bool:
-        """Prepare the connection for the next call; False if that is not possible."""
+        """Prepare the connection for the next call; returns False if that is not possible."""
         if not self._complete or not self._may_go_on or self._broken or self._paused:
             return False
         self._reset()
@@ -125,7 +125,7 @@ class _Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self._break("the connection was closed")
-        # An abort does not wait until the other side has read what was written.
+        # An abort does not wait until the other side has read the data.
         if self._transport is not None:
             self._transport.abort()
 
@@ -201,7 +201,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Call:
-    """One call; `async with` gives its answer."""
+    """Represents one call; `async with` gives its answer."""
 
     def __init__(self, client: HttpClient, request: bytes) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets inside an asyncio loop: the only package that imports zmq.
+"""Provides ZeroMQ sockets inside an asyncio loop. No other package imports zmq.
 
 Invariants:
 - A socket belongs to one thread, and `SocketReader` reads it.

@@ -1,7 +1,7 @@
-"""The addresses of a run's sockets.
+"""Builds the addresses of a run's sockets.
 
-Local sockets are in a directory that only its owner can enter. An address that the operating system would refuse is
-refused here, with a sentence.
+Local sockets are in a directory that only its owner can enter. An address that the operating system would refuse raises
+a clear error here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def remove_sockets(run_uuid: str) -> None:
     directory = runtime_dir(run_uuid)
     for name in ("hub", "feed", "metrics"):
         (directory / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # somebody put something else there
+    with contextlib.suppress(OSError):  # The file is not a socket of ours.
         directory.rmdir()
 
 
@@ -66,7 +66,7 @@ def tcp_triplet(listen: str) -> tuple[str, str, str]:
 
 
 def why_not_free(address: str) -> str:
-    """Why a socket cannot listen at a tcp address now; empty if it can. Leaves nothing bound."""
+    """Return why a socket cannot listen at a tcp address now; empty if it can. No socket stays bound."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
         kind, _, _, _, place = socket.getaddrinfo(

@@ -1,4 +1,4 @@
-"""A connecting socket: the common part of dealers and subscribers.
+"""Implements a connecting socket: the common part of dealers and subscribers.
 
 Invariants:
 - Callbacks run in the loop in which `start` was called.

@@ -1,4 +1,4 @@
-"""ZeroMQ contexts.
+"""Creates the ZeroMQ contexts of a process.
 
 The connecting sockets of a process share one context, which a forked child never uses. The sockets of a coordinator
 have a context of their own, because the ZAP handler that checks keys belongs to a context.

@@ -1,6 +1,8 @@
-"""CURVE keys and their files.
+"""Creates, reads and writes CURVE keys and their files.
 
-A secret is never in a repr, a log or a file that others can read. A key file is written completely or not at all.
+Invariants:
+- A secret is never in a repr, a log or a file that others can read.
+- A key file is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ ServerKeys = KeyPair
 
 @dataclass(frozen=True, slots=True)
 class ClientKey:
-    """The key file of a client on another host: all that it needs to reach a coordinator."""
+    """Represents the key file of a client on another host, with everything that it needs to reach a coordinator."""
 
     name: str
     public: str

@@ -1,4 +1,4 @@
-"""The socket by which a unit, a host agent or a client talks to the coordinator.
+"""Implements the socket by which a unit, a host agent or a client reaches the coordinator.
 
 Invariants:
 - Nothing is queued for a coordinator that is away, so it never finds stale messages when it returns.
@@ -22,7 +22,7 @@ class Dealer(ConnectingSocket):
     _kind = zmq.DEALER
 
     def send(self, frame: bytes) -> bool:
-        """False if it is not connected or the outbox is full: the frame was not sent."""
+        """Send a frame; returns False if it was not sent, because there is no connection or the outbox is full."""
         check_size(frame)
         if not self.connected or self._socket is None or self._reader is None:
             return False
@@ -49,7 +49,9 @@ class Dealer(ConnectingSocket):
 
 
 def check_size(frame: bytes) -> None:
-    """Raises ProtocolError for a frame at which the other side would close the connection without a reason."""
+    """Raises ProtocolError for a frame that is too large: the other side would close the connection without a
+    reason.
+    """
     if len(frame) > MAX_MESSAGE_BYTES:
         raise ProtocolError(
             f"A message of {len(frame)} bytes cannot be sent; the limit is {MAX_MESSAGE_BYTES >> 20} MiB."

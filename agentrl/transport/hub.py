@@ -1,4 +1,4 @@
-"""The coordinator's socket for units, host agents and clients.
+"""Implements the coordinator's socket for units, host agents and clients.
 
 Invariants:
 - No peer can make the hub wait.
@@ -57,11 +57,11 @@ class Hub:
 
     @property
     def peers(self) -> int:
-        """How many connected peers have sent a message."""
+        """Return how many connected peers have sent a message."""
         return sum(router.peers for router in self._routers)
 
     def send(self, peer: Peer, frame: bytes) -> bool:
-        """False if the peer is gone (then `on_gone` is called) or does not read."""
+        """Send a frame; returns False if the peer is gone (then `on_gone` is called) or does not read."""
         return peer.router.send(peer, frame)
 
     def close(self) -> None:

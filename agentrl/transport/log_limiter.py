@@ -1,7 +1,8 @@
 """Limits the log lines about faulty messages, so that they cannot fill a disk.
 
-Few lines a minute are written, whatever arrives and under however many names. The rest is counted, and one noisy source
-does not hide another.
+Invariants:
+- The number of lines a minute is bounded, for any number of messages and names; the rest is counted.
+- One noisy source does not hide another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Publishing and subscribing.
+"""Implements publishing and subscribing.
 
 Invariants:
 - A slow subscriber loses messages and never slows the publisher.
@@ -73,7 +73,7 @@ class Publisher:
 
 
 class _Outlet:
-    """One XPUB socket, which another one on the same address may replace."""
+    """Wraps one XPUB socket, which another socket on the same address may replace."""
 
     def __init__(self, address: str, gate: Gate, on_subscribed: Callable[[], None]) -> None:
         self.guarded = not address.startswith("ipc://")

@@ -1,7 +1,7 @@
-"""One ROUTER socket of the coordinator and its peers.
+"""Implements one ROUTER socket of the coordinator, and tracks its peers.
 
 Invariants:
-- A peer is one connection. It is never confused with another, even if that one uses its identity: guarded sockets
+- A peer is one connection. It is never confused with another, even if both use the same identity: guarded sockets
   compare the key of every message.
 - A peer that left is reported once, after its last message.
 - A peer that does not read fills its own outbox and no other.
@@ -29,7 +29,7 @@ from agentrl.transport.zap import USER_ID, Gate
 PIPE_MESSAGES = 500
 """Messages that the library queues per peer; more wait in the peer's own outbox."""
 OUTBOX_BYTES = 16 << 20
-"""A peer with this much in its outbox gets nothing more until it reads."""
+"""A peer with this much in its outbox gets no more messages until it reads."""
 FLUSH_S = 0.02
 LINGER_MS = 500
 BACKLOG = 4096
@@ -97,7 +97,7 @@ class Router:
         return len(self._peers)
 
     def send(self, peer: Peer, frame: bytes) -> bool:
-        """False if the peer is gone or its outbox is full."""
+        """Send a frame; returns False if the peer is gone or its outbox is full."""
         check_size(frame)
         if peer.gone:
             return False
@@ -175,7 +175,9 @@ class Router:
             self._socket.recv(zmq.NOBLOCK)
 
     def _recognise(self, known: Peer | None, identity: bytes, part: zmq.Frame) -> Peer | None:
-        """None for a peer that cannot be identified: it uses an old protocol without a handshake, or sends garbage."""
+        """Return the peer; None if it cannot be identified, because it uses an old protocol without a handshake or
+        sends garbage.
+        """
         try:
             descriptor = int(part.get(zmq.SRCFD))
             key_name = str(part.get(USER_ID)) if self.guarded else None
@@ -228,7 +230,7 @@ class Router:
     # ---- writing ----
 
     def _try(self, peer: Peer, frame: bytes) -> bool:
-        """False if the library's queue for this peer is full."""
+        """Try to send; returns False if the library's queue for this peer is full."""
         send = self._socket.send
         try:
             send(peer.identity, _MORE_NOBLOCK)
@@ -249,7 +251,7 @@ class Router:
         return True
 
     def _empty(self, peer: Peer) -> bool:
-        """Send the outbox of a peer; False if its queue is full."""
+        """Send the outbox of a peer; returns False if its queue is full."""
         while peer.outbox and not peer.gone:
             if not self._try(peer, peer.outbox[0]):
                 return False

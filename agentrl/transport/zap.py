@@ -25,7 +25,7 @@ from agentrl.transport.log_limiter import LogLimiter
 from agentrl.transport.socket_reader import SocketReader
 
 DOMAIN = b"agentrl"
-"""The domain of every guarded socket and of the handler; if they differ, every client hangs."""
+"""The domain of every guarded socket and of the handler. If they differ, every client hangs."""
 
 USER_ID = "User-Id"
 

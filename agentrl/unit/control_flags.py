@@ -1,4 +1,4 @@
-"""What the coordinator wants from a unit: pause, drain, stop; and the ends of other incarnations.
+"""Holds the coordinator's orders for a unit (pause, drain, stop), and reports the ends of other incarnations to it.
 
 Invariants:
 - Threads and asyncio tasks wait for a change in the same way, and a change wakes all of them.
@@ -28,7 +28,7 @@ class ControlFlags:
         self.stopping = False
 
     def on_drain(self, callback: Listener) -> None:
-        """Call back when a drain begins; at once if it has already begun."""
+        """Register a callback for the start of a drain; it runs at once if the drain has already begun."""
         with self._changed:
             self._on_drain.append(callback)
             late = self.draining
@@ -36,7 +36,7 @@ class ControlFlags:
             callback()
 
     def on_death(self, callback: Callable[[str], None]) -> None:
-        """Call back with the name of every incarnation that ends from now on (`web-0.7`)."""
+        """Register a callback that gets the name of every incarnation that ends from now on (`web-0.7`)."""
         self._on_death.append(callback)
 
     @property
@@ -53,7 +53,7 @@ class ControlFlags:
             self._wake()
 
     def drain(self) -> None:
-        """Finish the work at hand, take nothing new."""
+        """Order the main loop to finish its work and to take nothing new."""
         with self._changed:
             begins, self.draining = not self.draining, True
             callbacks = list(self._on_drain)
@@ -68,18 +68,18 @@ class ControlFlags:
             self._wake()
 
     def stop(self) -> None:
-        """Drain quickly: the process will be killed soon."""
+        """Order a quick drain, because the process will be killed soon."""
         with self._changed:
             self.stopping = True
         self.drain()
 
     def wait(self, until: Callable[[ControlFlags], bool], timeout_s: float | None) -> bool:
-        """Block this thread until `until` holds; False if the time is over before."""
+        """Block this thread until `until` holds; returns False if the time is over before."""
         with self._changed:
             return self._changed.wait_for(lambda: until(self), timeout_s)
 
     async def wait_async(self, until: Callable[[ControlFlags], bool], timeout_s: float | None) -> bool:
-        """Like `wait`, for a task; does not block its loop."""
+        """As `wait`, for a task; the event loop is not blocked."""
         changed = asyncio.Event()
         loop = asyncio.get_running_loop()
 

@@ -1,4 +1,5 @@
-"""The protocol between a unit and its coordinator: takes events, returns acts. It has no socket and no clock.
+"""Implements the protocol between a unit and its coordinator: takes events, returns acts. It has no socket and no
+clock.
 
 Invariants:
 - Before the Welcome the unit sends nothing but its hello.
@@ -28,7 +29,7 @@ METRICS_EVERY_S = 1.0
 HELLO_AGAIN_S = 2.0
 HELLO_AFTER_REFUSAL_S = 10.0
 ACK_EVERY = 5
-"""Every fifth heartbeat asks for an answer."""
+"""Every fifth heartbeat requests an answer."""
 ANNOUNCE_SLACK_S = 1.0
 
 
@@ -77,7 +78,7 @@ class CoordinatorProtocol:
         self.orphan_lease_s = environment.orphan_lease_s
         self.welcomed = False
         self.tolerated_until = 0.0
-        """Until when the coordinator tolerates silence, because of the phase in the last report."""
+        """The time until which the coordinator tolerates silence, because of the phase in the last report."""
         self._connected = False
         self._orphaned = False
         self._heard = now
@@ -132,11 +133,13 @@ class CoordinatorProtocol:
             case served_commands.UnitDied():
                 self._flags.died(f"{message.unit}.{message.incarnation}")
             case _:
-                pass  # BeatAck only proves that the coordinator lives; the rest is not for units.
+                pass  # BeatAck only proves that the coordinator lives. Other messages are not for units.
         return self._due_report(now)
 
     def due(self, now: float) -> list[Act]:
-        """What is due now: a repeated hello, heartbeat, report, metrics; the orphan lease too."""
+        """Return the acts that are due now: a repeated hello, heartbeat, report, metrics, the end of the orphan
+        lease.
+        """
         self._watch_lease(now)
         if not self._connected:
             return []
@@ -154,7 +157,7 @@ class CoordinatorProtocol:
         return acts
 
     def next_at(self, now: float) -> float:
-        """When `due` must be called again if no event comes before."""
+        """Return the time at which `due` must be called again if no event comes before."""
         lease = self._heard + self.orphan_lease_s if not self._orphaned else float("inf")
         times = [lease, now + self.heartbeat_s]
         if not self.welcomed:
@@ -167,14 +170,14 @@ class CoordinatorProtocol:
         return min(times)
 
     def report_now(self, now: float) -> list[Act]:
-        """A report at once, whatever the interval."""
+        """Return the act that sends a report at once, whatever the interval."""
         if not self.welcomed:
             return []
         self._report_at = now
         return self._due_report(now)
 
     def needs_announcement(self, at_most_s: float, now: float) -> bool:
-        """Whether the coordinator would take a silence as long as this phase for death.
+        """Return whether the coordinator would take a silence as long as this phase for death.
 
         Code that holds the GIL silences the thread of the socket too, so the report must precede the phase.
         """
@@ -187,7 +190,7 @@ class CoordinatorProtocol:
         return self.welcomed and self._reported != self._state_key()
 
     def not_sent(self) -> None:
-        """The last acts were not sent: report again."""
+        """Note that the last acts were not sent, so that the state is reported again."""
         self._reported = None
 
     def farewell(self, code: int, reason: str, now: float) -> list[Act]:
@@ -208,7 +211,7 @@ class CoordinatorProtocol:
         return self._hello_message()
 
     def _changeable_hello(self) -> tuple[tuple[Knob, ...], bool]:
-        """The parts of a hello that may change while the unit lives."""
+        """Return the parts of a hello that may change while the unit lives."""
         return self._knobs.declarations, self._flags.hears_deaths
 
     def _hello_message(self) -> list[Act]:
@@ -295,7 +298,7 @@ class CoordinatorProtocol:
             case messages.BeatAck(seq=seq) if seq == self._farewell_seq:
                 self.farewell_read = True
             case messages.WhoAreYou() | messages.Refused():
-                self.farewell_read = True  # It has forgotten this unit already.
+                self.farewell_read = True  # The coordinator has removed this unit already.
             case _:
                 pass
 

@@ -1,4 +1,4 @@
-"""The state that a unit reports: progress, phases, waits, status, metrics.
+"""Holds the state that a unit reports: progress, phases, waits, status, metrics.
 
 Invariants:
 - Any thread or task may write at any time; a write costs microseconds.
@@ -22,16 +22,16 @@ from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.messages import UnitReport, Wait
 
 MOST_WAITS = 20
-"""Waits that a report lists one by one; of the others it has only the number."""
+"""The number of waits that a report lists; it counts the others."""
 AGE_NEWS_S = 2.0
-"""A wait of others counts as changed if its age differs by more than this from the expected age."""
+"""A reported wait of another unit counts as changed if its age differs by more than this from the expected age."""
 
 Clock = Callable[[], float]
 
 
 @dataclass(slots=True, eq=False)
 class Phase:
-    """Work that the loop announced, and how long it may go without progress."""
+    """Describes work that the loop announced, and how long it may continue without progress."""
 
     name: str
     at_most_s: float | None
@@ -39,7 +39,7 @@ class Phase:
     touched: float
     """When it began or last progressed."""
     inside: int = 0
-    """Open phases within it."""
+    """Open phases inside it."""
 
     @property
     def due(self) -> float:
@@ -58,7 +58,9 @@ _current: ContextVar[Phase | None] = ContextVar("agentrl_phase", default=None)
 
 
 class ReportedState:
-    """What the main loop wrote last. `on_change` is called, without any lock held, after each change to report."""
+    """Holds the newest values of the main loop. `on_change` is called without a lock after each change that must be
+    reported.
+    """
 
     def __init__(self, *, on_change: Callable[[], None] = lambda: None, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -91,7 +93,7 @@ class ReportedState:
         serving: str | None = None,
         extend_stop_s: float | None = None,
     ) -> None:
-        """Set the given values."""
+        """Set these values."""
         with self._lock:
             self.ready = self.ready if ready is None else ready
             self.status = self.status if status is None else status
@@ -112,14 +114,14 @@ class ReportedState:
             self._touch_phases()
 
     def touch(self) -> None:
-        """Restart the deadlines of the phases around this line, without progress."""
+        """Restart the deadlines of the open phases, without progress."""
         with self._lock:
             self._touch_phases()
         self.changed()
 
     @contextmanager
     def phase(self, name: str, at_most_s: float | None, *, announce: Callable[[], None]) -> Iterator[None]:
-        """`announce` is called once the phase is open, before its body runs."""
+        """Open a phase. `announce` is called before its body runs."""
         around = _current.get()
         phase = Phase(name, at_most_s, around, self._clock())
         number = next(self._ids)
@@ -171,7 +173,7 @@ class ReportedState:
             self._on_change()
 
     def take_metrics(self) -> dict[str, float]:
-        """The values written since the last call."""
+        """Return the values written since the last call."""
         with self._lock:
             taken, self._metrics = self._metrics, {}
         return taken
@@ -181,7 +183,7 @@ class ReportedState:
         return bool(self._metrics)
 
     def report(self, now: float, *, paused: bool, draining: bool, knobs: dict[str, KnobValue]) -> UnitReport:
-        """The state as it is now. A request for more time is reported once."""
+        """Return the state as it is now. A request for more time is reported once."""
         with self._lock:
             phase = self._reported_phase()
             # A dict keeps the order of insertion, so the oldest waits come first.
@@ -231,7 +233,7 @@ def _grown(waits: tuple[Wait, ...], by_s: float) -> Iterator[Wait]:
 
 
 def _same(before: tuple[Wait, ...], now: tuple[Wait, ...], between_s: float) -> bool:
-    """Whether only time has passed."""
+    """Return whether nothing but time has changed."""
     return len(before) == len(now) and all(
         msgspec.structs.replace(old, age_s=new.age_s) == new and abs(old.age_s - new.age_s) <= AGE_NEWS_S
         for old, new in zip(_grown(before, between_s), now, strict=True)

@@ -33,7 +33,9 @@ from agentrl.unit.unit_environment import UnitEnvironment, read_environment
 
 TERM_DEADLINE_S = 10.0
 FIRST_ANSWER_WITHIN_S = 3.0
-"""How long the start waits for the coordinator, for values of knobs and for a pause; then the unit starts without."""
+"""How long the start waits for the coordinator, which sends knob values and a pause. Then the unit starts without
+them.
+"""
 LEAVE_WITHIN_S = 3.0
 LOOP_TICK_S = 0.25
 
@@ -42,7 +44,7 @@ AsyncMain = Callable[[Unit], Awaitable[None]]
 
 
 def run_unit(main: Main | AsyncMain, *, term_deadline_s: float = TERM_DEADLINE_S) -> NoReturn:
-    """Run a main loop, plain or `async def`, as a unit, and exit with the code for its end.
+    """Run a main loop, plain or `async def`, as a unit, and exit with its exit code.
 
     After SIGTERM it has `term_deadline_s` to return; `unit.extend_stop` gives it more.
     """
@@ -84,7 +86,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _run_in_own_loop(main: AsyncMain, term_deadline_s: float) -> int:
     code = await arun_unit(main, term_deadline_s=term_deadline_s)
-    _bound_the_exit(code)  # Before asyncio waits for the tasks and threads that are left.
+    _bound_the_exit(code)  # This comes before asyncio waits for the tasks and threads that are left.
     return code
 
 
@@ -103,7 +105,7 @@ def _run_blocking(main: Main, term_deadline_s: float) -> int:
 
 
 class _Process:
-    """Everything around the main loop: signals, stacks, the thread of the socket, the exit code."""
+    """Owns everything around the main loop: signals, stacks, the thread of the socket, the exit code."""
 
     def __init__(self, term_deadline_s: float) -> None:
         environment = read_environment(os.environ, program=Path(sys.argv[0]).stem or "unit")
@@ -126,7 +128,7 @@ class _Process:
         return self
 
     def ended_by(self, error: BaseException) -> None:
-        """Set the exit code for what ended the main loop; log what is not a plain exit."""
+        """Set the exit code from the exception that ended the main loop; log it unless it is a plain exit."""
         self.code, self.reason = _verdict(error, draining=self.unit.draining)
         if isinstance(error, ConfigError):
             print(error, file=sys.stderr, flush=True)
@@ -138,7 +140,7 @@ class _Process:
         self.parts.commands.close()
         if self.thread.given_up:
             self.code = int(ExitCode.REFUSED)
-        # If a main loop simply returns, its last status describes its end.
+        # If a main loop returns normally, its last status describes its end.
         self.thread.finish(self.code, self.reason or ("" if self.code else self.parts.state.status))
         self._signals.restore()
         if self._stacks is not None:
@@ -162,7 +164,8 @@ def _verdict(error: BaseException, *, draining: bool) -> tuple[int, str]:
         case asyncio.CancelledError() if draining:
             return 0, ""  # `unit.on_drain(task.cancel)` is a way to end
         case ConfigError():
-            return int(error.exit_code), str(error)  # It is not restarted, so the reason of its end includes the hint.
+            # The unit is not restarted, so the reason of its end includes the hint.
+            return int(error.exit_code), str(error)
         case AgentrlError():
             return int(error.exit_code), error.message
         case KeyboardInterrupt():
@@ -177,9 +180,11 @@ def _say_wrong(wrong: ConfigError) -> int:
 
 
 def _listen_for_stack_requests(environment: UnitEnvironment) -> TextIO | None:
-    """SIGUSR2 writes the stacks of all threads to a file of this incarnation, SIGABRT to the log before it kills.
+    """Make SIGUSR2 write the stacks of all threads to a file of this incarnation, and SIGABRT to the log before it
+    kills.
 
-    The handler comes before the file: others send the signal when they find the file, and it kills without a handler.
+    The handler is installed before the file exists, because others send the signal when they find the file, and without
+    a handler it kills.
     """
     faulthandler.enable()
     _write_stacks_to(sys.stderr)
@@ -202,7 +207,7 @@ def _write_stacks_to(file: TextIO) -> None:
 
 @contextlib.contextmanager
 def _watched_loop(state: ReportedState) -> Iterator[None]:
-    """Keep `state.loop_turned` up to date, by which a blocked loop is noticed."""
+    """Keep `state.loop_turned` up to date, so that a blocked loop is detected."""
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle
 
@@ -220,7 +225,7 @@ def _watched_loop(state: ReportedState) -> Iterator[None]:
 
 
 def _bound_the_exit(code: int) -> None:
-    """End the process even if threads or tasks of the program do not end."""
+    """End the process, even if threads or tasks of the program do not end."""
 
     def insist() -> None:
         names = ", ".join(thread.name for thread in threading.enumerate() if not thread.daemon)

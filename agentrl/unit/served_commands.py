@@ -1,7 +1,7 @@
-"""The commands that a unit serves for its group.
+"""Serves the commands that the coordinator sends to a unit for its group.
 
 Invariants:
-- Every command gets one answer, a refusal at least.
+- Every command gets one answer, which may be a refusal.
 - A few are served concurrently and the others wait, so that the main loop stays responsive.
 - No command is served past its deadline, and no answer is larger than a message.
 """
@@ -29,7 +29,7 @@ Reply = Callable[[UnitAnswer], None]
 
 
 class ServedCommands:
-    """The commands that this unit serves now."""
+    """Runs the commands that this unit serves now."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -37,7 +37,7 @@ class ServedCommands:
         self._handler: Handler | None = None
         self._free = asyncio.Semaphore(AT_ONCE)
         self._under_way: dict[asyncio.Task[None], Callable[[], None]] = {}
-        """By task, what refuses the command if the unit ends before the task does."""
+        """By task: the function that refuses the command if the unit ends before the task does."""
 
     def offer(self, handler: Handler) -> None:
         if self.loop is None:
@@ -45,14 +45,14 @@ class ServedCommands:
         self._handler = handler
 
     def begin(self, question: AskUnit, reply: Reply) -> None:
-        """From any thread."""
+        """Begin to serve a command. May be called from any thread."""
         if self._handler is None or self.loop is None or self.loop.is_closed():
             reply(_refusal(question, UnavailableError("This unit does not serve commands now.")))
         else:
             self.loop.call_soon_threadsafe(self._start, question, reply, self._handler)
 
     def close(self) -> None:
-        """Refuse the commands at hand; serve no new ones."""
+        """Refuse the running commands and serve no new ones."""
         self._handler = None
         for task, decline in list(self._under_way.items()):
             # Not in the task: the Bye of this unit follows before its loop runs again.

@@ -2,7 +2,7 @@
 
 Invariants:
 - The thread of the socket sees a signal even while the main thread is stuck in foreign code.
-- Handlers take no lock.
+- Signal handlers take no lock.
 - Children forked without exec get the default handlers back.
 """
 
@@ -51,7 +51,7 @@ class EndSignals:
         return self._reader
 
     def count(self) -> int:
-        """How many requests to end have arrived."""
+        """Return how many requests to end have arrived."""
         with contextlib.suppress(BlockingIOError):
             self._by_pipe += sum(number in self._counted for number in os.read(self._reader, 4096))
         # The program's loop.add_signal_handler may have replaced the wake-up pipe; the handler still counts.

@@ -1,4 +1,4 @@
-"""The thread that owns the socket of a unit.
+"""Runs the thread that owns the socket of a unit, so that heartbeats do not depend on the main loop.
 
 Invariants:
 - The main loop never touches the socket.
@@ -68,7 +68,7 @@ class SocketThread:
         self._terms = 0
         self._kill_at = float("inf")
         self.given_up = False
-        """This incarnation was replaced: it ends as refused, whatever its main loop returns."""
+        """True if this incarnation was replaced: it ends as refused, whatever its main loop returns."""
         self.first_answer: concurrent.futures.Future[None] = concurrent.futures.Future()
         """Done after the first answer of the coordinator, unless that answer ends this incarnation."""
 
@@ -78,7 +78,7 @@ class SocketThread:
         self._thread.start()
 
     def wake(self) -> None:
-        """Something changed that the next report contains. Cheap if the thread was woken already."""
+        """Announce a change for the next report. Cheap if the thread was woken already."""
         if self._environment.supervised and not self._wanted:
             self._wanted = True
             self._call(self._turn)
@@ -102,7 +102,7 @@ class SocketThread:
         sent.wait(ANNOUNCE_WITHIN_S)
 
     def extend(self, more_s: float) -> None:
-        """Give a stop that has begun this much time from now."""
+        """Extend a stop that has begun to this much time from now."""
 
         def move() -> None:
             if self._kill_at < float("inf"):
@@ -200,7 +200,7 @@ class SocketThread:
         self._call(lambda: self._perform([answer]))
 
     def _send_answer(self, answer: served_commands.UnitAnswer) -> None:
-        """From any thread. Without a connection the answer is lost, and the caller has a deadline."""
+        """Send an answer, from any thread. Without a connection the answer is lost, and the caller has a deadline."""
         self._call(lambda: self._perform([answer]))
 
     def _look_for_signals(self) -> None:

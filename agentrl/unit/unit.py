@@ -1,4 +1,4 @@
-"""The object that a main loop gets: the unit that it is.
+"""Defines the object that a main loop uses to act as a unit.
 
 Invariants:
 - Every method may be called from any thread or task.
@@ -31,7 +31,7 @@ from agentrl.unit.unit_knobs import KnobSet, LiveKnob, Preview, T
 
 
 class Connection(Protocol):
-    """The way to the coordinator: `SocketThread`."""
+    """Describes what a unit needs of the connection to its coordinator; `SocketThread` provides it."""
 
     def wake(self) -> None: ...
     def report_soon(self) -> None: ...
@@ -41,7 +41,7 @@ class Connection(Protocol):
 
 @dataclass
 class UnitParts:
-    """What the runner, the thread of the socket and the main loop of one unit share."""
+    """Holds the state that the runner, the thread of the socket and the main loop of one unit share."""
 
     environment: UnitEnvironment
     flags: ControlFlags = field(default_factory=ControlFlags)
@@ -62,7 +62,7 @@ class UnitParts:
             self.connection.wake()
 
     def call_back(self, callback: Callable[[], object]) -> None:
-        """Call on the main loop if that is asyncio's, else in a thread of its own."""
+        """Call a function on the main loop if that is an asyncio loop, else in a thread of its own."""
         if self.loop is None:
             threading.Thread(target=_guarded, args=(callback,), name="agentrl-callback", daemon=True).start()
         elif not self.loop.is_closed():
@@ -70,7 +70,7 @@ class UnitParts:
 
 
 class Unit:
-    """Made by `run_unit` and `arun_unit`, and given to the main loop."""
+    """Connects a main loop with its coordinator. `run_unit` and `arun_unit` create it."""
 
     def __init__(self, parts: UnitParts) -> None:
         self._parts = parts
@@ -79,7 +79,7 @@ class Unit:
         self._state = parts.state
         self._knobs = parts.knobs
 
-    # ---- who it is ----
+    # ---- identity ----
 
     @property
     def name(self) -> str:
@@ -116,16 +116,16 @@ class Unit:
     def supervised(self) -> bool:
         return self._environment.supervised
 
-    # ---- what the operator wants ----
+    # ---- orders of the operator ----
 
     @property
     def draining(self) -> bool:
-        """Finish what is under way, take nothing new, return from the main loop."""
+        """True if the main loop should finish its work, take nothing new, and return."""
         return self._flags.draining
 
     @property
     def stop_requested(self) -> bool:
-        """As draining, and the process will be killed soon: save what can be saved."""
+        """True if the unit drains and the process will be killed soon: save what can be saved."""
         return self._flags.stopping
 
     @property
@@ -147,7 +147,7 @@ class Unit:
             self._state.touch()
 
     def sleep(self, seconds: float) -> bool:
-        """Sleep until the time is over or a drain begins; False if a drain began."""
+        """Sleep until the time is over or a drain begins; returns False if a drain began."""
         return not self._flags.wait(_draining, seconds)
 
     async def sleep_async(self, seconds: float) -> bool:
@@ -155,24 +155,27 @@ class Unit:
         return not await self._flags.wait_async(_draining, seconds)
 
     def on_drain(self, callback: Callable[[], object]) -> None:
-        """Call back when a drain begins: on the main loop if that is asyncio's, else in a thread of its own."""
+        """Register a callback for the start of a drain. It runs on the main loop if that is an asyncio loop, else in a
+        thread.
+        """
         self._flags.on_drain(functools.partial(self._parts.call_back, callback))
 
     def on_death(self, callback: Callable[[str], object]) -> None:
-        """Call back with the name of every incarnation of the run that has ended (`web-0.7`), planned or not.
+        """Register a callback that gets the name of every incarnation of the run that has ended (`web-0.7`), planned or
+        not.
 
-        The call comes soon after the end, or never: work that must not miss an end needs a lease as well.
+        The call comes soon after the end, or never. Work that must not miss an end also needs a lease.
         """
         self._flags.on_death(lambda name: self._parts.call_back(functools.partial(callback, name)))
         self._parts.wake()
 
     def extend_stop(self, seconds: float) -> None:
-        """Ask for this much more time, counted from now, for a drain or stop that is under way."""
+        """Request this much more time, counted from now, for a running drain or stop."""
         if self._parts.connection is not None:
             self._parts.connection.extend(seconds)
         self._state.write(extend_stop_s=seconds)
 
-    # ---- what it reports ----
+    # ---- reports ----
 
     def ready(self) -> None:
         """Report that the unit is ready to work."""
@@ -186,15 +189,15 @@ class Unit:
             self._parts.connection.report_soon()
 
     def status(self, sentence: str) -> None:
-        """Set the sentence that people read about this unit."""
+        """Set the sentence that people see about this unit."""
         self._state.write(status=sentence)
 
     def tick(self, count: int = 1) -> None:
-        """Report progress. It restarts the deadlines of the phases around this line."""
+        """Report progress. It restarts the deadlines of the open phases."""
         self._state.tick(count)
 
     def phase(self, name: str, *, at_most_s: float | None) -> AbstractContextManager[None]:
-        """`with unit.phase("step", at_most_s=900):` without a tick for that long the phase is late.
+        """Announce a phase: `with unit.phase("step", at_most_s=900):`. Without a tick for that long the phase is late.
 
         Use a plain `with` in async code too. None sets no deadline: then only silence counts.
         """
@@ -203,7 +206,7 @@ class Unit:
         return self._state.phase(name, at_most_s, announce=announce)
 
     def wait(self, what: str, *, on: str = "", at_most_s: float) -> AbstractContextManager[None]:
-        """`with unit.wait("batch", on="sampler-0", at_most_s=60):` a wait that `agentrl why` shows.
+        """Report a wait, which `agentrl why` shows: `with unit.wait("batch", on="sampler-0", at_most_s=60):`.
 
         `on` is the unit that it waits for, if there is one. This only reports: the body enforces its own deadline.
         """
@@ -218,12 +221,12 @@ class Unit:
         self._state.metrics({name: value})
 
     def metrics(self, values: Mapping[str, float]) -> None:
-        """Set several metrics at once: they are sent together."""
+        """Set several metrics, which are sent together."""
         self._state.metrics(values)
 
     @property
     def weights(self) -> int | None:
-        """The version of the weights in use."""
+        """Return the version of the weights in use."""
         return self._state.weights
 
     @weights.setter
@@ -232,7 +235,7 @@ class Unit:
 
     @property
     def serving(self) -> str:
-        """The state of its weights, such as `loading(v3→v4)`."""
+        """Return the state of the weights, such as `loading(v3→v4)`."""
         return self._state.serving
 
     @serving.setter
@@ -241,7 +244,7 @@ class Unit:
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
-        """The knobs declared until now."""
+        """Return the knobs that are declared until now."""
         return self._knobs.declarations
 
     def knob(
@@ -287,7 +290,7 @@ class Unit:
         preview: Callable[[T], Preview | str] | None = None,
         on_change: Callable[[T], object] | None = None,
     ) -> LiveKnob[T]:
-        """Own a knob that is declared elsewhere, such as at a field of the configuration."""
+        """Declare a knob from an existing declaration, such as that of a field of the configuration."""
         parts = self._parts
         call = None if on_change is None else lambda value: parts.call_back(functools.partial(on_change, value))
         return self._knobs.declare(declaration, preview=preview, on_change=call)

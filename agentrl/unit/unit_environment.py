@@ -1,4 +1,4 @@
-"""The identity of a unit, read from the environment of its process: who it is and where its coordinator listens.
+"""Reads the identity of a unit from the environment of its process: its name, and where its coordinator listens.
 
 A process with AGENTRL_COORDINATOR is supervised and has a complete identity. A process without it runs alone, with the
 same main loop, for development.

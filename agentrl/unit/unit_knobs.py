@@ -1,4 +1,4 @@
-"""The knobs that a unit owns: the value in force, the pending value, and the boundary between them.
+"""Holds the knobs that a unit owns: the value in force, the pending value, and the boundary between them.
 
 Invariants:
 - A new value comes into force only at the boundary of its knob: `now` when it arrives, `next claim` and `next version`
@@ -18,12 +18,12 @@ T = TypeVar("T", bound=float | int | str | bool)
 
 
 class Preview(NamedTuple):
-    """What a new value would do, before it is set."""
+    """Describes what a new value would do, before it is set."""
 
     sentence: str
     exact_undo: bool = True
     loses: int = 0
-    """How many things would be lost for good."""
+    """The number of things that would be lost permanently."""
 
 
 class LiveKnob(Generic[T]):
@@ -64,7 +64,7 @@ class LiveKnob(Generic[T]):
         return self._value
 
     def offer(self, value: KnobValue) -> None:
-        """A value that the coordinator set. Raises UsageError if it cannot be one of this knob."""
+        """Take a value from the coordinator. Raises UsageError if the knob does not allow it."""
         self._pending = self._fitting(value)
         if self.boundary == "now":
             self._bring_into_force()
@@ -98,7 +98,7 @@ class LiveKnob(Generic[T]):
 
 
 class KnobSet:
-    """All knobs of the unit. It calls `on_change` when a value in force, or the set itself, changed."""
+    """Holds all knobs of the unit. It calls `on_change` when a value in force or the set itself changed."""
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         self._on_change = on_change
@@ -124,7 +124,7 @@ class KnobSet:
         default = cast(T, declaration.default)
         knob = LiveKnob(declaration, default, preview, on_change, self._on_change)
         if name in self._known:
-            # Declaring is the restart boundary: this incarnation begins with the tuned value.
+            # The declaration is the restart boundary: this incarnation begins with the tuned value.
             knob.start_with(self._known[name])
         self._knobs = {**self._knobs, name: cast("LiveKnob[int]", knob)}
         self._on_change()

@@ -1,1 +1,1 @@
-"""Alerts: the table of rules, the life cycle of alerts, and the delivery of notifications."""
+"""Contains the alerts: the table of rules, the life cycle of alerts, and the delivery of notifications."""

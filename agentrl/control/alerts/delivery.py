@@ -54,7 +54,7 @@ class Queued:
 
 
 class Dispatcher:
-    """All sinks of a run. `run` does the work; everything else returns at once.
+    """Delivers to all sinks of a run. `run` does the work; all other methods return at once.
 
     `on_delivered` is called when all sinks are done with a notification and at least one took it.
     """
@@ -167,7 +167,7 @@ async def _try(sink: Sink, notification: Notification) -> str:
 
 
 class DeadManPing:
-    """A sign of life at regular times. A person or program outside notices when it stops."""
+    """Sends a sign of life at regular times. A person or program outside notices when it stops."""
 
     def __init__(self, declared: DeadMan, run_dir: Path, clock: Callable[[], float]) -> None:
         self._declared = declared

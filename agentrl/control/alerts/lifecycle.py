@@ -40,7 +40,7 @@ class LastDelivery(msgspec.Struct, frozen=True):
     since_at: float
     """Tells apart alerts of the same id."""
     ended: bool
-    """It said that the alert had ended."""
+    """True if it was about the end of the alert."""
 
 
 class Silence(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class AlertTimes:
     visible_s: float = 5.0
     """An alert that was pending for a shorter time disappears at once ..."""
     keep_passed_s: float = 600.0
-    """... and one that was pending for longer is shown for this long as passed."""
+    """... and one that was pending for longer is shown as ended for this long."""
     refresh_s: float = 5.0
     """How often the evidence of an active alert is renewed."""
     settle_s: float = 60.0
@@ -89,7 +89,7 @@ class _Alert:
     row: AlertRow
     began: float
     found: float
-    """When its rule found it last."""
+    """The last time that its rule found it."""
     refreshed: float
     notified: float | None = None
     announced: bool = False
@@ -98,7 +98,7 @@ class _Alert:
 
 
 _BEFORE_DOWN = float("-inf")
-"""Found last before the run was taken down."""
+"""True if it was last found before the run was taken down."""
 
 
 class AlertEngine:
@@ -313,6 +313,6 @@ def _renewed(row: AlertRow, rule: Rule, finding: Finding) -> AlertRow:
 
 
 def _silenced(row: AlertRow, silence: Silence) -> AlertRow:
-    """A silence until 0 is none."""
+    """A silence until 0 means no silence."""
     by, why = (silence.by, silence.why) if silence.until_at else ("", "")
     return replace(row, silenced_until_at=silence.until_at, silenced_by=by, silence_why=why)

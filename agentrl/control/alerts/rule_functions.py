@@ -1,7 +1,7 @@
-"""The conditions of built-in alert rules that need more than a threshold: trends, wait chains, named metrics.
+"""Contains the conditions of built-in alert rules that need more than a threshold: trends, wait chains, named metrics.
 
 Invariants:
-- What is slow by nature is compared with its own pace before it is compared with a fixed limit.
+- A slow process is compared with its own usual pace before it is compared with a fixed limit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_CUT_OFF = 0.5
 NO_SIGNAL = "Groups whose records all score the same teach nothing: the task is too hard, too easy, or scored wrongly."
 
 
-# ---- subjects, and words about them ----
+# ---- subjects, and sentences about them ----
 
 
 def units_at_work(role: str) -> Callable[[RunSnapshot], Mapping[str, UnitRow]]:
@@ -64,7 +64,7 @@ def end_evidence(unit: UnitRow) -> Iterator[str]:
 
 
 def pending(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
-    # A unit that waits for a starting one is no case: the start has a deadline and an alert of its own.
+    # A unit that waits for a starting one needs no alert: the start has a deadline and an alert of its own.
     starting = {name for name, unit in snapshot.units.items() if unit.state is UnitState.STARTING}
     coming = {link.who for chain in snapshot.chains if chain.culprit in starting for link in chain.links}
     for name, unit in snapshot.units.items():
@@ -171,7 +171,7 @@ def no_step(snapshot: RunSnapshot, active: Collection[str], now: float) -> Itera
 
 
 def nothing_trained(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
-    """A run that takes steps and trains nothing looks healthy.
+    """Find a run that takes steps and trains nothing, which looks healthy otherwise.
 
     From ten steps on `learning-no-signal` has better evidence, so no new alert begins here. An active alert stays until
     the trainer reports a step that trained, through restarts and missing reports.

@@ -3,7 +3,7 @@
 Invariants:
 - A healthy run raises no alert.
 - Every finding carries evidence and an `agentrl` command that cures it or shows more.
-- What needs more than a threshold is a function in `rule_functions`.
+- A condition that needs more than a threshold is a function in `rule_functions`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentrl.telemetry.services import CANARY_LARGEST, CANARY_OVER_LIMIT, WARMUP
 GIB = 1 << 30
 LAST_LINE_CHARS = 300
 REWARD_GAIN = 0.05
-"""With a gain in reward above this, a falling entropy or longer records are what the policy has learned."""
+"""If the reward rises by more than this, falling entropy or longer records are learned and raise no alert."""
 LOWER_RATE = "agentrl tune learning_rate"
 PAUSE = "agentrl pause {unit}"
 STARTING = (UnitState.STARTING, UnitState.STOPPING, UnitState.BACKOFF)
@@ -55,7 +55,7 @@ def _log_of_the_end(found: Measured[UnitRow]) -> str:
 
 
 def _last_line(found: Measured[UnitRow]) -> str:
-    """The last line that the dead incarnation logged: most programs say there what was wrong."""
+    """The last line that the dead incarnation logged. Most programs write the error there."""
     incident = found.snapshot.incidents.get(f"{found.name}.{found.row.incarnation}")
     lines = [line.strip() for line in incident.tail if line.strip()] if incident else []
     return f"last line of its log: {lines[-1][:LAST_LINE_CHARS]}" if lines else ""
@@ -212,7 +212,7 @@ RUN_RULES = (
         "not_recording",
         "{subject} is not recorded now, so this time cannot be played back; the run itself is not affected.",
     ),
-    # A unit that is just past its deadline is about to be ended for it.
+    # A unit that is just past its deadline will be ended for that reason.
     Condition("no-progress", functions.no_progress, hold_s=15.0),
 )
 

@@ -1,4 +1,4 @@
-"""Alert rules: what a rule reads, what it finds, and the two common forms of it: a threshold and a normal band. Pure.
+"""Defines alert rules: what a rule reads, what it finds, and the two common forms, a threshold and a normal band. Pure.
 
 Invariants:
 - A rule judges every subject by itself.
@@ -30,7 +30,7 @@ HISTORY_S = 600.0
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """What rules read."""
+    """The state of the run that rules read."""
 
     run: RunRow | None = None
     units: Mapping[str, UnitRow] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class RunSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something is wrong with a subject now."""
+    """A fault of a subject at this moment."""
 
     subject: str
     sentence: str
@@ -60,18 +60,18 @@ class Rule(ABC):
     name: str
     severity: Severity = field(default=Severity.WARNING, kw_only=True)
     hold_s: float = field(default=0.0, kw_only=True)
-    """How long something must be wrong before the alert fires."""
+    """How long the fault must last before the alert fires."""
     ends_at_once: bool = field(default=False, kw_only=True)
     """The finding never flickers, so the alert ends at the first evaluation without it."""
 
     @abstractmethod
     def find(self, snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterable[Finding]:
-        """Returns what is wrong. `active` holds the subjects for which the rule has an active alert."""
+        """Returns the present faults. `active` holds the subjects for which the rule has an active alert."""
 
 
 @dataclass(frozen=True)
 class Condition(Rule):
-    """A function that needs more than a threshold."""
+    """A rule whose condition is a function."""
 
     function: Callable[[RunSnapshot, Collection[str], float], Iterable[Finding]]
 

@@ -36,7 +36,7 @@ class Sink(Protocol):
     def name(self) -> str: ...
 
     async def deliver(self, notification: Notification) -> str:
-        """Returns an empty text if it was delivered, otherwise why not."""
+        """Returns an empty text if it was delivered, otherwise the reason why not."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The configuration in force, and the knobs of the coordinator itself.
+"""Holds the configuration in force, and the knobs of the coordinator itself.
 
 Invariants:
 - The configuration in force is in the journal, for the next coordinator.
@@ -57,7 +57,7 @@ class ActiveConfig:
     # ---- configuration ----
 
     def config_of(self, args: commands.Apply) -> RunConfig:
-        """The configuration in a command, validated again: the caller may be older, or hostile."""
+        """The configuration in a command, validated again, because the caller may be older or hostile."""
         config = config_from_plain(
             {key: decode_as(object, value) for key, value in args.config.items()}, where=args.source
         )
@@ -70,7 +70,7 @@ class ActiveConfig:
         return config
 
     def config_to_read(self) -> RunConfig:
-        """The configuration in force, for a run that is brought up only to be read from."""
+        """The configuration in force, for a run that is brought up only for reading."""
         config = self._context.config
         if config is None or not config.environments:
             raise ConflictError(

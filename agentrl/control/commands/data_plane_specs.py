@@ -1,7 +1,7 @@
 """Makes the group specs of the data plane: steward, toolbox, engine, sampler, trainer.
 
 Invariants:
-- pure.
+- The functions are pure.
 - A group is replaced if and only if a section that its processes read at their start changed.
 - A group is ready before the groups that need it and stopped after them.
 """
@@ -32,7 +32,9 @@ _OF_GROUPS = tuple(
         "turn_spread",
     )
 )
-"""Settings by which tasks close. Samplers close most tasks, and read nothing else of the section `training`."""
+"""The settings that decide when tasks close. Samplers close most tasks, and read no other key of the section
+`training`.
+"""
 
 READ_ONLY = ("--read-only",)
 
@@ -68,7 +70,7 @@ _ORPHAN_LEASES: dict[Role, float] = {
 
 
 def groups_of(config: RunConfig, *, run_dir: str, reading: bool = False) -> tuple[GroupSpec, ...]:
-    """In the order of display. `reading`: the steward only answers queries."""
+    """Return the specs in the order of display. `reading`: the steward only answers queries."""
     if not config.environments:
         return ()
     plain = config_to_plain(config)

@@ -164,7 +164,9 @@ class DesiredState:
 
 
 def _started(slot: Slot | None) -> Goal:
-    """A unit that was scaled down a moment ago and still runs is up in its present incarnation."""
+    """Return the goals of units that `up` starts. A unit that was scaled down a moment ago and still runs keeps its
+    incarnation.
+    """
     if slot is None:
         return Goal(Want.UP)
     return Goal(Want.UP, shared=True) if slot.state in MAY_STAY else Goal(Want.UP, slot.incarnation)

@@ -1,7 +1,7 @@
 """Makes the group specs of a run from its configuration.
 
 Invariants:
-- pure.
+- The functions are pure.
 - Equal configurations give equal specs.
 - A group is stopped after the groups that need it, and MongoDB last.
 """

@@ -23,11 +23,13 @@ from agentrl.supervision.unit_slots import GroupState, Slot, State
 
 _CHANGES_WORK = frozenset({"scale", "drain", "stop", "pause", "resume", "tune", "undo_tune"})
 MOST_UNITS = 10_000
-"""A larger number of units in one group is taken for a typing error."""
+"""A larger number of units in one group counts as a typing error."""
 
 
 def revisions_of(state: State, effect: Effect) -> dict[str, str]:
-    """For the run, and for each unit in the effect and its group: the operation that last changed what is wanted."""
+    """Return the operation that last changed desired state: for the run, and for each unit in the effect and its
+    group.
+    """
     found = {"run": state.run.desired_by}
     for unit in (*effect.starts, *effect.drains, *effect.kills):
         group, slot = split_unit(unit)[0], state.slots.get(unit)
@@ -39,7 +41,7 @@ def revisions_of(state: State, effect: Effect) -> dict[str, str]:
 
 
 def of_plan(plan: Plan, settings: Iterable[str] = (), *, reading: bool = False, only_read: bool = False) -> Effect:
-    """`settings` are sentences about changed settings. `only_read`: the run was up only to be read from. Its steward
+    """`settings` are sentences about changed settings. `only_read`: the run was up only for reading. Its steward
     has no work under way, so its replacement counts as a start and needs no consent."""
     note = f"the run is up {rows.ONLY_READ}; `agentrl up` brings up all of it"
     return Effect(
@@ -51,7 +53,7 @@ def of_plan(plan: Plan, settings: Iterable[str] = (), *, reading: bool = False, 
 
 
 def refuse_reading(state: State, run: str) -> None:
-    """Raise if the whole run is up: it can be read as it is."""
+    """Raise if the whole run is up, because its store can be read already."""
     if state.run.up and not state.run.reading:
         raise ConflictError(
             f"The run {run} is up, so its records can be read as it is.", hint="agentrl records list shows them."
@@ -159,7 +161,7 @@ def of_force(state: State, args: commands.ForceStopped) -> Effect:
 
 
 def targets(state: State, target: str) -> tuple[str, ...]:
-    """A unit, or all wanted units of a group."""
+    """Return one unit, or all units of a group that desired state has."""
     if target in state.groups and not state.groups[target].removed:
         return tuple(s.unit for s in state.of_group(target) if s.wanted)
     return (present(state, target, 0).unit,)

@@ -38,7 +38,7 @@ class StalenessPreview:
         self._ask_steward = ask_steward
 
     async def extend(self, name: str, value: KnobValue, effect: Effect, *, taken: bool) -> Effect:
-        """Add to the effect of a knob what becomes of ready records; `taken` if a trainer is there to drop them."""
+        """Add to the effect of a knob what happens to ready records; `taken` if a trainer is there to drop them."""
         if not self._is_a_rule(name):
             return effect
         before, after = self._oldest({}), self._oldest({name: value})

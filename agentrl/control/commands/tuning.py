@@ -1,4 +1,4 @@
-"""Commands that change knobs. The unit that owns a knob adds what only it knows to the preview.
+"""Executes commands that change knobs. The unit that owns a knob completes the preview.
 
 Invariants:
 - A value that the registry refuses never reaches the owner.

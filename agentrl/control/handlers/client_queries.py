@@ -107,7 +107,7 @@ def audit_of(change: KnobChange) -> AuditRow:
 
 
 def happenings(journal: Journal, args: commands.Events) -> list[AnyRow]:
-    """What the journal knows to have happened, oldest first."""
+    """The events in the journal, oldest first."""
     kinds = tuple(dict.fromkeys(_KINDS.get(kind, kind) for kind in args.kinds))
     found = journal.events(kinds, args.after_at, max(0, min(args.limit, MOST_EVENTS)))
     kept = newest(found, ANSWER_BYTES)
@@ -121,7 +121,7 @@ def happenings(journal: Journal, args: commands.Events) -> list[AnyRow]:
 
 
 def newest(events: list[JournalEvent], most_bytes: int) -> list[JournalEvent]:
-    """As many of the last ones as fit."""
+    """As many of the newest ones as fit."""
     size = 0
     for number, event in enumerate(reversed(events)):
         size += len(event.body)
@@ -131,7 +131,7 @@ def newest(events: list[JournalEvent], most_bytes: int) -> list[JournalEvent]:
 
 
 def sendable(report: StatusReport) -> StatusReport:
-    """Less of each unit if there are so many: what they wait for and measure is in the rows of the feed."""
+    """Shorten the rows of units if there are very many; the feed still has their waits and metrics."""
     if len(raw(report)) <= ANSWER_BYTES:
         return report
     units = tuple(

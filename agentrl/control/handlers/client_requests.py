@@ -51,7 +51,7 @@ UNFORESEEN = "The coordinator failed on this; its log says why."
 CONSENT_VALID_S = 60.0
 
 AskOwner = Callable[[CommandSpec, messages.Request, Any, str], Awaitable[Prepared]]
-"""Prepares a command with the help of the unit that owns what the command changes."""
+"""Prepares a command with the help of the unit that owns the object of the command."""
 
 
 class ClientHandler:
@@ -67,7 +67,7 @@ class ClientHandler:
         self._queries = queries
         self._commands = commands
         self._owners = owners
-        """The commands of which only a unit knows the whole effect."""
+        """The commands whose whole effect only a unit knows."""
         self._served = served
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -148,7 +148,7 @@ class ClientHandler:
     def _change(self, peer: Peer, known: Known, request: messages.Request, spec: CommandSpec, args: Any) -> None:
         previews.refuse_change_while_reading(self._context.state, spec.name)
         ask = self._owners.get(spec.name)
-        # Without a consent there is nothing to compare, so the owner of a knob need not be asked.
+        # Without a consent there is nothing to compare, so the owner of the knob gets no request.
         if ask and (spec.served_by or request.dry_run or request.consent) and not self._accepted_before(request):
             asking = ask(spec, request, args, known.name)
             self._later(peer, request.id, self._decide_later(known, request, spec, asking))
@@ -168,7 +168,7 @@ class ClientHandler:
     def _decide(
         self, known: Known, request: messages.Request, spec: CommandSpec, prepare: Callable[[], Prepared]
     ) -> Accepted | Consent:
-        """The preview of a command, or its acceptance. Raises what it is refused with."""
+        """Return the preview of a command, or its acceptance. Raises the error of a refusal."""
         if before := self._accepted_before(request):
             return Accepted(before.id, before.effect, spec.tier(before.effect), duplicate=True)
         prepared = prepare()
@@ -186,7 +186,7 @@ class ClientHandler:
         return None if request.dry_run else self._context.operations.get(request.id)
 
     def _accept(self, known: Known, request: messages.Request, spec: CommandSpec, effect: Effect) -> Operation:
-        """The operation, durable; or an error, and nothing is changed."""
+        """Return the operation once it is durable. Raises an error and then changes nothing."""
         context, now = self._context, self._context.clock.now()
         operation = Operation(
             id=request.id,
@@ -224,7 +224,9 @@ class ClientHandler:
         context.operations.begin(operation, goals or {})
 
     def begin_again(self) -> None:
-        """After a restart: begin what was accepted and not begun, and send again what a unit serves."""
+        """After a restart: begin the operations that were accepted and not begun, and send again those that a unit
+        serves.
+        """
         for operation in self._context.operations.live():
             spec = COMMANDS.get(operation.command)
             if operation.state is not OperationState.ACCEPTED and not (spec and spec.served_by):
@@ -232,7 +234,7 @@ class ClientHandler:
             try:
                 self._begin(operation, self._execute_again)
             except Exception:
-                # Whatever it is, the coordinator comes up; the operation has failed and says why.
+                # The coordinator must start in any case; the operation fails with the reason.
                 log.exception("%s (%s) cannot be begun again", operation.command, operation.id)
 
     def _execute_again(self, operation: Operation) -> Goals | None:
@@ -241,7 +243,7 @@ class ClientHandler:
 
 
 def _compare(spec: CommandSpec, given: Consent, preview: Consent, now: float) -> None:
-    """Refuse a command that would do worse than its caller accepted, or another thing."""
+    """Refuse a command whose effect is worse than its caller accepted, or has other revisions."""
     changed = [row for row, revision in preview.revisions.items() if given.revisions.get(row, revision) != revision]
     if preview.tier > given.tier:
         why = f"would be {preview.tier.name.lower()} now, and the consent is for {given.tier.name.lower()}"

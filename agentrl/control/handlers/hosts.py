@@ -1,7 +1,7 @@
 """Handles the messages of host agents.
 
 Invariants:
-- What a host agent reports about a process counts for the incarnation that it names and for no other.
+- A report about a process counts for the incarnation that it names and for no other.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class HostHandler:
         )
 
     def _lease_if_it_speaks(self, unit: str) -> None:
-        """The unit lives, so from now on its own heartbeats must come."""
+        """The unit lives, so from now on it must send heartbeats."""
         slot = self._context.state.slots[unit]
         if slot.spec is not None and slot.spec.speaks and slot.came_up:
             self._context.lease_unit(unit)

@@ -45,19 +45,19 @@ class ServedCommands:
         self._tasks: set[asyncio.Task[None]] = set()
         served = [spec.name for spec in COMMANDS.values() if spec.served_by and spec.mutates]
         self.table: dict[str, Prepare] = dict.fromkeys(served, lambda args: Prepared(Effect(), self.carry_out))
-        """Only the unit knows the effect: `prepare` asks it."""
+        """Only the unit knows the effect, so `prepare` queries the unit."""
 
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
 
     async def ask(self, spec: CommandSpec, request: messages.Request, who: str) -> msgspec.Raw:
-        """The answer of the unit. Raises what it refuses with; UnavailableError if no unit is ready."""
+        """Return the answer of the unit. Raises the error of its refusal; UnavailableError if no unit is ready."""
         slot = self._ready(spec)
         return await self._asks.served(slot.unit, slot.incarnation, request, who, within_s=self._time_for(request))
 
     async def prepare(self, spec: CommandSpec, request: messages.Request, args: Any, who: str) -> Prepared:
-        """As `table`, with the effect that the unit computes. Raises what the unit refuses with."""
+        """As `table`, with the effect that the unit computes. Raises the error of the unit's refusal."""
         preview = msgspec.structs.replace(request, dry_run=True)
         return Prepared(decode_as(Effect, await self.ask(spec, preview, who)), self.carry_out)
 
@@ -74,7 +74,7 @@ class ServedCommands:
             self._finish(operation, OperationState.FAILED, str(refused))
             return
         except Exception as broken:
-            # The boundary of an operation: it fails, and the coordinator goes on.
+            # An error ends only this operation; the coordinator continues.
             log.exception("%s (%s) failed", operation.command, operation.id)
             self._finish(operation, OperationState.FAILED, f"The coordinator failed on this ({broken!r}).")
             return
@@ -83,7 +83,7 @@ class ServedCommands:
             self._finish(operation, OperationState.SUCCEEDED)
 
     async def _ask_until_done(self, operation: Operation) -> Done | None:
-        """None if the operation ended before: its deadline passed, or it was cancelled."""
+        """Return the answer; None if the operation ended before, because its deadline passed or it was cancelled."""
         spec, args = COMMANDS[operation.command], msgspec.Raw(operation.args)
         while not operation.state.ended:
             request = messages.Request(operation.id, spec.name, args, deadline_ct=operation.deadline)

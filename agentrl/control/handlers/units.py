@@ -54,7 +54,7 @@ class UnitHandler:
         self._context.peers.send(peer, self._welcome(slot))
         self._context.happened(events.UnitReady(unit=hello.unit, incarnation=hello.incarnation, ready=hello.ready))
         if slot.state is UnitState.DRAINING:
-            # The order may have been lost with the former coordinator.
+            # The order may have been lost with the last coordinator.
             self._context.peers.send(peer, messages.Drain(max(0.0, slot.timer - self._context.clock.now())))
 
     def _refusal(self, hello: messages.UnitHello) -> Refused | None:
@@ -144,6 +144,6 @@ class UnitHandler:
         self._requests.answered(answer.ask, answer)
 
     def died(self, unit: str, incarnation: int) -> None:
-        """An incarnation has ended for certain."""
+        """Handle the certain end of an incarnation."""
         self._requests.died(unit, incarnation)
         self._context.peers.announce_death(served_commands.UnitDied(unit, incarnation))

@@ -1,7 +1,7 @@
-"""The peers that said hello, by connection and by name.
+"""Holds the peers that sent a hello, by connection and by name.
 
 Invariants:
-- A name has at most one peer, the one that said hello last.
+- A name has at most one peer, the one with the newest hello.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class Kind(enum.Enum):
 
 @dataclass(slots=True)
 class Known:
-    """A peer that said hello."""
+    """A peer that sent a hello."""
 
     kind: Kind
     name: str
     """A unit, a host, or the person at a client."""
     incarnation: int = 0
     wants_deaths: bool = False
-    """The unit wants a message for every incarnation that ends."""
+    """True if the unit requested a message for every incarnation that ends."""
 
 
 class Peers:
-    """All peers that were welcomed."""
+    """All peers that got a Welcome."""
 
     def __init__(self) -> None:
         self.hub: Hub | None = None
@@ -57,14 +57,16 @@ class Peers:
         if table is not None:
             former = table.get(known.name)
             if former is not None and former != peer:
-                # Its late messages must not count as those of the newer one: it has to say hello again.
+                # Its late messages must not count as those of the newer peer, so it must send a hello again.
                 self._known.pop(former, None)
             table[known.name] = peer
         self._known[peer] = known
         self._asked_at.pop(peer, None)
 
     def ask_who(self, peer: Peer, now: float) -> None:
-        """Make the peer say hello. Peers send several messages before they read this, so it is sent once a second."""
+        """Request a hello from the peer. Peers send several messages before they read this, so it is sent at most once
+        a second.
+        """
         if now - self._asked_at.get(peer, 0.0) >= WHO_ARE_YOU_EVERY_S:
             self._asked_at[peer] = now
             self.send(peer, WhoAreYou())
@@ -93,7 +95,7 @@ class Peers:
         return self.send(peer, message)
 
     def announce_death(self, death: UnitDied) -> None:
-        """To all units that want to know."""
+        """Notify all units that requested it."""
         for peer, known in list(self._known.items()):
             if known.wants_deaths:
                 self.send(peer, death)

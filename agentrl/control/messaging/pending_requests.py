@@ -44,7 +44,7 @@ class PendingRequests:
             pending.answer.set_result(answer)
 
     def died(self, unit: str, incarnation: int) -> None:
-        """An incarnation has ended: the requests to it fail now."""
+        """Fail the requests to an incarnation that has ended."""
         gone = f"{unit}.{incarnation}"
         for pending in self._waiting.values():
             if pending.incarnation == gone and not pending.answer.done():
@@ -66,7 +66,7 @@ class PendingRequests:
         return decode_as(kind, answer.body)
 
     async def unit(self, unit: str, incarnation: int, name: str, value: Any) -> messages.KnobPreviewed:
-        """Ask a unit what a knob's value would do."""
+        """Query a unit for the effect of a knob's value."""
         ask = str(next(self._numbers))
         sent = self._peers.send_to_unit(unit, incarnation, messages.PreviewKnob(ask, name, value))
         answer: messages.KnobPreviewed = await self._await(ask, sent, unit, UNIT_DEADLINE_S, f"{unit}.{incarnation}")
@@ -75,7 +75,7 @@ class PendingRequests:
     async def served(
         self, unit: str, incarnation: int, request: messages.Request, who: str, *, within_s: float
     ) -> msgspec.Raw:
-        """Let a unit serve a request. Raises the error that it answers, or UnavailableError if it is gone."""
+        """Send a request that a unit serves. Raises the error in its answer, or UnavailableError if it is gone."""
         ask = str(next(self._numbers))
         question = served_commands.AskUnit(
             ask, request.id, request.name, request.args, who, dry_run=request.dry_run, within_s=within_s

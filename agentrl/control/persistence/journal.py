@@ -41,7 +41,7 @@ _SENTENCES = {
 
 @dataclass
 class Batch:
-    """What one transaction writes. A put of None removes the key; an event of a known id replaces it."""
+    """The content of one transaction. A put of None removes the key; an event of a known id replaces it."""
 
     puts: list[tuple[str, str, bytes | None]] = field(default_factory=list)
     events: list[tuple[str, str, float, bytes]] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class JournalEvent:
-    """One thing that happened."""
+    """One event of the run."""
 
     kind: str
     id: str

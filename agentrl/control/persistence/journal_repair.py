@@ -1,7 +1,7 @@
 """Repairs a damaged journal: copies every row with a valid checksum to a new file.
 
-An empty journal would lose the desired state and the numbers of incarnations; a refusal to start would leave the run
-without a coordinator until a person comes.
+An empty journal would lose the desired state and the numbers of incarnations. If the coordinator refused to start, the
+run would have no coordinator until a person repairs it.
 
 Invariants:
 - The damaged file stays beside the new one as `journal.sqlite.corrupt-TIME`.

@@ -1,4 +1,4 @@
-"""The permissions of public keys.
+"""Holds the permissions of public keys.
 
 Invariants:
 - A revoked key is never accepted again, and its name is never given to another key (connections are known by name, and

@@ -26,7 +26,7 @@ MARKER = "coordinator.json"
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """The content of the lock file: who took the lock."""
+    """The content of the lock file: the process that took the lock."""
 
     pid: int
     host: str

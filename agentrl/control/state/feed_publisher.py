@@ -78,7 +78,7 @@ class Feed:
         self._bytes = 0
         """Size of all rows as they were sent last."""
         self._spent_until = float("-inf")
-        """The budget of the time before this has been spent."""
+        """The time up to which the budget is spent."""
 
     def set(self, key: str, row: AnyRow, *, urgent: bool = False, first: bool = False) -> bool:
         """Set a row. Returns True if it differs from the last one. Urgent rows (a state, an alert) are sent at once;
@@ -92,7 +92,7 @@ class Feed:
         return True
 
     def set_later(self, key: str, make: Callable[[], AnyRow]) -> None:
-        """Announce that a row that sums up others may have changed: `make` is called once, when the row is needed."""
+        """Announce that a summary row may have changed: `make` is called once, when the row is needed."""
         self._later[key] = make
 
     def remove(self, key: str) -> bool:
@@ -137,7 +137,7 @@ class Feed:
             if self._spent_until < now:
                 self._send_or_hold(key, entry, now)
             else:
-                self._changed[key] = entry  # among the first in the next tick
+                self._changed[key] = entry  # It is sent early in the next tick.
         if now >= self._next_beat:
             self.beat(now, at)
 

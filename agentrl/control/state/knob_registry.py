@@ -81,7 +81,7 @@ class KnobRegistry:
         self._entries: dict[str, _Entry] = {}
         self._unclaimed: dict[str, StoredKnob] = {}
 
-    # ---- what there is ----
+    # ---- declarations ----
 
     def declare(self, knob: Knob, preview: Preview | None = None) -> str:
         """Add a knob, with its restored value. Returns a sentence if that value is no longer allowed."""
@@ -131,13 +131,14 @@ class KnobRegistry:
     def rows(self) -> list[KnobRow]:
         return [self.row(name) for name in self.names()]
 
-    # ---- what would happen ----
+    # ---- previews ----
 
     def preview(
         self, name: str, value: KnobValue, asked: KnobPreviewed | None = None, *, owner_done: bool = False
     ) -> Effect:
-        """The effect of a value. `asked` is the answer of the unit that owns the knob. `owner_done`: the owner is a
-        finished job, which reaches no boundary any more."""
+        """The effect of a value. `asked` is the effect that the unit which owns the knob answered. `owner_done`: the
+        owner is a finished job, which reaches no boundary any more.
+        """
         entry = self._find(name)
         new = _checked(entry, value)
         if new == entry.stored.value:
@@ -177,7 +178,9 @@ class KnobRegistry:
         )
 
     def check(self, name: str, value: KnobValue, *, seen_revision: int | None, note: str | None = "") -> None:
-        """Raise what `tune` would raise, and change nothing. With None as note, a missing note is no fault."""
+        """Raise the errors that `tune` would raise, and change nothing. With None as note, a missing note is
+        allowed.
+        """
         self._admit(self._find(name), value, seen_revision, note)
 
     def tune(
@@ -211,7 +214,9 @@ class KnobRegistry:
         return self._write(entry, new, who, at, "the run file changed", "file", scientific=entry.knob.scientific)
 
     def report(self, name: str, value: KnobValue, owner: str = "") -> bool:
-        """The value in force in the owner. Returns True if it is new. Reports about the knobs of others are ignored."""
+        """Take in the value in force in the owner. Returns True if it is new. Reports about knobs of other units are
+        ignored.
+        """
         entry = self._entries.get(name)
         if entry is None or entry.knob.owner != owner or entry.in_force == value:
             return False

@@ -77,7 +77,7 @@ class ObservedState:
         return found
 
     def last_report(self, unit: str, incarnation: int) -> messages.UnitReport:
-        """The last report of an incarnation that ended; the next one may live already."""
+        """The last report of an incarnation that ended; the next incarnation may live already."""
         for facts in (self._units.get(unit), self._ended.get(unit)):
             if facts is not None and facts.incarnation == incarnation:
                 return facts.report
@@ -245,7 +245,7 @@ class ObservedState:
         return ""
 
     def why_no_steps(self, paused: Callable[[str], bool]) -> str:
-        """Why the trainer takes no steps, if only a command can change that; empty otherwise."""
+        """The reason why the trainer takes no steps, if only a command can change that; empty otherwise."""
         for slot in self._trainers() if self.state.run.up else ():
             if slot.done:
                 why = slot.bye_reason.removeprefix("complete: ") or f"{slot.unit} is done"
@@ -326,7 +326,7 @@ def _units(count: int, one: str, more: str) -> str:
 
 
 def _what_next(slot: Slot) -> tuple[str, float]:
-    """What happens to the unit next without a command, and when."""
+    """The next automatic event of the unit, and its time."""
     if not slot.timer:
         return "", 0.0
     # A unit that speaks can move its deadline by progress in a phase.

@@ -38,7 +38,9 @@ class Goal(msgspec.Struct, frozen=True):
     want: Want
     than: int = 0
     shared: bool = False
-    """The unit was on its way already when the operation was accepted, so it may be the goal of several operations."""
+    """True if the unit was already moving to the goal when the operation was accepted, so several operations may share
+    it.
+    """
 
 
 class Operation(msgspec.Struct):
@@ -97,7 +99,7 @@ class Operations:
         self._changed = changed
         self._by_id: dict[str, Operation] = {}
         self._progress: dict[str, _Progress] = {}
-        """Of running operations; without an entry all of their units are looked at."""
+        """The progress of running operations. An operation without an entry compares all of its units."""
         self._changed_units: set[str] = set()
         self.forgotten: list[str] = []
         """Ids of dropped operations, to be removed from journal and feed."""
@@ -128,12 +130,12 @@ class Operations:
     def begin(self, operation: Operation, goals: dict[str, Goal]) -> None:
         operation.goals = goals
         operation.state = OperationState.RUNNING
-        # A command may change what is wanted of any unit.
+        # A command may change the desired state of any unit.
         self._progress.clear()
         self._changed(operation)
 
     def waits_for(self, operation: Operation, what: str) -> None:
-        """Of one that ends by itself: what it waits for now."""
+        """What an operation without goals waits for now."""
         if not operation.state.ended and operation.waiting_for != (what,):
             operation.waiting_for = (what,)
             self._changed(operation)
@@ -147,7 +149,7 @@ class Operations:
         self._changed(operation)
 
     def supersede(self, command: str, by: Operation, reason: str, now: float) -> None:
-        """A later wish for the whole run takes the place of all operations of that command."""
+        """End all operations of that command, because a later command for the whole run replaces them."""
         for other in self.live():
             if other.command == command and other is not by:
                 other.superseded_by = by.command
@@ -207,7 +209,7 @@ class Operations:
             self.finish(operation, OperationState.SUCCEEDED, now)
 
     def _behind_the_fatal(self) -> set[str]:
-        """Units that start only after one that is fatal, at once or through others, and that nobody wants again."""
+        """Units that start only after a fatal one, directly or through others, if no command restarts the fatal one."""
         slots = [slot for slot in self._state.slots.values() if slot.wanted]
         fatal = [slot for slot in slots if slot.state is UnitState.FATAL and slot.generation == slot.started_generation]
         pending = [slot for slot in slots if slot.state is UnitState.PENDING]
@@ -224,14 +226,14 @@ class Operations:
 
 
 def _superseded(operation: str, slot: Slot, goal: Goal) -> bool:
-    """Whether somebody wants something else of the unit by now."""
+    """Whether a later command has changed the desired state of the unit."""
     if slot.desired_by == operation:
         return False
     return not goal.shared or (goal.want is Want.UP and (not slot.wanted or bool(slot.held)))
 
 
 def _compare(progress: _Progress, slot: Slot | None, goal: Goal, unit: str) -> None:
-    """Note whether a unit is still waited for, or cannot reach its goal any more."""
+    """Note whether the operation still waits for the unit, or the unit cannot reach its goal any more."""
     progress.waiting.pop(unit, None)
     progress.broken.pop(unit, None)
     if slot is None or _is_reached(slot, goal):

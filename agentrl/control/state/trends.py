@@ -1,6 +1,6 @@
 """Bounded series of samples, and straight lines through them.
 
-A trend is asked for at every measurement of every unit, so each sample updates it in constant time.
+A trend is computed at every measurement of every unit, so each sample updates it in constant time.
 
 Invariants:
 - An updated line equals least squares over the same samples.
@@ -14,7 +14,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 LEAST_SAMPLES = 9
-"""Of fewer no trend is claimed."""
+"""With fewer samples there is no trend."""
 
 
 class Series:
@@ -117,7 +117,7 @@ class TrendSeries(Series):
         return True
 
     def trend(self, least_window_s: float) -> Trend | None:
-        """None while there is too little evidence."""
+        """The trend; None while there is too little evidence."""
         if self._whole.count < LEAST_SAMPLES:
             return None
         window_s = self.times[-1] - self.times[self._first]

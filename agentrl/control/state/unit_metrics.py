@@ -145,4 +145,4 @@ class MetricStore:
         known = self._units.get(unit)
         if known is None or incarnation > known.incarnation:
             known = self._units[unit] = _Unit(incarnation, now, self.watch)
-        return known if incarnation == known.incarnation else None  # a late message of a former incarnation
+        return known if incarnation == known.incarnation else None  # a late message of an earlier incarnation
