@@ -1,4 +1,4 @@
-"""A real browser for a test: Chromium without a window, spoken with over its debugging protocol."""
+"""A real Chromium without a window for a test, controlled over its debugging protocol."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONTROL = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*[ -/]*[@-~
 
 
 class Page:
-    """One page: what it asked for, what it was sent to draw, and keys for it."""
+    """One page: its requests, the bytes that its terminal received, and its keys."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.asked: list[str] = []
@@ -66,12 +66,12 @@ class Page:
         return base64.b64decode((await self.call("Page.captureScreenshot"))["data"])
 
     async def says(self) -> str:
-        """The words of the page itself, which a terminal's are not."""
+        """The text of the page outside its terminal."""
         found = await self.call("Runtime.evaluate", expression="document.body.innerText")
         return str(found["result"].get("value", ""))
 
     async def shows(self, *texts: str) -> None:
-        """Its terminal was sent all of these since it was opened, or since `forget`."""
+        """Its terminal received all these texts since the page was opened, or since `forget`."""
 
         def there() -> bool:
             seen = _CONTROL.sub("", self.drawn.decode(errors="replace"))

@@ -11,5 +11,5 @@ from tests.e2e.running import Run, running
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """A run that is not up yet."""
+    """A run that has not been started yet."""
     yield from running(tmp_path, f"t-{uuid.uuid4().hex[:8]}")

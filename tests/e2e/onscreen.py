@@ -1,7 +1,8 @@
-"""What a person at the console sees of a fault that a test has just produced, on a small terminal and a large one.
+"""Checks that a person finds a fault in the console within a few keys, on a small and on a large terminal.
 
-Invariants: the answer is there after at most `MOST_KEYS` keys from the first screen; what the feed tells is looked up
-in the run's own recording, as one would the morning after, and only what has to be asked is looked up in the run.
+Invariants:
+- the answer appears after at most `MOST_KEYS` keys from the first screen;
+- data of the feed is looked up in the run's own recording, and only answers to queries in the live run.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ MOST_KEYS = 4
 
 
 def recorded(run: Run, keys: Sequence[str], *texts: str, once: str = "", after: float = 0.0) -> None:
-    """The run's recording, at its end so far, shows these texts after these keys; the last is for what `once` names.
-    It is opened once it has what happened before `after`, for a key may be for the newest of several things."""
+    """The run's recording, opened at its end, shows these texts after these keys.
+
+    The last key is pressed for the row that `once` names. The recording must contain what happened before `after`,
+    because a key may open the newest of several things.
+    """
 
     def newest() -> Recording | None:
         try:
@@ -47,7 +51,7 @@ def recorded(run: Run, keys: Sequence[str], *texts: str, once: str = "", after: 
         app = Console(link)
 
         def further() -> None:
-            """What was recorded meanwhile belongs to it, too."""
+            """Frames that were recorded during the wait count too."""
             found = newest()
             if app.playback is not None and found is not None:
                 app.playback.source = found
@@ -59,7 +63,9 @@ def recorded(run: Run, keys: Sequence[str], *texts: str, once: str = "", after: 
 
 
 def live(run: Run, keys: Sequence[str], *texts: str, once: str = "") -> None:
-    """The console that follows the run shows these texts after these keys; the last is for what `once` names."""
+    """A console of the live run shows these texts after these keys; the last key is pressed for the row that `once`
+    names.
+    """
 
     def connect() -> Client:
         return Client.connect(run.name, state_dir=run.state_dir)

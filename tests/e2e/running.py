@@ -1,7 +1,8 @@
-"""A real run for a test: real agent, coordinator and units, driven by the real command line.
+"""A real run for a test: real host agent, coordinator and units, driven by the real command line.
 
-Invariants: supervision times are a tenth of the defaults unless a test says otherwise; whatever a test did, at its end
-nothing of its run is left on this machine, or the test fails.
+Invariants:
+- supervision times are a tenth of the defaults unless a test sets others;
+- a test fails if any process of its run is left at its end.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from tests.waiting import PATIENCE_S, eventually
 
 PYTHON = sys.executable
 UP_WITHIN_S = 3 * PATIENCE_S
-"""Command, host agent and coordinator begin one after the other."""
+"""Command, host agent and coordinator start one after the other."""
 
 
 class Run:
-    """One run in a home of its own."""
+    """One run in a home directory of its own."""
 
     def __init__(self, tmp_path: Path, name: str, *, factor: float = 0.1) -> None:
         self.name = name
@@ -47,7 +48,7 @@ class Run:
         for variable in ("AGENTRL_RUN", "AGENTRL_KEY", "AGENTRL_RUN_NAME"):
             self.environ.pop(variable, None)
         times = SupervisionTimes().scaled(factor).model_dump()
-        # Counts stay; the pace of a tenth suits a quiet machine, and this one may be shared.
+        # Counts keep their defaults. A tenth of the times suits an idle machine, but this one may be busy.
         self.config: dict[str, Any] = {
             "name": name,
             "dir": str(self.dir),
@@ -62,7 +63,7 @@ class Run:
         self.config["sidecars"][name] = {"command": command, **more}
 
     def unit(self, name: str, module: str, *args: str, **more: Any) -> None:
-        """A group of units that speak, from the programs in assets."""
+        """A group of units with the unit runtime, from the programs in assets."""
         self.sidecar(name, ["{python}", "-m", f"assets.units.{module}", *args], speaks=True, **more)
 
     def write(self) -> None:
@@ -71,7 +72,7 @@ class Run:
     # ---- the command line ----
 
     def cli(self, *args: str, check: bool = True, within_s: float = PATIENCE_S) -> Any:
-        """Run `agentrl ARGS --json`; its document. With `check=False`: (exit code, document)."""
+        """Run `agentrl ARGS --json` and return its document. With `check=False`: (exit code, document)."""
         done = self.raw(*args, "--json", within_s=within_s)
         assert "Traceback" not in done.stderr, done.stderr
         document = json.loads(done.stdout) if done.stdout.strip() else None
@@ -84,7 +85,7 @@ class Run:
         return preloaded.run(self._with_run(args), env=self.environ, cwd=self.file.parent, timeout=within_s)
 
     def start(self, *args: str) -> subprocess.Popen[str]:
-        """A command that goes on beside the test."""
+        """Start a command that runs beside the test."""
         return subprocess.Popen(
             [PYTHON, "-m", "agentrl", *self._with_run(args)],
             env=self.environ,
@@ -100,13 +101,13 @@ class Run:
         return (*args, "--run", self.name)
 
     def up(self, *args: str) -> Any:
-        """Units that are made to die may have done so when it ends."""
+        """Start the run. Units that die on purpose may be dead when this returns."""
         self.write()
         code, document = self.cli("up", str(self.file), *args, check=False, within_s=UP_WITHIN_S)
         assert code in (ExitCode.OK, ExitCode.UNHEALTHY), document
         return document
 
-    # ---- what is ----
+    # ---- state ----
 
     @property
     def client(self) -> BlockingClient:
@@ -116,7 +117,7 @@ class Run:
         return self._client
 
     def rows(self) -> dict[str, Any]:
-        # Patient, because many a test asks while it waits for the next coordinator to come up.
+        # Waits long, because many tests query while the next coordinator starts.
         return dict(self.client.snapshot(deadline_s=PATIENCE_S).rows)
 
     def units(self) -> dict[str, UnitRow]:
@@ -168,7 +169,7 @@ class Run:
         return str(msgspec.json.decode((self.state_dir / "run.json").read_bytes())["uuid"])
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that carries the run's mark."""
+        """All processes with the mark of the run."""
         found = []
         for pid in self._marked():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -176,8 +177,10 @@ class Run:
         return found
 
     def _marked(self) -> dict[int, str]:
-        """Incarnations by pid, "" for the keepers. Read as the product reads them: one that becomes another program at
-        this moment has its mark all the same, and one that has ended has none."""
+        """Incarnations by pid, "" for host agent and coordinator.
+
+        Uses the reader of the product: a process during an exec still has its mark, and an ended process has none.
+        """
         if not (self.state_dir / "run.json").exists():
             return {}
         uuid, found = self.uuid().encode(), {}
@@ -201,7 +204,7 @@ class Run:
         os.kill(pid, number)
 
     def kill_keepers(self) -> None:
-        """The host agent and its coordinator at once: either would bring the other back, so both stand still first."""
+        """Kill the host agent and its coordinator together. Each restarts the other, so both are stopped first."""
         agent = self.agent_pid()
         self.kill(agent, signal.SIGSTOP)
         keepers = (agent, self.coordinator_pid())
@@ -210,7 +213,7 @@ class Run:
                 self.kill(pid, number)
         eventually(lambda: not any(self.alive(pid) for pid in keepers), what="the end of agent and coordinator")
 
-    # ---- the end ----
+    # ---- cleanup ----
 
     def close(self) -> None:
         if self._client is not None:

@@ -1,4 +1,4 @@
-"""A real terminal under tmux, with a person's keys, and the console in it."""
+"""A real terminal under tmux, with keys and with the console in it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Terminal:
         self._tmux("new-session", "-d", "-x", str(width), "-y", str(height), "-c", str(run.file.parent), "sh")
 
     def run(self, *words: str) -> None:
-        """Type a command line, and what tells its end."""
+        """Type a command line and a marker that shows its end."""
         self._lines += 1
-        # In two parts, so that the typed line is not taken for the end.
+        # In two parts, so that the typed line itself does not look like the end.
         settings = "stty -a | grep -oE -- '[ -](echo|icanon) '"
         self._tmux("send-keys", f"{shlex.join(words)}; echo en''ded {self._lines}: $?; {settings}", "Enter")
 
     def ended(self, code: int | None) -> str:
-        """What is there once the last command line has ended, with any code if none is given."""
+        """The text after the last command line ended, with any exit code if none is given."""
         told = f"ended {self._lines}: {'' if code is None else code}"
 
         def there() -> str:
@@ -62,7 +62,7 @@ class Terminal:
         return eventually(there, within_s=within_s)
 
     def pid(self, what: str) -> int:
-        """The process in the foreground whose command line has these words."""
+        """The process in the foreground whose command line contains these words."""
         shell = self._tmux("display-message", "-p", "#{pane_pid}").strip()
         found = subprocess.run(
             ["pgrep", "-P", shell, "-f", what], capture_output=True, text=True, check=True, timeout=60
@@ -70,15 +70,15 @@ class Terminal:
         return int(found.stdout.split()[0])
 
     def copied(self) -> str:
-        """What was last put on the terminal's clipboard."""
+        """The newest text in the terminal's clipboard."""
         return self._tmux("show-buffer")
 
     def take_copies(self) -> None:
-        """Programs inside may write to the clipboard."""
+        """Allow programs in the terminal to write to the clipboard."""
         self._tmux("set-option", "-s", "set-clipboard", "on")
 
     def modes(self) -> dict[str, bool]:
-        """What a program has asked of the terminal, and not taken back."""
+        """The terminal modes that a program has set and not reset."""
         names = ("alternate_on", "mouse_any_flag", "mouse_all_flag", "bracket_paste_flag", "cursor_flag")
         told = self._tmux("display-message", "-p", " ".join(f"{name}=#{{{name}}}" for name in names))
         return {name: value == "1" for name, _, value in (word.partition("=") for word in told.split())}
@@ -97,7 +97,7 @@ def console(run: Run, *options: str) -> tuple[str, ...]:
 
 
 def sane(terminal: Terminal, code: int | None) -> None:
-    """Back in the shell: it echoes, and nothing that a console asks of a terminal is left."""
+    """The shell is back: it echoes, and no mode of the console is left."""
     assert "-echo" not in terminal.ended(code)
     left = terminal.modes()
     assert not left["alternate_on"]

@@ -1,4 +1,4 @@
-"""The console as a person has it: a real run, a real terminal under tmux, real keys."""
+"""The console in a real terminal under tmux, with a real run and real keys."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_crash_writes_a_file_and_one_sentence(run: Run, terminal: Terminal) -> N
     fault = "import tui.model.overview_blocks as o, tui.__main__ as m; o.blocks = None; m.main()"
     terminal.run(PYTHON, "-c", f"import sys; sys.exit(exec({fault!r}))", "--run", run.name)
     terminal.shows("ended by a fault of its own")
-    # Where a line ends depends on how long the path is.
+    # Where the line breaks depends on the length of the path.
     eventually(lambda: "The run goes on." in " ".join(terminal.seen().split()))
     assert "TypeError" in (run.home / "console-crash.txt").read_text()
     assert "Traceback" not in terminal.seen()

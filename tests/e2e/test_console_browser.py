@@ -45,7 +45,7 @@ class Served:
         return processes_of(self.process.pid)
 
     def end(self) -> int:
-        """May be said of one that has ended."""
+        """End the server, also if it has ended already."""
         with self.process:
             self.process.send_signal(signal.SIGTERM)
             return self.process.wait(60)

@@ -1,4 +1,4 @@
-"""An evening with the demo's own run in a real terminal: all that is done is seen, and told by `--json`."""
+"""A session with the demo's run in a real terminal: every act is visible on the screen and in `--json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e.test_data_plane import UP_WITHIN_S
 from tests.waiting import eventually
 
 BOUND = 30
-"""Nothing that is ready is as old as that, so whatever is a little tighter voids nothing."""
+"""No ready record is this old, so a slightly tighter bound drops nothing."""
 SMALL = {
     "training.warmup.steps": 40,
     "training.warmup.batch": 16,
@@ -28,11 +28,11 @@ SMALL = {
     "training.checkpoint_every": 1000,
     "evaluation.every": 0,
     "engines.slots": 16,
-    # What is to be seen needs no more, and the console has to share two processors with it.
+    # This is enough for the screens, and the console shares two processors with the run.
     "rollout.concurrency": 8,
     "rollout.max_in_flight": 16,
 }
-"""The demo as small as it may be: it writes calls, most of them for the wrong item, and goes on until it is ended."""
+"""The smallest demo: it writes calls, most of them for the wrong item, and runs until it is ended."""
 PRICED = "status=scored and turns>1"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -60,7 +60,7 @@ def terminal(run: Run) -> Iterator[Terminal]:
         made.close()
 
 
-def test_an_evening_with_the_demo(run: Run, terminal: Terminal) -> None:
+def test_session_with_the_demo_shows_every_act(run: Run, terminal: Terminal) -> None:
     terminal.run(*console(run))
     terminal.shows("● running", "Learning", "engine 1/1", "sampler 1/1", "trainer 1/1")
     a_sampler_more_and_one_less(run, terminal)
@@ -113,7 +113,7 @@ def the_bound_is_tightened_after_a_look_and_taken_back(run: Run, terminal: Termi
 
 
 def a_log_is_followed(terminal: Terminal) -> None:
-    """Three tool calls in a hundred fail, and the sampler writes which."""
+    """Three percent of the tool calls fail, and the sampler logs which ones."""
     terminal.keys("2")
     terminal.shows("▸ sampler-0")
     terminal.keys("l")
@@ -122,7 +122,7 @@ def a_log_is_followed(terminal: Terminal) -> None:
 
 
 def a_trajectory_is_read(run: Run, terminal: Terminal) -> None:
-    """From the list to the record, its turns, their tokens and the tree of them, and to the attempts beside it."""
+    """From the list to the record, its turns, their tokens, the token tree, and the other attempts."""
     priced = ("records", "list", "--filter", PRICED, "--limit", "1")
     (chosen,) = eventually(lambda: rows_of(run, *priced), what="a trajectory")
     terminal.keys("7", "/")
@@ -162,11 +162,11 @@ def a_unit_is_killed_and_its_incident_found(run: Run, terminal: Terminal) -> Non
     run.wait_incarnation("sampler-0", 1, within_s=UP_WITHIN_S)
 
 
-# ---- what `--json` tells ----
+# ---- state in `--json` ----
 
 
 def strength(run: Run) -> tuple[int, int]:
-    """Samplers, as many as are wanted and as many as are ready."""
+    """Count of desired and of ready samplers."""
     (group,) = (group for group in run.cli("status")["groups"] if group["name"] == "sampler")
     return group["desired"], group["ready"]
 
@@ -187,5 +187,5 @@ def rows_of(run: Run, *words: str) -> list[dict[str, Any]]:
 
 
 def written(terminal: Terminal) -> set[str]:
-    """Lines of a log that are seen."""
+    """The visible lines of a log."""
     return {line for line in terminal.seen().splitlines() if "tool_server_failed" in line}

@@ -1,4 +1,4 @@
-"""Somebody is told when a number goes wrong, with evidence and a command, and is left alone when nothing does."""
+"""Alerts of a real run: an abnormal number sends a page with evidence and a command, and a healthy run sends none."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ PATIENT = ("suspect_after_s", "dead_after_s", "host_silent_after_s")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A run whose numbers are read over HTTP and from a command; two rules watch them and two sinks hear of it."""
+    """A run whose numbers are read over HTTP and from a command, with two rules and two sinks."""
     for run in running(tmp_path_factory.mktemp("alerts"), f"t-{uuid.uuid4().hex[:8]}"):
-        # Hunger for processor time is no illness: nobody is given up for it sooner than people's runs give up.
+        # Little processor time is no fault here, so units have the default time before they count as dead.
         usual = SupervisionTimes()
         run.config["supervision"] |= {name: getattr(usual, name) for name in PATIENT}
         port = free_port()
@@ -89,12 +89,12 @@ def show(run: Run, name: str, numbers: dict[str, str]) -> None:
 
 
 def written(path: Path) -> str:
-    """By a sink; none has to be through before another."""
+    """The text that a sink wrote. Sinks finish in any order."""
     return path.read_text() if path.exists() else ""
 
 
 def pages(run: Run, what: str, id: str) -> list[Any]:
-    """What the file sink got."""
+    """The pages in the file sink."""
     whole, _, _ = written(run.dir / "pages.jsonl").rpartition("\n")
     found = [json.loads(line) for line in whole.splitlines()]
     return [each for each in found if (each["what"], each["alert"]["id"]) == (what, id)]
@@ -110,10 +110,10 @@ def alert(run: Run, id: str, state: str) -> Any:
     return eventually(there, every_s=0.1, what=f"{id} to be {state}")
 
 
-# ---- in this order: from silence to the end of what watches ----
+# ---- the tests run in this order ----
 
 
-def test_a_healthy_run_is_silent(run: Run) -> None:
+def test_healthy_run_fires_no_alert(run: Run) -> None:
     read = eventually(lambda: run.unit_row("judge-0").metrics, what="the numbers to be read")
     assert read == {"reward_mean": 0.8}, "only what rules read is shown"
     seen: dict[str, AlertRow] = {}
@@ -129,14 +129,14 @@ def test_a_healthy_run_is_silent(run: Run) -> None:
 
     eventually(a_while_passed, within_s=120, every_s=0.2, what="a quarter of a minute to pass")
     assert not seen
-    # On a busy machine something may have been seen coming, and gone away before it fired.
+    # On a busy machine an alert may have been pending and passed before it fired.
     assert [row for row in run.cli("alerts", "list", "--all") if not row.get("passed")] == []
     assert not (run.dir / "pages.jsonl").exists()
     assert not [each for each in run.cli("events", "--kind", "alert", "--kind", "incident")]
     assert run.raw("status", "--check").returncode == ExitCode.OK
 
 
-def test_a_number_that_goes_wrong_pages_with_evidence_and_a_command(run: Run) -> None:
+def test_abnormal_number_sends_a_page_with_evidence_and_a_command(run: Run) -> None:
     wrong = time.time()
     show(run, "judge", ILL)
     row = alert(run, REWARD, "firing")
@@ -157,17 +157,17 @@ def test_a_number_that_goes_wrong_pages_with_evidence_and_a_command(run: Run) ->
     assert run.raw("status", "--check").returncode == ExitCode.UNHEALTHY
     onscreen.recorded(run, (), "‼ page", "The reward of judge-0 fell to 0.0625.")
     onscreen.recorded(run, ("a",), "reward_mean = 0.0625", "agentrl pause judge-0", "most 0.8")
-    # The suggested command is one that can be given as it stands.
+    # The suggested command can be run as it is written.
     assert run.cli(*row["suggest"].split()[1:], "--dry-run")["dry_run"]
 
 
-def test_a_page_is_repeated_until_somebody_acknowledges_it(run: Run) -> None:
+def test_page_is_repeated_until_it_is_acknowledged(run: Run) -> None:
     eventually(lambda: len(pages(run, "repeated", REWARD)) >= 1, what="the page to be repeated")
     assert run.cli("alerts", "ack", REWARD)["operation"]["state"] == "succeeded"
     row = alert(run, REWARD, "acknowledged")
     assert "@" in row["acknowledged_by"]
     heard = len(pages(run, "repeated", REWARD))
-    # Another one that nobody acknowledges shows that pages are repeated all the while.
+    # Another alert without acknowledgement shows that pages are still repeated.
     show(run, "queue", ILL)
     eventually(lambda: len(pages(run, "repeated", QUEUE)) >= 2, what="the other page to be repeated")
     assert len(pages(run, "repeated", REWARD)) <= heard + 1, "one may have been under way"
@@ -175,7 +175,7 @@ def test_a_page_is_repeated_until_somebody_acknowledges_it(run: Run) -> None:
     assert sentence == "depth of queue-0 is 500, above 100."
 
 
-def test_a_silenced_alert_stays_visible_and_nobody_is_told(run: Run) -> None:
+def test_silenced_alert_stays_visible_and_sends_no_page(run: Run) -> None:
     done = run.cli("alerts", "silence", "queue-full", "--for", "1h", "--why", "the queue is being moved")
     assert done["operation"]["state"] == "succeeded"
     row = alert(run, QUEUE, "firing")
@@ -189,7 +189,7 @@ def test_a_silenced_alert_stays_visible_and_nobody_is_told(run: Run) -> None:
     eventually(lambda: len(pages(run, "repeated", QUEUE)) > heard + 1, what="to be heard again")
 
 
-def test_what_nobody_has_cannot_be_acknowledged_and_leaves_no_trace(run: Run) -> None:
+def test_unknown_alert_cannot_be_acknowledged_or_silenced(run: Run) -> None:
     before = len(run.cli("events", "--kind", "operation"))
     for command in ("ack", "silence"):
         code, said = run.cli("alerts", command, "reward-collapsed:judge-7", check=False)
@@ -198,7 +198,7 @@ def test_what_nobody_has_cannot_be_acknowledged_and_leaves_no_trace(run: Run) ->
     assert len(run.cli("events", "--kind", "operation")) == before
 
 
-def test_a_new_coordinator_knows_what_fired_and_who_is_on_it(run: Run) -> None:
+def test_new_coordinator_keeps_fired_alerts_and_their_acknowledgements(run: Run) -> None:
     before = {each["id"]: each for each in run.cli("alerts", "list")}
     assert {id: each["state"] for id, each in before.items()} == {REWARD: "acknowledged", QUEUE: "firing"}
     former = run.coordinator_pid()
@@ -213,7 +213,7 @@ def test_a_new_coordinator_knows_what_fired_and_who_is_on_it(run: Run) -> None:
     assert not pages(run, "resolved", REWARD)
 
 
-def test_when_it_is_well_again_those_who_were_told_are_told(run: Run) -> None:
+def test_resolved_alert_sends_a_message_to_its_sinks(run: Run) -> None:
     for name in WELL:
         show(run, name, WELL)
     for id in (REWARD, QUEUE):
@@ -225,7 +225,7 @@ def test_when_it_is_well_again_those_who_were_told_are_told(run: Run) -> None:
     assert states == ["firing", "acknowledged", "resolved"]
 
 
-def test_a_test_goes_through_every_sink_and_names_the_one_that_fails(run: Run) -> None:
+def test_alert_test_uses_every_sink_and_names_the_one_that_fails(run: Run) -> None:
     done = run.cli("alerts", "test")["operation"]
     assert sorted(done["lines"]) == ["exec: delivered", "file: delivered"]
     assert pages(run, "test", "test:alert")[0]["text"].startswith(f"[test] {run.name}: This is a test alert from ")
@@ -237,7 +237,7 @@ def test_a_test_goes_through_every_sink_and_names_the_one_that_fails(run: Run) -
     assert "file: delivered" in document["operation"]["lines"]
 
 
-def test_the_dead_man_ping_stops_when_nobody_watches_any_more(run: Run) -> None:
+def test_dead_man_ping_stops_without_host_agent_and_coordinator(run: Run) -> None:
     alive = run.dir / "alive"
 
     def age_s() -> float:

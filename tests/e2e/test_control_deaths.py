@@ -1,4 +1,4 @@
-"""Coordinator and host agent die or hang; units go on and are adopted."""
+"""When coordinator or host agent die or hang, units continue and are adopted."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_dead_coordinator_is_restarted_and_adopts_all_units(many: Run) -> None:
 def test_dead_host_agent_is_restarted_and_adopts_all_units(many: Run) -> None:
     before, pid = many.units(), many.agent_pid()
     many.kill(pid, signal.SIGSTOP)
-    many.kill(before["web-3"].pid)  # ends while its parent does not look, and never will
+    many.kill(before["web-3"].pid)  # Ends while its parent is dead.
     eventually(lambda: not many.alive(before["web-3"].pid), what="its end")
     many.kill(pid)
     eventually(lambda: many.host().agent_pid not in (0, pid))

@@ -1,4 +1,4 @@
-"""A full disk: units go on, no command is accepted and no unit started, an alert fires; free space ends all of it.
+"""On a full disk units continue, commands and starts are refused, and an alert fires; free space ends all of it.
 
 State and logs are on two small disks of their own, so that each can be full while the other is not.
 """

@@ -82,7 +82,7 @@ async def a_client(run: Run) -> AsyncIterator[Talk]:
 
 
 def well(run: Run) -> Callable[[], None]:
-    """Remembers the state of a run; a later call fails unless the run went on undisturbed."""
+    """Remembers the state of a run. A later call fails if the run was disturbed."""
     before, pid = run.units(), run.coordinator_pid()
 
     def still_well() -> None:
@@ -212,7 +212,7 @@ def _throw_bytes(address: str) -> None:
 
 
 def _throw_messages(addresses: list[str], key: ClientKey | None) -> None:
-    """Whole ZeroMQ messages without meaning, and one that is too large."""
+    """Whole ZeroMQ messages of random bytes, and one that is too large."""
     dice = random.Random(4)
     hello = encode(messages.ClientHello(PROTOCOL_MAJOR, 0, who="noise"))
     request = encode(Request("n", "scale", raw({"group": "web", "to": 1})))
@@ -368,7 +368,7 @@ def _subscribe(file: Path, received: list[feed.Feed]) -> Subscriber:
 
 
 async def _quiet_but(silent: list[feed.Feed], loud: list[feed.Feed]) -> None:
-    """The first receives nothing more while the second goes on; messages sent before may still arrive."""
+    """The first receives nothing more while the second still does; messages sent before may still arrive."""
 
     async def is_so() -> bool:
         so_far, before = len(silent), len(loud)

@@ -1,4 +1,4 @@
-"""Ports that another program uses: `up` is refused, and a restarted coordinator goes on without them."""
+"""With a port that another program uses, `up` is refused and a restarted coordinator works without the port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data plane in one piece: real processes learn from what real processes sampled, and a relaunch goes on."""
+"""The whole data plane: a trainer learns from records of real samplers, and a restarted run continues."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ BOUND, STEPS = 2, 4
 UP_WITHIN_S = 400.0
 pytestmark = [
     pytest.mark.slow,
-    # Half a minute on a machine that has nothing else to do; six processes that start torch on one that has.
+    # Half a minute on an idle machine; on a busy one, six processes start torch.
     pytest.mark.timeout(1200),
 ]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    # With the usual times: libraries of this size start slowly where others work too.
+    # The default times, because libraries of this size start slowly on a busy machine.
     yield from running(tmp_path, f"t-{uuid.uuid4().hex[:8]}", factor=1.0)
 
 
-def test_a_run_learns_is_taken_down_and_goes_on(run: Run) -> None:
+def test_run_learns_and_continues_after_down_and_up(run: Run) -> None:
     write_data(run.file.parent)
     run.config |= data_plane(steps=STEPS, bound=BOUND)
     up(run)
@@ -69,7 +69,7 @@ def test_a_run_learns_is_taken_down_and_goes_on(run: Run) -> None:
     assert proof["proven"]
     assert not proof["left"]
 
-    # Nothing is lost: the next trainer stands where the last checkpoint stands, and numbers are never used again.
+    # The next trainer starts at the last checkpoint, and numbers are never reused.
     run.config["training"]["steps"] = STEPS + 2
     up(run)
     run.wait_state("trainer-0", "stopped", within_s=UP_WITHIN_S)
@@ -91,7 +91,7 @@ def test_a_run_learns_is_taken_down_and_goes_on(run: Run) -> None:
     assert after["trained_records"] >= before["trained_records"]
 
 
-def test_a_sampler_that_is_killed_costs_nothing(run: Run) -> None:
+def test_killed_sampler_loses_no_record(run: Run) -> None:
     write_data(run.file.parent)
     run.config |= data_plane(steps=12)
     up(run)
@@ -107,7 +107,7 @@ def test_a_sampler_that_is_killed_costs_nothing(run: Run) -> None:
     found = asyncio.run(look(run))
     assert [step["step"] for step in found["Step"] if step["status"] == "committed"] == list(range(1, 13))
     assert any(record["owner"] == f"sampler-0.{before.incarnation + 1}" for record in found["Record"])
-    # What the dead sampler left was tried again, and is in no baseline.
+    # Attempts of the dead sampler were repeated, and are in no group's baseline.
     left = {record["_id"] for record in found["Record"] if record["status"] in ("failed", "abandoned")}
     closed = [task for task in found["Task"] if task["baseline"]]
     assert closed
@@ -116,7 +116,7 @@ def test_a_sampler_that_is_killed_costs_nothing(run: Run) -> None:
 
 
 @pytest.mark.sglang
-def test_an_sglang_server_takes_the_place_of_the_embedded_engine(run: Run) -> None:
+def test_sglang_server_replaces_the_embedded_engine(run: Run) -> None:
     write_data(run.file.parent)
     run.config |= data_plane()
     run.config["engines"] = {
@@ -125,7 +125,7 @@ def test_an_sglang_server_takes_the_place_of_the_embedded_engine(run: Run) -> No
         "python": servers.python(),
         "args": list(servers.ON_PROCESSORS),
     }
-    # Some may have no signal, and train nothing.
+    # Some groups may have no signal and train nothing.
     run.config["training"] |= {"steps": 6, "checkpoint_every": 3}
     run.write()
     run.cli("up", str(run.file), "--yes", "--no-wait", within_s=UP_WITHIN_S)
@@ -158,7 +158,7 @@ def engine_row(run: Run) -> Any:
 
 
 def loading_engine(run: Run) -> Any:
-    """Its row while it says which version it loads, and that it serves none before."""
+    """The row of the engine while it loads this version and serves none yet."""
     row = engine_row(run)
     assert re.fullmatch(r"loading\(v\d+\)", row["serving"]), row
     assert row["weights"] is None
@@ -166,12 +166,12 @@ def loading_engine(run: Run) -> Any:
 
 
 def counted(run: Run) -> Any:
-    """The account as operators read it; its exit code says that all sums agree."""
+    """The account of the command line; its exit code shows that all sums agree."""
     return run.cli("accounting")
 
 
 def from_a_metric_to_the_records_behind_it(run: Run) -> bool:
-    """What an operator types: the step of a peak, its records, one of them turn by turn, whole trajectories."""
+    """The commands of an operator: the step of a peak, its records, one of them turn by turn, whole trajectories."""
     (worst, *_) = run.cli("steps", "list", "--filter", "status=committed", "--sort", "-metrics.loss")["rows"]
     step = run.cli("steps", "show", worst["id"])
     assert len(step["records"]) == worst["counts"]["records"] > 0
@@ -202,7 +202,7 @@ def from_a_metric_to_the_records_behind_it(run: Run) -> bool:
 
 
 async def freed(run: Run, life: str) -> bool:
-    """Whether a death was dealt with as a death that was seen, and nothing is that owner's any more."""
+    """Whether the death was seen as a death, and the owner has no record any more."""
     database = opened(run)
     try:
         owner = await database.find_one("Owner", {"_id": life})
@@ -220,11 +220,13 @@ def up(run: Run) -> None:
     run.cli("up", str(run.file), "--yes", within_s=UP_WITHIN_S)
 
 
-# ---- what is in the store ----
+# ---- what the store contains ----
 
 
 def nobody_is_too_old(found: dict[str, Any]) -> bool:
-    """Versions of one lineage stand in a row; over the seam of two, the step begins from the newer one's first."""
+    """Versions of one lineage are consecutive. Between two lineages, a step starts at the first version of the newer
+    one.
+    """
     data = {one["_id"]: one for one in found["DBRecordData"]}
     first = {lineage["_id"]: lineage["first_version"] for lineage in found["Lineage"]}
     for step in found["Step"]:
@@ -235,7 +237,7 @@ def nobody_is_too_old(found: dict[str, Any]) -> bool:
 
 
 def is_served(run: Run, found: dict[str, Any]) -> bool:
-    """The newest version is what the engine answers with."""
+    """The engine answers with the newest version."""
     newest = max(publication["_id"] for publication in found["Publication"])
     (engine,) = (
         service for service in found["Service"] if service["kind"] == "engine" and service["state"] == "serving"
@@ -264,7 +266,7 @@ KINDS = ("Task", "Record", "DBRecordData", "Step", "Lineage", "Publication", "Se
 
 
 async def look(run: Run) -> dict[str, Any]:
-    """Everything, and what does not agree."""
+    """Compare everything. Returns the differences."""
     database = opened(run)
     try:
         found: dict[str, Any] = {kind: await database.find(kind, {}, sort=[("_id", 1)]) for kind in KINDS}

@@ -1,9 +1,10 @@
-"""A run in the hands of an operator, through the command line alone: it grows and shrinks, loses an engine and its
-trainer, and its bound and other knobs are tried, changed and taken back.
+"""A run that an operator changes with commands: scaling, lost engines and trainers, and knobs that are set and undone.
 
-One run for all, because to bring one up takes a minute. The tests are one story in the order in which they stand: the
-second and the third need the engine that the first adds, the fourth takes it away, and each later one the run as the
-one before left it. So only tests at the end of the file can be left out."""
+Invariants:
+- all tests share one run, because its start takes a minute;
+- the tests run in their order: the second and the third use the engine that the first adds, the fourth removes it, and
+  each later test starts from the state that the one before left, so only tests at the end of the file can be skipped.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +31,16 @@ from tests.waiting import eventually
 WITHIN_S = 180.0
 BOUND, CHECKPOINT_EVERY = 2, 2
 LOAD_S = 40.0
-"""What an operator sees of an engine that hangs is looked at meanwhile: commands and consoles, on a machine that has
-other work. No longer than the kernel waits for who holds a file, 45 s: then it is opened after all."""
+"""Long enough for the commands and consoles that show a hanging engine, on a busy machine. Shorter than the 45 s after
+which the kernel breaks a file lease and opens the file.
+"""
 WEIGHTS = "model.safetensors"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Up, with a trainer that makes steps. The tests below take turns, in their order."""
+    """A run whose trainer makes steps. The tests below run in their order."""
     folder = tmp_path_factory.mktemp("operated")
     for made in running(folder, f"t-{uuid.uuid4().hex[:8]}", factor=1.0):
         write_data(folder)
@@ -51,7 +53,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield made
 
 
-# ---- what an operator sees ----
+# ---- state for the operator ----
 
 
 def newest_step(run: Run) -> int:
@@ -76,7 +78,7 @@ def unit(run: Run, name: str) -> Any:
 
 
 def serves_newest(run: Run, name: str, life: int) -> Any:
-    """The version, once that life serves the newest there is."""
+    """Returns the newest version when that incarnation serves it."""
 
     def served() -> Any:
         newest = versions(run)[-1]
@@ -88,7 +90,7 @@ def serves_newest(run: Run, name: str, life: int) -> Any:
 
 
 def parked(run: Run, group: str) -> None:
-    """Paused, and nothing of it is under way."""
+    """Pause the group and wait until it has no work in progress."""
     run.cli("pause", group)
 
     def stands() -> bool:
@@ -107,17 +109,17 @@ def in_force(run: Run, name: str, value: float | str) -> None:
 
 
 def engines_called_by(run: Run, owner: str) -> set[str]:
-    """By its records that ended last."""
+    """The engines that its newest ended records called."""
     mine = ("--filter", f"owner = {owner} and finished_at != null", "--sort", "-finished_at", "--limit", "4")
     records = run.cli("records", "list", *mine)["rows"]
     turns = [turn for row in records for turn in run.cli("records", "show", row["id"])["turns"]]
     return {turn["call"]["engine"] for turn in turns}
 
 
-# ---- it grows ----
+# ---- scale up ----
 
 
-def test_what_is_added_in_mid_run_gets_its_share(run: Run) -> None:
+def test_added_engine_and_sampler_share_the_work(run: Run) -> None:
     run.cli("scale", "sampler", "2", within_s=UP_WITHIN_S)
     run.cli("scale", "engine", "2", within_s=UP_WITHIN_S)
     serves_newest(run, "engine-1", 1)
@@ -131,16 +133,16 @@ def test_what_is_added_in_mid_run_gets_its_share(run: Run) -> None:
     assert {row["unit"]: row.get("restarts", 0) for row in run.cli("status")["units"] if row.get("restarts")} == {}
 
 
-# ---- an engine that never enters the transfer ----
+# ---- an engine that never finishes loading ----
 
 
-def test_an_engine_that_hangs_in_loading_is_named_gets_no_calls_and_is_replaced(run: Run) -> None:
+def test_engine_that_hangs_in_loading_is_named_gets_no_calls_and_is_replaced(run: Run) -> None:
     parked(run, "trainer")
     stuck = serves_newest(run, "engine-0", 1)
     with never_opened(run.dir / versions(run)[-1]["path"] / WEIGHTS):
         run.cli("restart", "engine-1", within_s=UP_WITHIN_S)
         hangs_and_is_named(run, stuck)
-        # The others go on, and what they publish and serve is not held up by it.
+        # The other engine continues, and the hanging one delays no publication.
         run.cli("resume", "trainer")
         goes_on(run)
         assert serves_newest(run, "engine-0", 1) > stuck
@@ -154,7 +156,9 @@ def test_an_engine_that_hangs_in_loading_is_named_gets_no_calls_and_is_replaced(
 
 @contextlib.contextmanager
 def never_opened(file: Path) -> Iterator[None]:
-    """Whoever opens it hangs, as on a file server that does not answer: the kernel asks us first, and we are silent."""
+    """Opening the file hangs, as on a dead file server: the kernel asks this process to give up its lease, and it
+    ignores that.
+    """
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     held = os.open(file, os.O_RDWR)
     try:
@@ -181,7 +185,7 @@ def hangs_and_is_named(run: Run, stuck: int) -> None:
     onscreen.live(run, ("w",), f"engine-1 ← version {stuck}", f"ends at: version {stuck}")
 
 
-def test_when_one_of_two_engines_dies_the_run_is_degraded_and_goes_on(run: Run) -> None:
+def test_run_with_one_dead_engine_of_two_is_degraded_and_continues(run: Run) -> None:
     before = run.unit_row("engine-1")
     run.kill(before.pid)
 
@@ -201,10 +205,10 @@ def test_when_one_of_two_engines_dies_the_run_is_degraded_and_goes_on(run: Run) 
     eventually(lambda: run.cli("status")["run"]["state"] == "running" or None, within_s=WITHIN_S, what="a whole run")
 
 
-# ---- it shrinks ----
+# ---- scale down ----
 
 
-def test_what_is_removed_in_mid_run_is_drained_and_no_record_is_lost(run: Run) -> None:
+def test_removed_engine_and_sampler_are_drained_without_losing_records(run: Run) -> None:
     run.cli("scale", "engine", "1", within_s=WITHIN_S)
     run.cli("scale", "sampler", "1", within_s=WITHIN_S)
     assert not {row["unit"] for row in run.cli("status")["units"] if row.get("desired", True)} & {
@@ -224,10 +228,10 @@ def test_what_is_removed_in_mid_run_is_drained_and_no_record_is_lost(run: Run) -
     onscreen.recorded(run, ("3", "t", "enter"), "drains and stops sampler-1", "✓ succeeded", once="scale: drains")
 
 
-# ---- the trainer dies ----
+# ---- death of the trainer ----
 
 
-def test_after_the_trainers_death_no_version_is_used_twice_and_ages_go_over_both_lineages(run: Run) -> None:
+def test_new_lineage_reuses_no_version_and_staleness_spans_both_lineages(run: Run) -> None:
     run.cli("tune", "learning_rate", "5e-5", "--note", "calmer")
     in_force(run, "learning_rate", 5e-5)
     parked(run, "trainer")
@@ -254,12 +258,12 @@ def test_after_the_trainers_death_no_version_is_used_twice_and_ages_go_over_both
 
 
 def ages_of_ready(run: Run, parents: dict[int, int | None], newest: int) -> Counter[int]:
-    """Counted from the lists alone: steps in the tree of versions from a record's farthest version to the newest."""
+    """Computed from the lists alone: steps in the tree of versions from a record's farthest version to the newest."""
     return Counter(max(distance(parents, version, newest) for version in one["versions"]) for one in ready(run))
 
 
 def ready(run: Run) -> list[Any]:
-    """The records of groups that wait to be trained, with signal."""
+    """The records with signal of groups that wait to be trained."""
     tasks = run.cli("tasks", "list", "--filter", "status = ready and signal = true", "--limit", "1000")["rows"]
     ids = {task["id"] for task in tasks}
     scored = run.cli("records", "list", "--filter", "status = scored", "--sort", "-finished_at", "--limit", "1000")
@@ -282,7 +286,7 @@ def distance(parents: dict[int, int | None], one: int, other: int) -> int:
 # ---- knobs ----
 
 
-def test_the_numbers_of_a_preview_are_what_then_happens(run: Run) -> None:
+def test_change_of_the_bound_has_the_effect_of_its_preview(run: Run) -> None:
     old = {record["id"] for record in ready(run)}
     lineage, stands = versions(run)[-1]["lineage"], newest_step(run)
     report = run.cli("staleness")
@@ -322,8 +326,7 @@ def test_the_numbers_of_a_preview_are_what_then_happens(run: Run) -> None:
 
 
 def the_strategy_can_be_another(run: Run, *, at_least: int) -> None:
-    """Whom the bound hits is counted by how long the records took; where it starves the long ones, they are waited
-    for."""
+    """Dropped records are counted by duration. If the bound drops the long ones, the strategy `wait` waits for them."""
     hit = run.cli("staleness")["dropped"]
     assert [part["from_s"] for part in hit] == sorted(part["from_s"] for part in hit)
     assert sum(part["dropped"] for part in hit) >= at_least > 0
@@ -337,7 +340,7 @@ def the_strategy_can_be_another(run: Run, *, at_least: int) -> None:
     in_force(run, "strategy", "drop")
 
 
-def test_what_was_tuned_outlives_the_steward_and_the_coordinator_and_is_taken_back(run: Run) -> None:
+def test_tuned_values_survive_steward_and_coordinator_and_can_be_undone(run: Run) -> None:
     tuned = {"max_in_flight": (32, 24), "concurrency": (16, 12), "checkpoint_every": (2, 3)}
     for name, (_, new) in tuned.items():
         run.cli("tune", name, str(new))
@@ -354,7 +357,7 @@ def test_what_was_tuned_outlives_the_steward_and_the_coordinator_and_is_taken_ba
     assert knob(run, "learning_rate")["in_force"] == 5e-5, "only what was taken back"
 
 
-def test_a_disk_that_is_nearly_full_stops_what_is_new_and_nothing_else(run: Run) -> None:
+def test_nearly_full_disk_stops_only_new_work(run: Run) -> None:
     run.cli("tune", "disk_reserve_bytes", str(1 << 50))
     eventually(
         lambda: "is nearly full" in unit(run, "steward-0")["status"] or None,

@@ -1,4 +1,4 @@
-"""A run that is watched: silent while it is well, and explained, alerted and healed when its tools fail it."""
+"""Monitoring of a run: no alert while it is healthy; explanation, alert and recovery when its tools fail."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MOODY = str(Path(__file__).parent / "programs" / "moody_shop.py")
 STEPS_OF_A_HEALTHY_RUN = 6
 WITHIN_S = 180.0
 USUAL_S = 30.0
-"""The history of a latency is kept at a pace of ten seconds; three moments make it usual."""
+"""The history of a latency has a value every ten seconds, and three values make a baseline."""
 SLOW_S = 3.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Up, with a trainer that makes steps. The tests below take turns, in their order."""
+    """A run whose trainer makes steps. The tests below run in their order."""
     folder = tmp_path_factory.mktemp("watched")
     for made in running(folder, f"t-{uuid.uuid4().hex[:8]}", factor=1.0):
         begin(made)
@@ -60,7 +60,9 @@ def alerts(run: Run) -> dict[str, Any]:
 
 
 def pulse(run: Run) -> Any:
-    """There is none before two reports, nor for a moment after steps go on: what was counted before does not hold."""
+    """The newest pulse. It needs two reports, and is missing for a moment when steps continue, because old counts are
+    void.
+    """
     told = run.cli("status").get("pulse")
     assert told is not None, "no pulse yet"
     return told
@@ -70,12 +72,12 @@ def chain_of(run: Run, holds: Callable[[Any], bool]) -> Any:
     return next((chain for chain in run.cli("why").get("chains", []) if holds(chain)), None)
 
 
-def test_a_healthy_run_is_silent_and_its_steps_tell_what_alarms_look_at(run: Run) -> None:
-    # On a busy machine something may have been seen coming, and gone away before it fired.
+def test_healthy_run_fires_no_alert_and_its_steps_have_normal_metrics(run: Run) -> None:
+    # On a busy machine an alert may have been pending and passed before it fired.
     assert [row for row in run.cli("alerts", "list", "--all") if not row.get("passed")] == []
     rows = run.cli("steps", "list", "--filter", "status = committed", "--sort", "-step", "--limit", "9")["rows"]
     looked_at = {"truncation_share", "tool_calls_per_record", "infrastructure_share", "zero_variance_share"}
-    # Between two quick steps no attempt may have ended, and then no share of them is told.
+    # If no attempt ended between two quick steps, the later step has no shares of attempts.
     told = next(row["metrics"] for row in rows if row["metrics"]["records"] and looked_at <= row["metrics"].keys())
     assert told["tools/shop/lookup/infrastructure_share"] == 0.0
     assert sum(told[name] for name in told if name.startswith("age_") and name.endswith("_pairs")) == told["pairs"]
@@ -84,12 +86,12 @@ def test_a_healthy_run_is_silent_and_its_steps_tell_what_alarms_look_at(run: Run
     assert run.units()["trainer-0"].metrics["reward_mean"] == pytest.approx(told["reward_mean"], abs=1.0)
 
 
-def test_the_utilisation_of_every_unit_is_told_from_intervals(run: Run) -> None:
+def test_utilisation_of_every_unit_is_computed_from_intervals(run: Run) -> None:
     def busy() -> Any:
         told = pulse(run)
         assert {"trainer-0", "engine-0", "sampler-0", "toolbox-0"} <= told["units"].keys(), told
         assert told["tools"], told
-        # In a short interval of a busy machine an engine may have had nothing to do.
+        # In a short interval of a busy machine an engine may have been idle.
         assert told["units"]["engine-0"] > 0.0, told
         assert told["in_tools"] + told["in_model"] > 0.0, told
         return told
@@ -105,7 +107,7 @@ def test_the_utilisation_of_every_unit_is_told_from_intervals(run: Run) -> None:
     onscreen.recorded(run, ("2", "home", "enter"), "engine-0", "of the last intervals")
 
 
-def test_a_tool_that_becomes_slow_in_mid_run_is_named_as_the_bottleneck_with_the_time_of_the_change(run: Run) -> None:
+def test_slow_tool_is_named_as_the_bottleneck_with_the_time_of_the_change(run: Run) -> None:
     def latency_of(told: Any) -> Any:
         return next(tool for tool in told["tools"] if tool["name"] == "shop.lookup")
 
@@ -134,7 +136,7 @@ def test_a_tool_that_becomes_slow_in_mid_run_is_named_as_the_bottleneck_with_the
     mood(run).unlink()
 
 
-def test_a_tool_that_does_not_answer_is_at_the_end_of_the_chain(run: Run) -> None:
+def test_tool_that_does_not_answer_is_the_end_of_the_wait_chain(run: Run) -> None:
     mood(run).write_text("stuck")
 
     def is_whole(chain: Any) -> bool:
@@ -151,7 +153,7 @@ def test_a_tool_that_does_not_answer_is_at_the_end_of_the_chain(run: Run) -> Non
     assert run.cli("status")["units"], "and the run can be asked for everything else meanwhile"
 
 
-def test_its_server_is_left_alone_nothing_is_lost_and_it_goes_on_by_itself(run: Run) -> None:
+def test_circuit_breaker_stops_calls_loses_no_task_and_closes_by_itself(run: Run) -> None:
     left_alone = "tool-server-left-alone:toolbox-0/shop"
     row = eventually(lambda: alerts(run).get(left_alone), within_s=WITHIN_S, what="the alert")
     assert any("shop" in line for line in row["evidence"])
@@ -172,7 +174,7 @@ def test_its_server_is_left_alone_nothing_is_lost_and_it_goes_on_by_itself(run: 
 
 
 def what_failed_is_no_answer(run: Run) -> None:
-    """Each attempt that ended for it says so, has neither score nor reward of 0, and is counted with its kind."""
+    """Each attempt that failed because of the tool has that outcome, has no score, and is counted by error class."""
     failed = run.cli("records", "list", "--filter", "outcome = tool_timeout", "--sort", "-finished_at")["rows"]
     assert failed
     assert {(row["status"], row["outcome_class"], row.get("score")) for row in failed} == {

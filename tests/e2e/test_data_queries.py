@@ -1,6 +1,6 @@
-"""What operators ask of the data plane: through the real coordinator, of a real steward over a real database.
+"""Queries of operators about the data plane, through a real coordinator and steward over a real database.
 
-Nothing samples here: the test itself is the sampler, so that it knows what the answers must be.
+No sampler runs: the test writes the records itself, so it knows the right answers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ UNREADABLE = 19
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A database and a steward; nobody who samples, serves or trains."""
+    """A run with database and steward, without samplers, engines and trainer."""
     place = tmp_path_factory.mktemp("queries")
     for made in running(place, f"t-{uuid.uuid4().hex[:8]}"):
         lines = [json.dumps({"query": f"what costs item {number}?", "answer": number}) for number in range(ROWS)]
@@ -77,7 +77,7 @@ def in_store(run: Run, act: Callable[[Database], Awaitable[T]]) -> T:
 
 
 async def sampler(database: Database, life: str) -> str:
-    """One that lives for longer than its tests take, though nobody renews its lease."""
+    """An owner whose lease lasts longer than its tests without renewal."""
     owner = await flow.sampler(database, life)
     assert await database.update_one("Owner", {"_id": owner}, updates.setting(expires_at=updates.from_now(3600)))
     return owner
@@ -94,7 +94,7 @@ async def stuck(database: Database) -> Claim:
     return claim
 
 
-def test_which_record_is_stuck_on_which_sampler_in_which_call(run: Run) -> None:
+def test_running_record_is_shown_with_its_sampler_and_tool_call(run: Run) -> None:
     claim = in_store(run, stuck)
     page = run.cli("records", "list", "--filter", "status=running", "--sort", "age")
     (row,) = page["rows"]
@@ -109,7 +109,7 @@ def test_which_record_is_stuck_on_which_sampler_in_which_call(run: Run) -> None:
     onscreen.live(run, ("7", "s", "enter"), *found, once="tool call search.find")
 
 
-def test_pages_put_together_are_the_whole_list(run: Run) -> None:
+def test_pages_together_are_the_whole_list(run: Run) -> None:
     seen: list[str] = []
     after = ""
     while True:
@@ -129,7 +129,7 @@ def test_pages_put_together_are_the_whole_list(run: Run) -> None:
         (("--after", "no/such"), ExitCode.UNKNOWN, "no/such"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused_with_the_place(
+def test_invalid_query_is_refused_with_the_wrong_word(
     run: Run, arguments: tuple[str, ...], code: ExitCode, says: str
 ) -> None:
     was, document = run.cli("tasks", "list", *arguments, check=False)
@@ -137,7 +137,7 @@ def test_a_question_that_makes_no_sense_is_refused_with_the_place(
     assert says in document["error"]["message"] + document["error"]["hint"]
 
 
-def test_what_a_model_said_does_not_reach_the_terminal_as_it_is(run: Run) -> None:
+def test_control_codes_of_model_text_do_not_reach_the_terminal(run: Run) -> None:
     claim = in_store(run, hostile)
     shown = run.raw("records", "show", claim.record.id)
     assert shown.returncode == 0, shown.stderr
@@ -170,7 +170,7 @@ async def hostile(database: Database) -> Claim:
     return claim
 
 
-def test_calls_that_cannot_be_read_are_one_line_with_their_count_and_lead_to_the_turn(run: Run) -> None:
+def test_unreadable_calls_are_one_line_with_their_count_and_lead_to_the_turn(run: Run) -> None:
     claim = in_store(run, unreadable)
     kinds = run.cli("tools", "errors", "--filter", "status=malformed")
     (kind,) = kinds
@@ -195,7 +195,7 @@ async def unreadable(database: Database) -> Claim:
     return claim
 
 
-def test_tasks_are_sampled_again_and_the_audit_says_who_wanted_that(run: Run) -> None:
+def test_requeued_task_has_a_new_round_and_an_audit_entry(run: Run) -> None:
     (row, *_) = run.cli("tasks", "list", "--filter", "status=admitted", "--sort", "-id")["rows"]
     would = run.cli("tasks", "requeue", row["id"], "--dry-run")
     assert row["id"] in would["effect"]["changes"][0]
@@ -211,7 +211,7 @@ def test_tasks_are_sampled_again_and_the_audit_says_who_wanted_that(run: Run) ->
     assert audit["note"] == "wrong tool"
 
 
-def test_an_id_is_carried_out_once_also_when_the_steward_is_another(run: Run) -> None:
+def test_request_id_is_executed_once_across_steward_restarts(run: Run) -> None:
     (row, *_) = run.cli("tasks", "list", "--filter", "status=admitted", "--sort", "-id")["rows"]
     accepted = run.client.requeue_tasks((row["id"],), request_id="once")
     assert run.client.wait("once", timeout_s=60).state == "succeeded"
@@ -223,7 +223,7 @@ def test_an_id_is_carried_out_once_also_when_the_steward_is_another(run: Run) ->
     assert run.cli("tasks", "show", row["id"])["document"]["round"] == row["round"] + 1
 
 
-def test_rows_are_added_while_the_run_lives(run: Run) -> None:
+def test_dataset_rows_are_added_to_a_live_run(run: Run) -> None:
     file = run.file.parent / "more.jsonl"
     file.write_text('{"query": "what costs item 3?", "answer": "3"}\n{"query": "new", "answer": "4"}\n')
     shown = run.raw("tasks", "add", str(file), "-e", "shop", "--dry-run").stdout
@@ -235,7 +235,7 @@ def test_rows_are_added_while_the_run_lives(run: Run) -> None:
     assert (code, "more.jsonl line 2 is no JSON" in document["error"]["message"]) == (ExitCode.CONFIG, True)
 
 
-def test_an_account_that_does_not_balance_has_an_exit_code_of_its_own(run: Run) -> None:
+def test_unbalanced_account_has_its_own_exit_code(run: Run) -> None:
     balanced = run.cli("accounting")
     assert balanced["balanced"]
     onscreen.live(run, ("7", "A"), "All sums agree.", f"tasks (train): {sum(balanced['tasks']['train'].values())} = ")
@@ -251,7 +251,7 @@ def test_an_account_that_does_not_balance_has_an_exit_code_of_its_own(run: Run) 
         in_store(run, lambda database: database.delete_many("Record", {"_id": stray["_id"]}))
 
 
-def test_what_a_killed_process_held_is_free_before_its_lease_is_past(run: Run) -> None:
+def test_records_of_a_killed_process_are_free_before_its_lease_expires(run: Run) -> None:
     worker = run.unit_row("worker-0")
     life = f"worker-0.{worker.incarnation}"
     claim = in_store(run, lambda database: held_by(database, life))
@@ -274,7 +274,7 @@ async def held_by(database: Database, life: str) -> Claim:
     return claim
 
 
-def test_without_a_steward_it_is_said_at_once_what_became_of_it(run: Run) -> None:
+def test_query_without_a_steward_is_refused_with_the_reason(run: Run) -> None:
     run.cli("stop", "steward-0")
     try:
         code, document = run.cli("records", "list", check=False)

@@ -1,4 +1,4 @@
-"""The training demo is interrupted: nothing of it is left, and it says so."""
+"""The training demo: its hints, and an interrupted demo leaves no process and no file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from assets.tour import Operator
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_it_says_at_its_beginning_how_it_is_kept_and_at_its_end_how_it_is_read(
+def test_first_and_last_line_explain_how_to_keep_and_read_the_demo(
     keep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(demo: train_demo.TrainingDemo, console: Console) -> int:
@@ -39,10 +39,10 @@ def test_it_says_at_its_beginning_how_it_is_kept_and_at_its_end_how_it_is_read(
     )
 
 
-def test_a_demo_that_fails_names_commands_that_find_its_run_and_keeps_what_is_to_be_looked_at(
+def test_failed_demo_keeps_its_files_and_names_commands_for_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is started: the run file is refused before."""
+    """No process is started, because the run file is refused."""
 
     def prepare(demo: train_demo.TrainingDemo) -> None:
         demo.home.joinpath("assets").mkdir()
@@ -60,7 +60,7 @@ def test_a_demo_that_fails_names_commands_that_find_its_run_and_keeps_what_is_to
     assert left == f"Its files and logs are in {home}; rm -r {home} removes them."
 
 
-def test_a_hint_is_told_as_it_has_to_be_typed(tmp_path: Path) -> None:
+def test_hint_contains_the_environment_and_the_run_option(tmp_path: Path) -> None:
     operator = Operator(Console(), tmp_path, "shop")
     told = operator.as_typed(
         "The trainer is fatal. `agentrl logs trainer-0 --previous` shows why, agentrl doctor checks."
@@ -69,9 +69,7 @@ def test_a_hint_is_told_as_it_has_to_be_typed(tmp_path: Path) -> None:
     assert f"`{where} agentrl logs --run shop trainer-0 --previous` shows why, agentrl doctor checks." in told
 
 
-def test_a_demo_that_goes_well_or_is_interrupted_leaves_no_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_successful_or_interrupted_demo_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for code in (0, 130):
         monkeypatch.setattr(train_demo, "_run", lambda demo, console, code=code: code)
@@ -82,7 +80,7 @@ def test_a_demo_that_goes_well_or_is_interrupted_leaves_no_directory(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_demo_that_is_interrupted_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "assets.train_demo", "--json", "--keep", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
         assert demo.stderr is not None

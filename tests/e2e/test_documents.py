@@ -1,4 +1,6 @@
-"""docs/units.md and docs/run-file.md at work: the programs run, the knob turns, the database is reached."""
+"""The examples of docs/units.md and docs/run-file.md work: programs run, the knob takes effect, the database is
+reached.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ PROGRAMS = re.findall(r"^```python\n(.*?)^```$", (DOCS / "units.md").read_text()
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """The programs of the page and the example with a knob, and the database of the other page with its reader."""
+    """The programs of docs/units.md, its example with a knob, and the database of docs/run-file.md with its reader."""
     page = (DOCS / "run-file.md").read_text()
     (database,) = re.findall(r"^(name: with-a-database\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
     place = tmp_path_factory.mktemp("documents")
@@ -49,7 +51,7 @@ def test_programs_are_ready_and_make_progress(run: Run) -> None:
 
 
 @pytest.mark.parametrize("knob", ["own.pace_s", "pool.work_s"])
-def test_the_knob_of_an_example_is_in_force_with_the_next_claim(run: Run, knob: str) -> None:
+def test_knob_of_the_example_takes_effect_at_the_next_claim(run: Run, knob: str) -> None:
     run.cli("tune", knob, "0.05")
 
     def in_force() -> bool:
@@ -70,7 +72,7 @@ def test_a_unit_gets_the_url_of_the_database_by_reference(run: Run) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
-def test_a_program_runs_on_its_own(number: int, tmp_path: Path) -> None:
+def test_program_runs_without_a_coordinator(number: int, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAMS[number])
     with subprocess.Popen([PYTHON, str(program)], stderr=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""docs/python.md: every snippet, in its order, against a run that is up."""
+"""Every snippet of docs/python.md runs in its order against a live run."""
 
 from __future__ import annotations
 

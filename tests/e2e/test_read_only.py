@@ -1,4 +1,4 @@
-"""A run that was taken down and is read from: its store and the steward come up, and nobody samples or trains."""
+"""A run that was taken down can be read: `up --read-only` starts its store and its steward and no other unit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 6
 
 @pytest.fixture
 def ended(tmp_path: Path) -> Iterator[Run]:
-    """A run with records, down. Its run file and its dataset are gone."""
+    """A run with records that is down, without its run file and dataset."""
     for made in running(tmp_path, f"t-{uuid.uuid4().hex[:8]}"):
         dataset = tmp_path / "train.jsonl"
         lines = [json.dumps({"query": f"what costs item {number}?", "answer": number}) for number in range(ROWS)]
@@ -43,7 +43,7 @@ def ended(tmp_path: Path) -> Iterator[Run]:
         yield made
 
 
-def test_a_run_that_is_down_is_read_by_the_command_that_is_named(ended: Run) -> None:
+def test_run_that_is_down_can_be_read_after_the_suggested_command(ended: Run) -> None:
     code, refused = ended.cli("records", "list", check=False)
     assert code == ExitCode.NO_COORDINATOR
     command, _, promise = refused["error"]["hint"].partition(" brings up ")

@@ -1,4 +1,6 @@
-"""Units that block for long: announced, they are left alone; unannounced, replaced; units that only wait are alive."""
+"""Units that block for long: an announced phase is allowed, unannounced silence leads to a replacement, and units that
+only wait are alive.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from tests.e2e.running import Run, running
 from tests.waiting import PATIENCE_S, eventually
 
 BLOCKED_S = 7.0
-"""More than three times as long as a silent unit outside any phase may live here."""
+"""More than three times the silence that is allowed outside a phase."""
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     for run in running(tmp_path_factory.mktemp("blocked"), f"t-{uuid.uuid4().hex[:8]}"):
-        # Where many runs share two cores, writing stacks takes longer, and between its phases a unit may be late.
+        # On a busy machine writing stacks takes longer, and a unit may be late between its phases.
         run.config["supervision"]["stacks_grace_s"] = 10.0
         run.config["supervision"]["suspect_after_s"] = run.config["supervision"]["dead_after_s"]
         assert run.config["supervision"]["dead_after_s"] * 3 < BLOCKED_S
@@ -34,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def watched(run: Run, *units: str, blocks: int, within_s: float) -> dict[str, set[tuple[str, int]]]:
-    """Every state and life in which the units were seen until each of them has been through so many blocks more."""
+    """All states and incarnations of the units, seen until each has completed this many more blocks."""
     seen: dict[str, set[tuple[str, int]]] = {unit: set() for unit in units}
     at_first: dict[str, int] = {}
 
@@ -52,7 +54,7 @@ def watched(run: Run, *units: str, blocks: int, within_s: float) -> dict[str, se
 
 
 def times_blocked(row: UnitRow) -> int:
-    """As the unit itself tells; nothing before the first."""
+    """As the unit reports it; 0 before the first."""
     return int(row.status.split()[1]) if row.status else 0
 
 
@@ -62,7 +64,7 @@ def incidents(run: Run, unit: str) -> list[IncidentRow]:
 
 
 def test_loop_that_blocks_inside_its_announced_phase_is_left_alone(run: Run) -> None:
-    # Of two, one lies between the first look and the last from its beginning to its end.
+    # Of two blocks, at least one lies completely between the first look and the last.
     seen = watched(run, "released-0", "held-0", blocks=2, within_s=PATIENCE_S + 3 * BLOCKED_S)
     assert seen == {"released-0": {("ready", 1)}, "held-0": {("ready", 1)}}
     assert not incidents(run, "released-0")
@@ -76,7 +78,7 @@ def test_unannounced_silence_ends_in_stacks_and_a_replacement(run: Run) -> None:
     incident = eventually(told, what="an incident of silent-0")
     assert "hung: silent for" in incident.what
     assert "outside any announced phase" in incident.what
-    # Its stacks can be had although nothing in it ran: faulthandler needs no GIL.
+    # faulthandler writes the stacks without the GIL, so they exist although the unit executed no Python code.
     assert any("native_block.py" in line and "in _block" in line for line in incident.tail), incident.tail
     assert run.unit_row("silent-0").incarnation >= 2
 
@@ -105,7 +107,7 @@ def test_loop_with_200_waits_is_alive_and_reports_their_number(run: Run) -> None
 
 
 @pytest.mark.slow
-def test_at_the_default_times_a_minute_in_foreign_code_is_left_alone(tmp_path: Path) -> None:
+def test_minute_in_foreign_code_is_allowed_with_the_default_times(tmp_path: Path) -> None:
     for run in running(tmp_path, f"t-{uuid.uuid4().hex[:8]}", factor=1.0):
         assert run.config["supervision"] == {}
         run.unit("released", "native_block", "--seconds", "60", "--at-most", "90")
@@ -119,7 +121,7 @@ def test_at_the_default_times_a_minute_in_foreign_code_is_left_alone(tmp_path: P
 
 
 def _somebody_is_told_of_the_unit_that_cannot_be_placed(run: Run) -> None:
-    """Its alert fires after a minute, which is here over anyway."""
+    """Its alert fires after a minute, which has passed here."""
 
     def firing() -> dict[str, object] | None:
         return next((alert for alert in run.cli("alerts", "list") if alert["id"] == "unit-pending:big-0"), None)

@@ -25,9 +25,9 @@ def sh(script: str) -> list[str]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """One run with a group for each way to end."""
     for run in running(tmp_path_factory.mktemp("deaths"), f"t-{uuid.uuid4().hex[:8]}"):
-        # Writing stacks takes longer where six test runs share two cores.
+        # Writing stacks takes longer on a busy machine.
         run.config["supervision"]["stacks_grace_s"] = 10.0
-        # Nor do six deaths in a row take the same time there as here.
+        # Six deaths in a row take longer there, too.
         run.config["supervision"]["restart_window_s"] = 600.0
         run.sidecar("victim", sh("echo first words; echo last words; exec sleep 1000"))
         run.unit("stepper", "step_loop", "--every", "0.05")
@@ -146,7 +146,7 @@ def test_event_loop_that_does_not_turn_outside_a_phase_is_stacked_and_replaced(r
     assert "blocked_loop.py" in _log_of(run, "loop-0", before.incarnation)
 
 
-def test_memory_is_counted_apart_and_too_much_of_it_is_fatal_with_advice(run: Run) -> None:
+def test_out_of_memory_deaths_are_counted_separately_and_too_many_are_fatal_with_advice(run: Run) -> None:
     row = run.wait_state("glutton-0", "fatal")
     assert "killed for memory 4 times" in row.reason
     assert "raise resources.memory_max" in row.reason
@@ -187,7 +187,7 @@ def test_death_of_one_rank_restarts_the_whole_gang(run: Run) -> None:
     run.kill(before["ranks-1"].pid)
     after = {name: run.wait_incarnation(name, above=before[name].incarnation) for name in names}
     assert {row.incarnation for row in after.values()} == {before["ranks-1"].incarnation + 1}
-    # One died, the others had to make room: that is no death of theirs.
+    # One died, and the others had to stop with it, which is no death of theirs.
     assert [row.restarts - before[name].restarts for name, row in after.items()] == [0, 1, 0]
     assert len(incidents(run, "ranks-1")) == 1
     assert not incidents(run, "ranks-0")
@@ -228,16 +228,16 @@ def test_crash_loop_is_fatal_with_its_reason_and_a_restart_gives_a_new_budget(ru
     assert "exit 3" in alert["sentence"]
     run.cli("restart", "crasher-0", "--no-wait")
     again = run.wait_incarnation("crasher-0", above=row.incarnation, state="fatal")
-    assert again.incarnation == 12  # Six lives more: all the budget of the first time.
+    assert again.incarnation == 12  # six more incarnations: the whole budget of the first time
 
 
-def test_program_that_does_not_exist_is_fatal_without_trying_again(run: Run) -> None:
+def test_program_that_does_not_exist_is_fatal_without_a_retry(run: Run) -> None:
     row = run.wait_state("absent-0", "fatal")
     assert row.incarnation == 1
     assert "no-such-program-anywhere" in row.reason
 
 
-def test_unit_that_never_comes_up_is_counted_apart(run: Run) -> None:
+def test_unit_that_never_becomes_ready_is_counted_separately(run: Run) -> None:
     row = run.wait_state("never-0", "fatal")
     assert "never came up, 6 times in a row" in row.reason
     assert row.deaths_in_window == 0

@@ -1,4 +1,4 @@
-"""Knobs of a living trainer: previewed by the unit, in effect at their boundary, kept over restarts."""
+"""Knobs of a living trainer: previewed by the unit, in force at their boundary, kept over restarts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def _begin(run: Run) -> None:
-    # One version is long enough to be looked at while it lasts.
+    # One version lasts long enough to be observed.
     run.unit("fake", "fake_trainer", "--every", "1.0")
     run.up()
-    # What was declared when it said hello is told first, the rest as soon as its work loop has declared it.
+    # The knobs declared before the hello arrive first, the others when the work loop declares them.
     eventually(lambda: len([row for row in run.client.knobs() if row.owner == "fake"]) == 4, what="all its knobs")
     eventually(lambda: _in_force(run, "fake.bound", 4), what="the first report of the trainer")
 

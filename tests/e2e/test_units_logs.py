@@ -46,14 +46,14 @@ def say(run: Run, unit: str, *lines: str) -> None:
 
 
 def lines_of(run: Run, *args: str) -> list[str]:
-    """What `agentrl logs` shows."""
+    """The output of `agentrl logs`."""
     document = run.cli("logs", *args)
     return [str(line) for line in document["lines"]]
 
 
 @contextmanager
 def following(run: Run, unit: str) -> Iterator[list[dict[str, object]]]:
-    """All that `agentrl logs -f` says, in a list that grows; the first entry is the past."""
+    """The output of `agentrl logs -f` as a growing list; the first entry has the existing lines."""
     process = run.start("logs", unit, "-f", "--json")
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
@@ -100,7 +100,7 @@ def test_lines_are_filtered_by_pattern_by_time_and_by_number(run: Run) -> None:
     assert run.raw("logs", "nobody-0").returncode == ExitCode.UNKNOWN
 
 
-def test_escapes_of_a_unit_do_nothing_to_a_terminal(run: Run) -> None:
+def test_escapes_of_a_unit_do_not_reach_a_terminal(run: Run) -> None:
     master, slave = pty.openpty()
     environ = {**run.environ, "TERM": "xterm"}
     with os.fdopen(master, "rb", buffering=0) as screen:
@@ -117,13 +117,13 @@ def test_escapes_of_a_unit_do_nothing_to_a_terminal(run: Run) -> None:
             while part := screen.read(65536):
                 shown += part
         except OSError:
-            pass  # That is how the end of a terminal reads.
+            pass  # A terminal reports its end by this error.
         assert process.wait(30) == 0
     assert b"\x1b" not in shown
     assert b"\x07" not in shown
     assert "red and turned round" in shown.decode()
     assert "\u202e" not in shown.decode()
-    # Behind a pipe there is a terminal again, more often than not; who wants what was written says so.
+    # Behind a pipe there is often a terminal again, so raw output needs an option.
     assert "\x1b" not in run.raw("logs", "talker-0").stdout
     assert "\x1b[31mred" in run.raw("logs", "talker-0", "--raw").stdout
 
@@ -161,7 +161,7 @@ def test_log_that_grows_too_large_is_cut_and_its_follower_goes_on(run: Run) -> N
     log = Path(run.dir) / "logs" / "flood-0" / "1.log"
     aside = log.with_name("1.log.1")
     with following(run, "flood-0") as said:
-        # However much of it is there when it is cut, what follows is not enough for another cut.
+        # Whatever its size is when it is cut, the lines after that are too few for another cut.
         say(run, "flood-0", *(f"line {number:05d} {'x' * 100}" for number in range(300)))
         eventually(aside.exists, what="the log to be cut")
         eventually(lambda: log.stat().st_size < LOG_MAX)
@@ -183,7 +183,7 @@ def test_all_stacks_come_into_one_file(run: Run) -> None:
     assert "step_loop.py" in of["tick-0"]
     assert "in main" in of["tick-0"]
     assert "many_waits.py" in of["waiter-0"]
-    # What does not speak is not asked: a signal that it does not know would kill it. The kernel says where it stands.
+    # A process without the runtime gets no signal, because an unknown signal would kill it; its kernel stack is shown.
     assert of["foreign-0"].startswith("It does not use the unit runtime, so only the kernel was asked.\n")
     assert "sleep 1000 (pid " in of["foreign-0"]
     assert "[sleep] sleeping" in of["foreign-0"]
@@ -195,6 +195,6 @@ def test_all_stacks_come_into_one_file(run: Run) -> None:
 
 
 def _parts(text: str) -> dict[str, str]:
-    """What stands under each headline."""
+    """The text below each headline."""
     pieces = text.split("==== ")[1:]
     return {head: body for head, _, body in (piece.partition(" ====\n") for piece in pieces)}

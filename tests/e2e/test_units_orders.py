@@ -1,4 +1,4 @@
-"""Drain, stop, restart, scale and pause reach the units, and the work at hand is finished first."""
+"""Drain, stop, restart, scale and pause reach the units, and work in progress is finished first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.waiting import eventually
 WORKER = [PYTHON, str(Path(__file__).parent / "programs" / "worker.py")]
 DEAF = ["sh", "-c", "trap '' TERM; touch $AGENTRL_RUN_DIR/deaf; while :; do sleep 0.1; done"]
 GRACE_S = 0.6
-"""How long a stop waits for work; a drain waits for as long as it takes."""
+"""How long a stop waits for work. A drain has no limit."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         graces = {"drain_grace_s": GRACE_S, "term_grace_s": GRACE_S}
         run.sidecar("one", WORKER, speaks=True, **graces)
         run.sidecar("many", WORKER, speaks=True, count=3, **graces)
-        # A shell that has only just begun hears a signal still.
+        # Waits until the shell's signal handler is installed.
         run.sidecar("deaf", DEAF, term_grace_s=GRACE_S, ready={"exec": ["test", "-e", "{run_dir}/deaf"]})
         run.unit("forker", "detached_children", count=2)
         run.up()
@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 @contextmanager
 def at_work(run: Run, unit: str) -> Iterator[UnitRow]:
-    """The unit has work under way, as it was seen."""
+    """The unit has work in progress, as its row shows."""
     order = Path(run.dir) / f"work-{unit}"
     run.wait_state(unit, "ready")
     order.touch()
@@ -56,7 +56,7 @@ def wait_phase(run: Run, unit: str, phase: str) -> UnitRow:
 
 
 def gets_on(run: Run, row: UnitRow, steps: int) -> UnitRow:
-    """The same life goes on with its work."""
+    """The same incarnation continues its work."""
 
     def there() -> UnitRow | None:
         now = run.unit_row(row.unit)
@@ -73,12 +73,12 @@ def incidents(run: Run) -> int:
 # ---- drain and stop ----
 
 
-def test_drain_waits_for_the_work_under_way_however_long_it_takes(run: Run) -> None:
+def test_drain_waits_for_the_work_in_progress_without_a_limit(run: Run) -> None:
     with at_work(run, "one-0") as before:
         drain = run.start("drain", "one-0", "--yes", "--json")
         draining = run.wait_state("one-0", "draining")
         assert draining.reason.startswith("drained by ")
-        # Two graces of a mere stop: a step takes at least 0.02 s.
+        # Twice the grace of a stop: a step takes at least 0.02 s.
         gets_on(run, draining, steps=int(2 * GRACE_S / 0.02))
         assert run.unit_row("one-0").state == "draining"
         assert drain.poll() is None, "the command waits for the end"
@@ -100,7 +100,7 @@ def test_cancelled_drain_keeps_the_incarnation(run: Run) -> None:
         row = run.wait_state("one-0", "ready")
         assert row.reason == "drain cancelled"
         gets_on(run, row, steps=5)
-    # Whoever waited for the end is told that there will be none.
+    # The command that waits for the drain gets the message that it was cancelled.
     out, err = drain.communicate(timeout=60)
     assert drain.returncode == ExitCode.CONFLICT, f"{out} {err}"
     after = run.wait_state("one-0", "ready")
@@ -163,7 +163,7 @@ def test_restart_lets_the_work_finish_and_is_no_death(run: Run) -> None:
     assert incidents(run) == known
 
 
-def test_restart_of_an_incarnation_that_is_over_is_refused(run: Run) -> None:
+def test_restart_of_an_ended_incarnation_is_refused(run: Run) -> None:
     if run.wait_state("one-0", "ready").incarnation == 1:
         run.cli("restart", "one-0")
     row = run.wait_state("one-0", "ready")
@@ -192,7 +192,7 @@ def test_scale_down_stops_idle_units_first(run: Run) -> None:
         run.cli("scale", "many", "-1")
         assert {u for u, row in run.units().items() if row.group == "many" and row.desired} == {"many-0", "many-2"}
         gets_on(run, newer, steps=5)
-        # Both are busy now: the newer one has to go.
+        # Both are busy now, so the newer one is stopped.
         assert run.cli("scale", "many", "1", "--dry-run")["effect"]["drains"] == [newer.unit]
         run.cli("scale", "many", "1")
         assert run.lives_of(newer.unit) == set()
@@ -237,7 +237,7 @@ def test_pause_reaches_the_units_and_a_resume_lets_them_work_again(run: Run, tar
     eventually(lambda: exactly(parked), what=f"{target} to be paused")
     assert run.run_row().paused is (target == "run")
     if target == "many-1":
-        # A new life of a paused unit is paused from its begin.
+        # A new incarnation of a paused unit starts paused.
         run.cli("restart", "many-1")
         before["many-1"] += 1
         eventually(lambda: exactly(parked), what="the new life to be paused")
@@ -248,7 +248,7 @@ def test_pause_reaches_the_units_and_a_resume_lets_them_work_again(run: Run, tar
         pass
 
 
-# ---- trees ----
+# ---- process trees ----
 
 
 def daemons(run: Run, unit: str) -> list[int]:

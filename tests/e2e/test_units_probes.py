@@ -24,10 +24,10 @@ READY_WHEN = {"exec": "warm", "http": "warm", "tcp": "open"}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A server behind each kind of probe, and a unit that wants all of them."""
+    """A server for each kind of probe, and a unit that depends on all of them."""
     for run in running(tmp_path_factory.mktemp("probes"), f"t-{uuid.uuid4().hex[:8]}"):
-        # A probe on a busy machine may be late; what is tested here is what follows from its answer. And whoever is
-        # suspect stays so until he was looked at.
+        # A probe may be late on a busy machine; these tests are about the reaction to its answer. A suspect unit stays
+        # suspect until its next probe.
         run.config["supervision"] |= {"suspect_after_s": 1.0, "dead_after_s": DEAD_AFTER_S}
         for kind, port in zip(KINDS, free_ports(len(KINDS)), strict=True):
             run.sidecar(kind, [PYTHON, SERVER, str(port)], **probes(kind, port))
@@ -58,7 +58,7 @@ def order(run: Run, what: str, kind: str) -> Path:
 
 def test_unit_is_ready_after_its_probe_and_dependents_start_then(run: Run) -> None:
     for number, kind in enumerate(KINDS):
-        # The port is open everywhere before the first page is warm: for HTTP and exec that alone is not enough.
+        # The port is open before the first page is ready, which is not enough for HTTP and exec.
         if READY_WHEN[kind] != "open":
             order(run, "open", kind).touch()
         assert run.wait_state(f"{kind}-0", "starting").incarnation == 1
@@ -97,7 +97,7 @@ def test_unit_whose_liveness_fails_is_suspect_first_and_then_replaced(run: Run, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unit_that_is_well_again_in_time_is_kept(run: Run, kind: str) -> None:
+def test_unit_that_recovers_in_time_is_kept(run: Run, kind: str) -> None:
     before = ready(run, kind)
     run.cli("tune", "supervision.dead_after_s", "60")
     try:
@@ -127,7 +127,7 @@ def test_liveness_failures_count_only_after_the_start_deadline(run: Run) -> None
 
 
 def ready(run: Run, kind: str) -> UnitRow:
-    """Also where no test before this one has made it so."""
+    """Makes the unit ready if no earlier test has done so."""
     for what in ("open", READY_WHEN[kind]):
         order(run, what, kind).touch()
     return run.wait_state(f"{kind}-0", "ready")

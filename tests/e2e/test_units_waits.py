@@ -1,4 +1,4 @@
-"""Wait chains of a real run: who waits for whom, why a unit is not started, and what the cause is."""
+"""Wait chains of a real run: who waits for whom, why a unit is not started, and the cause."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Three sidecars and units that wait in rows and in a circle; a trainer with a consumer; what has no place."""
+    """Three sidecars, units that wait in chains and in a circle, a trainer with a consumer, and an unplaceable unit."""
     for run in running(tmp_path_factory.mktemp("waits"), f"t-{uuid.uuid4().hex[:8]}"):
-        # A unit that hangs is to be looked at here, not replaced.
+        # Supervision must not replace a hanging unit here.
         run.config["supervision"] |= {"suspect_after_s": 1.0, "dead_after_s": 60.0}
         run.sidecar("db", ["sleep", "1000"])
         run.sidecar("cache", ["sleep", "1000"], after=["db"])
@@ -46,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def chain_of(run: Run, who: str, because: str) -> dict[str, Any]:
-    """The chain in which a unit waits, once it ends for that reason, as `agentrl why --json` tells it."""
+    """The wait chain of a unit in `agentrl why --json`, once it ends with that cause."""
 
     def found() -> bool:
         chain = next((c for c in run.client.why().chains if any(link.who == who for link in c.links)), None)
@@ -84,7 +84,7 @@ def test_hanging_unit_is_the_named_cause(
         assert (chain["culprit"], links_of(chain)) == (culprit, links)
         return True
 
-    # Whoever has not told yet for whom it waits is the end of a shorter chain.
+    # A unit that has not reported its wait yet ends a shorter chain.
     eventually(is_at_work, what=f"{culprit} at work")
     life = run.unit_row(culprit).incarnation
     file = Path(run.dir) / order
@@ -124,7 +124,7 @@ def test_resources_without_a_unit_are_one_chain(run: Run) -> None:
     assert sorted(on for _, on in links_of(chain)) == sorted(f"record {number}" for number in range(20))
 
     def is_told() -> bool:
-        """A wait of less than a second is not worth a line."""
+        """A wait of less than a second is not reported."""
         about = [line for line in run.raw("why").stdout.splitlines() if "nameless-0" in line]
         assert len(about) == 4, about
         assert "nameless-0 has 18 more such waits" in about[-1]
@@ -139,7 +139,7 @@ def test_wait_for_a_trainer_shows_its_versions(run: Run) -> None:
 
     first = version()
     eventually(lambda: version() >= first + 3, what="three versions more")
-    # Between two versions the trainer itself waits: whoever waits for it waits for what it waits for.
+    # Between two versions the trainer itself waits, so the chain of its consumer goes on to the trainer's cause.
     seen: set[str] = set()
 
     def both() -> bool:
@@ -175,14 +175,14 @@ def test_unplaceable_unit_is_pending_with_its_reason(run: Run, unit: str, reason
     assert row.get("incarnation", 0) == 0
 
     def is_about_to_fire() -> bool:
-        """It may have been seen coming before any host was there."""
+        """The alert may have been pending before any host was connected."""
         alert = run.rows()[f"alert/unit-pending:{unit}"]
         assert alert.sentence == f"{unit} should run but is not started: {expected}."
         assert alert.suggest == "agentrl why"
         return True
 
     eventually(is_about_to_fire, what="the alert that is about to fire")
-    # Where processor time is short, another may be suspect for a moment.
+    # On a busy machine another unit may be suspect for a moment.
     eventually(lambda: run.cli("status")["run"]["state"] == "starting", what="a run that is not whole yet")
 
 
@@ -193,7 +193,7 @@ def test_dependents_of_an_unplaceable_unit_show_the_reason(run: Run) -> None:
 
 
 def test_suspect_unit_is_well_after_a_coordinator_restart(run: Run) -> None:
-    """The next one has never heard it silent, and would not say so by itself."""
+    """The new coordinator never saw the silence, so it has to clear the state explicitly."""
     life = run.wait_state("judge-0", "ready").incarnation
     former = run.coordinator_pid()
     file = Path(run.dir) / "block-judge-0"

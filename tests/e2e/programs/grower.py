@@ -17,6 +17,6 @@ began, taken = time.monotonic(), []
 while True:
     wanted = min(options.to_mib, (time.monotonic() - began) * options.mib_per_s)
     while len(taken) < wanted:
-        # A zeroed block costs nothing until it is written.
+        # A zeroed block takes no memory until it is written.
         taken.append(bytearray(b"x") * (1 << 20))
     time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A server whose numbers are what a file of the run directory says, in the format that Prometheus reads.
+"""Serves the numbers in a file of the run directory in the format of Prometheus.
 
 python meter.py PORT FILE
 """
@@ -23,7 +23,7 @@ class Page(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Not a line for each scrape."""
+        """Writes no line per scrape."""
 
 
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Page).serve_forever()

@@ -1,4 +1,5 @@
-"""The demo's shop, in the mood that a file tells: `stuck` (it never answers) or `slow SECONDS`; well without one.
+"""The demo's shop with faults that a file selects: `stuck` (it never answers) or `slow SECONDS`; healthy without the
+file.
 
 python moody_shop.py FILE
 """

@@ -1,4 +1,4 @@
-"""Writes lines of all kinds, and one more for each line that the file RUN_DIR/say-UNIT has."""
+"""Writes lines of all kinds, and one more for each line in the file RUN_DIR/say-UNIT."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A unit whose work is begun and ended by files, and is never left half done.
+"""A unit whose work starts and ends by files and is never interrupted.
 
-RUN_DIR/work-UNIT gives it work, which is over when the file is gone; an order to stop does not end it.
+RUN_DIR/work-UNIT is its work, which ends when the file is removed; an order to stop does not end it.
 """
 
 from __future__ import annotations
