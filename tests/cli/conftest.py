@@ -1,4 +1,4 @@
-"""The command line as a person runs it: a process of its own, in a home of its own."""
+"""The command line as a process of its own, in a home directory of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Said:
 
     @property
     def json(self) -> Any:
-        """The one document on stdout."""
+        """The only document on stdout."""
         return json.loads(self.out)
 
 

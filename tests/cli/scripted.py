@@ -52,9 +52,9 @@ class Scripted:
         self.ends_as = rows.OperationState.SUCCEEDED
         self.listen: dict[str, str] = {}
         self.guarded: tuple[KeyPair, str, str] | None = None
-        """Keys and tcp addresses of hub and feed, if clients with a key connect, too; any key is accepted."""
+        """Keys and tcp addresses of hub and feed, for clients with a key; every key is accepted."""
         self.silent = False
-        """The feed sends nothing, while requests are answered."""
+        """The feed sends nothing, but requests are answered."""
         self._held: dict[str, list[tuple[Peer, messages.Request]]] = {}
         """Requests that wait, by name."""
         self._seq = 0
@@ -74,7 +74,7 @@ class Scripted:
         self.end()
 
     def end(self) -> None:
-        """Die without a message. Harmless if it ended before."""
+        """Die without a message. Does nothing after the first call."""
         if self._thread.is_alive():
             self._stop()
             self._thread.join(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The verbs as a whole: the table of commands, the options of all verbs, and mistakes in typing."""
+"""Checks of all commands together: the table of commands, the shared options, and mistyped command lines."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ def test_exit_codes_are_distinct_and_have_names() -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"), [("stauts", "status"), ("dwon", "down"), ("sclae", "scale"), ("completon", "completion")]
 )
-def test_a_mistyped_command_suggests_the_nearest(typed: str, meant: str, capsys: Any) -> None:
+def test_mistyped_command_gets_the_nearest_name(typed: str, meant: str, capsys: Any) -> None:
     assert run([typed]) == ExitCode.USAGE
     said = capsys.readouterr()
     assert meant in said.err
     assert not said.out
 
 
-def test_a_mistake_is_one_document_on_stdout_with_json(capsys: Any) -> None:
+def test_usage_error_is_one_document_on_stdout_with_json(capsys: Any) -> None:
     assert run(["scale", "web", "many", "--json"]) == ExitCode.USAGE
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == 2
@@ -118,7 +118,7 @@ def test_a_mistake_is_one_document_on_stdout_with_json(capsys: Any) -> None:
     assert error["hint"]
 
 
-# What these three start is another program, which here would take the place of the tests.
+# These three commands execute another program, which would replace the test process here.
 OTHER_PROGRAMS = {"daemon", "doctor", "tui"}
 WORDS = st.one_of(
     st.sampled_from(sorted({word for path in VERBS for word in path} - OTHER_PROGRAMS)),
@@ -154,7 +154,7 @@ def test_no_command_line_ends_in_a_traceback(
         assert json.loads(said.out)["error"]["code"] == code
 
 
-def test_the_reference_has_every_command_and_exit_code() -> None:
+def test_reference_has_every_command_and_exit_code() -> None:
     text = (ROOT / "docs" / "commands.md").read_text()
     missing = [
         " ".join(verb) for verb, one in VERBS.items() if not one.hidden and f"agentrl {' '.join(verb)}" not in text
@@ -173,7 +173,7 @@ ROWS_OF = {
 
 
 @pytest.mark.parametrize("verb", [verb for verb, one in VERBS.items() if "--filter" in options_of(one)], ids=" ".join)
-def test_the_example_of_a_list_can_be_typed(verb: tuple[str, ...], capsys: Any) -> None:
+def test_every_example_of_a_list_is_a_valid_command_line(verb: tuple[str, ...], capsys: Any) -> None:
     name = " ".join(verb)
     query, order = EXAMPLES[name]
     fields = FIELDS[ROWS_OF[name]]

@@ -1,4 +1,4 @@
-"""Streams that are closed or full: no traceback, and the sentence goes where it still can."""
+"""Closed or full output streams cause no traceback, and errors go to a stream that still works."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def test_output_to_a_closed_stream_is_discarded(shell: Shell, closed: str) -> No
 
 
 @pytest.mark.parametrize("more", ["", "--json"])
-def test_a_full_disk_behind_stdout_is_reported_on_stderr(shell: Shell, more: str) -> None:
+def test_full_disk_behind_stdout_is_reported_on_stderr(shell: Shell, more: str) -> None:
     done = in_bash(shell, f"agentrl runs {more} >/dev/full")
     assert (done.returncode, done.stderr.strip()) == (11, "agentrl: No space left on device.")
 
 
-def test_an_error_as_json_is_on_stdout(shell: Shell) -> None:
+def test_error_as_json_is_on_stdout(shell: Shell) -> None:
     done = in_bash(shell, "agentrl restart web-0 --json")
     assert json.loads(done.stdout)["error"]["name"] == "no_coordinator"

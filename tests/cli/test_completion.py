@@ -1,4 +1,4 @@
-"""Completion: in bash, zsh and fish as a person uses them, and the candidates that fit."""
+"""Completion in bash, zsh and fish, and the candidates for every position."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ autoload -Uz compinit && compinit -u -D && eval "$(agentrl completion zsh)" && p
 
 @pytest.fixture
 def with_program(shell: Shell) -> Shell:
-    """The same place with a program `agentrl` on its path."""
+    """The same home with a program `agentrl` on its path."""
     bin = shell.home.parent / "bin"
     bin.mkdir()
     program = bin / "agentrl"
@@ -58,7 +58,7 @@ def _run(shell: Shell, command: list[str]) -> list[str]:
 
 
 def in_zsh(shell: Shell, *words: str) -> list[str]:
-    """Completes a line in an interactive zsh. The one candidate, as zsh writes it into the line."""
+    """Completes a line in an interactive zsh. Returns the only candidate as zsh writes it into the line."""
     child, terminal = pty.fork()
     if child == 0:
         env = {**shell.env, "HOME": str(shell.home.parent), "PS1": "", "TERM": "dumb"}
@@ -86,7 +86,7 @@ def _until(terminal: int, pattern: str) -> str:
 
 
 @pytest.mark.parametrize("complete", [in_bash, in_fish, in_zsh])
-def test_a_shell_completes_commands_and_names_of_the_run(
+def test_shell_completes_commands_and_names_of_the_run(
     with_program: Shell, coordinator: Scripted, complete: object
 ) -> None:
     coordinator.rows["unit/web-0"] = rows.UnitRow("web-0", "web", "sidecar", rows.UnitState.READY)
@@ -96,7 +96,7 @@ def test_a_shell_completes_commands_and_names_of_the_run(
 
 
 @pytest.mark.parametrize("complete", [in_fish, in_zsh])
-def test_a_value_behind_an_equals_sign_keeps_its_option(
+def test_value_behind_an_equals_sign_keeps_its_option(
     with_program: Shell, coordinator: Scripted, complete: object
 ) -> None:
     assert complete(with_program, "logs", "--run=d") == ["--run=demo"]  # type: ignore[operator]
@@ -107,7 +107,7 @@ def test_powershell_has_a_script(shell: Shell) -> None:
 
 
 def completed(shell: Shell, *words: str) -> list[str]:
-    """What typer's script for bash gets, which splits words at `=`."""
+    """The candidates of typer's script for bash, which splits words at `=`."""
     words = tuple(part for word in words for part in re.split("(?<=.)(=)", word) if part or not word)
     env = {"_AGENTRL_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join(("agentrl", *words))}
     said = shell(**env, COMP_CWORD=str(len(words)))
@@ -145,7 +145,7 @@ def test_candidates_come_from_the_run(shell: Shell, coordinator: Scripted) -> No
         ("--json", "logs", "--run", "shop", "--follow", "sam"),
     ],
 )
-def test_the_run_named_on_the_line_gives_the_candidates(
+def test_run_named_on_the_line_gives_the_candidates(
     shell: Shell, coordinator: Scripted, words: tuple[str, ...]
 ) -> None:
     """Another run is up as well, so without the name there are no candidates."""

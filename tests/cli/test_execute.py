@@ -1,4 +1,4 @@
-"""Commands that change something: what is asked, sent, waited for and said."""
+"""Commands that change the run: their questions, requests, waits and output."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_minus_one_is_an_argument(shell: Shell, coordinator: Scripted) -> None:
     assert coordinator.sent("scale") == [commands.Scale("web", by=-1), commands.Scale("web", to=4, seen=2)]
 
 
-def test_a_finished_command_is_reported_in_words_and_in_json(shell: Shell, coordinator: Scripted) -> None:
+def test_finished_command_is_reported_in_words_and_in_json(shell: Shell, coordinator: Scripted) -> None:
     assert "done in" in shell("pause", "web").out
     document = shell("pause", "web", "--json").json
     assert document["operation"]["state"] == "succeeded"
@@ -72,7 +72,7 @@ def test_a_finished_command_is_reported_in_words_and_in_json(shell: Shell, coord
         (rows.OperationState.SUPERSEDED, ExitCode.CONFLICT),
     ],
 )
-def test_the_exit_code_follows_from_the_end_of_the_operation(
+def test_exit_code_follows_from_the_state_of_the_ended_operation(
     shell: Shell, coordinator: Scripted, ended: rows.OperationState, code: ExitCode
 ) -> None:
     coordinator.ends_as = ended
@@ -86,12 +86,12 @@ def test_no_wait_returns_the_accepted_operation(shell: Shell, coordinator: Scrip
     assert f"op/{accepted['operation']}" in coordinator.rows
 
 
-def test_a_timeout_leaves_the_operation_running(shell: Shell, coordinator: Scripted) -> None:
+def test_timeout_leaves_the_operation_running(shell: Shell, coordinator: Scripted) -> None:
     coordinator.ends_as = rows.OperationState.RUNNING
     assert "goes on" in shell("resume", "--timeout", "0.3", expect=ExitCode.TIMEOUT).err
 
 
-def test_ctrl_c_ends_only_the_waiting(
+def test_ctrl_c_ends_only_the_wait(
     shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
 ) -> None:
     coordinator.ends_as = rows.OperationState.RUNNING
@@ -103,7 +103,7 @@ def test_ctrl_c_ends_only_the_waiting(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_up_that_a_signal_ends_before_it_is_accepted_says_that_nothing_was_started(
+def test_signal_before_up_is_accepted_reports_that_nothing_was_started(
     shell: Shell, coordinator: Scripted, tmp_path: Path, number: signal.Signals
 ) -> None:
     asked, may_answer = threading.Event(), threading.Event()
@@ -123,7 +123,7 @@ def test_an_up_that_a_signal_ends_before_it_is_accepted_says_that_nothing_was_st
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["late", "never"])
-def test_ctrl_c_counts_while_a_down_is_not_answered_yet(shell: Shell, coordinator: Scripted, answers: bool) -> None:
+def test_ctrl_c_ends_a_down_that_waits_for_its_answer(shell: Shell, coordinator: Scripted, answers: bool) -> None:
     asked, may_answer = threading.Event(), threading.Event()
 
     def slow(args: Args) -> commands.Accepted:
@@ -160,7 +160,7 @@ def _pending(pid: int, number: int) -> bool:
 
 
 def run_file(shell: Shell, coordinator: Scripted, tmp_path: Path) -> Path:
-    """One that fits the run that the coordinator has."""
+    """A run file that matches the run of the coordinator."""
     known = coordinator.state_dir / paths.RUN_FILE
     run_dir = str(shell.home / "dir")
     known.write_text(json.dumps(json.loads(known.read_text()) | {"run_dir": run_dir}))
@@ -201,7 +201,7 @@ def test_up_reports_units_that_are_not_up_at_its_end(shell: Shell, coordinator: 
     assert "`agentrl config check --run demo` looks for its program" in said.err
 
 
-def test_a_script_gets_no_question(shell: Shell, coordinator: Scripted) -> None:
+def test_script_without_consent_gets_an_error_in_place_of_a_question(shell: Shell, coordinator: Scripted) -> None:
     coordinator.effects["scale"] = DISRUPTIVE
     shell("scale", "web", "1")
     assert len(coordinator.sent("scale")) == 1
@@ -214,7 +214,7 @@ def test_a_script_gets_no_question(shell: Shell, coordinator: Scripted) -> None:
     assert len(coordinator.sent("scale")) == 2
 
 
-def test_a_dry_run_changes_nothing(shell: Shell, coordinator: Scripted) -> None:
+def test_dry_run_changes_nothing(shell: Shell, coordinator: Scripted) -> None:
     coordinator.effects["scale"] = DESTRUCTIVE
     assert "14 records are lost" in shell("scale", "web", "1", "--dry-run", "--yes").out
     document = shell("scale", "web", "1", "--dry-run", "--json").json
@@ -223,7 +223,7 @@ def test_a_dry_run_changes_nothing(shell: Shell, coordinator: Scripted) -> None:
 
 
 @pytest.mark.parametrize(("typed", "sent"), [("y\n", True), ("n\n", False), ("\n", False), ("\x03", False)])
-def test_the_question_names_the_effect(shell: Shell, coordinator: Scripted, typed: str, sent: bool) -> None:
+def test_question_shows_the_effect(shell: Shell, coordinator: Scripted, typed: str, sent: bool) -> None:
     coordinator.effects["scale"] = DESTRUCTIVE
     shown = in_terminal(shell, ["scale", "web", "1"], r"Go on\?", typed)
     assert "14 records are lost" in shown
@@ -231,7 +231,7 @@ def test_the_question_names_the_effect(shell: Shell, coordinator: Scripted, type
 
 
 def in_terminal(shell: Shell, arguments: list[str], question: str, typed: str) -> str:
-    """Runs in a terminal of its own, answers the question, and gives back what was shown."""
+    """Runs a command in a terminal of its own and answers the question. Returns the text of the terminal."""
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(shell.home.parent)
@@ -240,7 +240,7 @@ def in_terminal(shell: Shell, arguments: list[str], question: str, typed: str) -
     try:
         while time.monotonic() < deadline:
             if not select.select([terminal], [], [], 2.0)[0]:
-                # A Ctrl-C in the moment before the reading begins is kept until the next key: press it again.
+                # A Ctrl-C just before the program reads is only seen at the next key, so press it again.
                 if answered and typed == "\x03":
                     os.write(terminal, typed.encode())
                 continue
@@ -260,7 +260,7 @@ def in_terminal(shell: Shell, arguments: list[str], question: str, typed: str) -
     return shown
 
 
-def test_a_unit_is_sent_with_its_current_incarnation(shell: Shell, coordinator: Scripted) -> None:
+def test_unit_is_sent_with_its_current_incarnation(shell: Shell, coordinator: Scripted) -> None:
     coordinator.rows["unit/web-0"] = rows.UnitRow("web-0", "web", "sidecar", rows.UnitState.READY, incarnation=7)
     shell("restart", "web-0")
     shell("restart", "web-0.3")
@@ -282,7 +282,7 @@ def test_drain_needs_a_unit_or_a_host(shell: Shell, coordinator: Scripted) -> No
     assert coordinator.sent("drain") == [commands.DrainUnits(host="h", cancel=True)]
 
 
-def test_a_refusal_is_one_line(shell: Shell, coordinator: Scripted) -> None:
+def test_refusal_is_one_line(shell: Shell, coordinator: Scripted) -> None:
     def refuse(args: Args) -> None:
         raise RefusedError("The key of eve is a viewer's and may not scale.", hint="Ask an admin.")
 
@@ -296,7 +296,7 @@ def test_a_refusal_is_one_line(shell: Shell, coordinator: Scripted) -> None:
 KNOB = rows.KnobRow("supervision.backoff_max_s", 60.0, 60.0, 3, "float", unit="s", minimum=1.0, maximum=600.0)
 
 
-def test_tune_sends_the_revision_that_it_read(shell: Shell, coordinator: Scripted) -> None:
+def test_tune_sends_the_revision_that_it_has_read(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["knobs"] = lambda args: [KNOB]
     shell("tune", KNOB.name, "30", "--note", "quieter")
     assert coordinator.sent("tune") == [commands.Tune(KNOB.name, 30.0, 3, "quieter")]
@@ -304,7 +304,7 @@ def test_tune_sends_the_revision_that_it_read(shell: Shell, coordinator: Scripte
     assert coordinator.sent("undo_tune") == [commands.UndoTune(KNOB.name, 3)]
 
 
-def test_tune_sends_the_revision_of_seen(shell: Shell, coordinator: Scripted) -> None:
+def test_tune_sends_the_revision_given_by_seen(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["knobs"] = lambda args: [KNOB]
     shell("tune", KNOB.name, "30", "--seen", "2")
     shell("tune", KNOB.name, "--undo", "--seen", "2")
@@ -312,7 +312,7 @@ def test_tune_sends_the_revision_of_seen(shell: Shell, coordinator: Scripted) ->
     assert coordinator.sent("undo_tune") == [commands.UndoTune(KNOB.name, 2)]
 
 
-def test_an_invalid_knob_value_is_a_usage_error(shell: Shell, coordinator: Scripted) -> None:
+def test_invalid_knob_value_is_a_usage_error(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["knobs"] = lambda args: [KNOB]
     said = shell("tune", KNOB.name, "many", expect=ExitCode.USAGE)
     assert f"{KNOB.name} must be a number" in said.err
@@ -329,7 +329,7 @@ def test_tune_previews_without_changing(shell: Shell, coordinator: Scripted) -> 
     assert not coordinator.sent("tune")
 
 
-def test_tune_shows_the_value_that_came_first(shell: Shell, coordinator: Scripted) -> None:
+def test_tune_conflict_shows_the_newer_value(shell: Shell, coordinator: Scripted) -> None:
     def conflict(args: Args) -> None:
         raise ConflictError("backoff_max_s was set to 45 by ann 3 s ago.", hint="Look again.")
 
@@ -338,7 +338,7 @@ def test_tune_shows_the_value_that_came_first(shell: Shell, coordinator: Scripte
     assert "45 by ann" in shell("tune", KNOB.name, "30", expect=ExitCode.CONFLICT).err
 
 
-def test_tune_says_that_a_knob_of_a_finished_owner_has_no_effect(shell: Shell, coordinator: Scripted) -> None:
+def test_tune_of_a_finished_owner_reports_no_effect(shell: Shell, coordinator: Scripted) -> None:
     rate = rows.KnobRow("rate", 0.2, 0.1, 2, "float", boundary="next version", owner="trainer")
     coordinator.answers["knobs"] = lambda args: [rate]
     coordinator.rows["group/trainer"] = rows.GroupRow("trainer", "trainer", 1, ready=1)

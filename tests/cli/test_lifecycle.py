@@ -1,4 +1,4 @@
-"""The stages of a command on a whole run, and what signals do in each of them."""
+"""The stages of a command on a whole run, and the effect of signals in each of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Recorded(Transaction):
             if self._number is None:
                 raise RefusedError("no")
             os.kill(os.getpid(), self._number)
-            # A signal reaches the event loop by its next turns.
+            # The event loop handles a signal within its next iterations.
             for _ in range(10):
                 await asyncio.sleep(0)
             assert self._number is signal.SIGHUP, "the command should have ended"
@@ -57,13 +57,13 @@ class Recorded(Transaction):
         return ExitCode.CONFLICT
 
 
-def test_a_transaction_with_consent_is_committed_before_it_waits() -> None:
+def test_transaction_with_consent_is_committed_before_it_waits() -> None:
     transaction = Recorded()
     assert asyncio.run(carry_out(transaction)) is ExitCode.CONFLICT
     assert transaction.stages == ["prepare", "consent", "act", "commit", "finish"]
 
 
-def test_a_transaction_without_consent_is_rolled_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_transaction_without_consent_is_rolled_back(capsys: pytest.CaptureFixture[str]) -> None:
     transaction = Recorded(consents=False)
     assert asyncio.run(carry_out(transaction)) is ExitCode.OK
     assert transaction.stages == ["prepare", "consent", "roll back NoneType"]
@@ -71,7 +71,7 @@ def test_a_transaction_without_consent_is_rolled_back(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("at", ["prepare", "consent", "act"])
-def test_an_error_before_the_commit_rolls_back(at: str) -> None:
+def test_error_before_the_commit_rolls_back(at: str) -> None:
     transaction = Recorded(at=at)
     with pytest.raises(RefusedError):
         asyncio.run(carry_out(transaction))
@@ -80,7 +80,7 @@ def test_an_error_before_the_commit_rolls_back(at: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(("at", "last"), [("act", "roll back CancelledError"), ("finish", "finish")])
-def test_ctrl_c_and_sigterm_roll_back_before_the_commit_and_only_end_the_waiting_after_it(
+def test_ctrl_c_and_sigterm_roll_back_before_the_commit_and_end_only_the_wait_after_it(
     number: signal.Signals, at: str, last: str
 ) -> None:
     transaction = Recorded(at=at, number=number)
@@ -89,7 +89,7 @@ def test_ctrl_c_and_sigterm_roll_back_before_the_commit_and_only_end_the_waiting
     assert transaction.stages[-1] == last
 
 
-def test_a_terminal_that_closes_before_the_commit_does_not_end_the_command() -> None:
+def test_terminal_that_closes_before_the_commit_does_not_end_the_command() -> None:
     code = (
         "import asyncio, os, sys, signal\n"
         "from tests.cli.test_lifecycle import Recorded, carry_out\n"

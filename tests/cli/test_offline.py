@@ -1,4 +1,4 @@
-"""What is read from the store of a run, asked for while the run is down."""
+"""Commands that read the store of a run, used while the run is down."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READ = sorted({spec.cli.partition(" --")[0] for spec in COMMANDS.values() if spe
 
 @pytest.fixture
 def down(shell: Shell, tmp_path: Path) -> str:
-    """The name of a run that trained and was taken down."""
+    """The name of a run that has trained and was taken down."""
     name, run_dir = "shop", tmp_path / "run"
     (shell.home / name).mkdir(mode=0o700)
     run_dir.mkdir()
@@ -38,7 +38,7 @@ def test_commands_that_read_the_store_name_the_command_that_starts_it(verb: str,
         assert hint.endswith(f"agentrl down --run {down} ends that.")
 
 
-def test_a_run_without_a_store_gets_no_read_only_hint(shell: Shell, down: str, tmp_path: Path) -> None:
+def test_run_without_a_store_gets_no_read_only_hint(shell: Shell, down: str, tmp_path: Path) -> None:
     (tmp_path / "run" / "config.json").write_text(json.dumps({"name": down, "environments": {}}))
     said = shell("records", "list", "--run", down, "--json", expect=ExitCode.NO_COORDINATOR)
     assert said.json["error"]["hint"] == f"agentrl up --run {down} starts it."
@@ -48,7 +48,7 @@ def test_a_run_without_a_store_gets_no_read_only_hint(shell: Shell, down: str, t
 
 
 @pytest.mark.parametrize("more", [["run.yaml"], ["--set", "training.steps=3"]])
-def test_up_read_only_takes_neither_file_nor_settings(more: list[str], shell: Shell, down: str) -> None:
+def test_up_read_only_rejects_a_run_file_and_settings(more: list[str], shell: Shell, down: str) -> None:
     said = shell("up", *more, "--run", down, "--read-only", expect=ExitCode.USAGE)
     assert "as it was last" in said.err
 

@@ -1,4 +1,4 @@
-"""What reaches a terminal: harmless whatever a run says, short, and the same data for scripts."""
+"""Text for a terminal has no control codes and fits; scripts get the same data as JSON."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_hostile_text_is_shown_as_text(hostile: str, shown: str) -> None:
     assert output.sanitise(hostile) == shown
 
 
-def test_a_table_does_not_parse_markup() -> None:
+def test_table_does_not_parse_markup() -> None:
     console = Console(file=io.StringIO(), width=80)
     console.print(output.table(("unit", "what"), [("web-0", "[red]\x1b[31m[/] done")]))
     assert "[red][/] done" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("lineage", ["trainer-0.1@20260101T000000", "trainer-0.1~0123abcd@20260101T000000"])
-def test_a_list_of_steps_has_whole_headings_and_numbers_in_80_columns(lineage: str) -> None:
+def test_list_of_steps_has_whole_headings_and_numbers_in_80_columns(lineage: str) -> None:
     step = {
         "id": f"{lineage}/000120",
         "status": "rolled_back",
@@ -125,7 +125,7 @@ def failures(width: int) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def test_a_list_of_failed_calls_has_whole_ids_and_what_went_wrong_in_80_columns() -> None:
+def test_list_of_failed_calls_has_whole_ids_and_errors_in_80_columns() -> None:
     heading, *lines = failures(80).splitlines()
     assert heading.split() == ["call", "tool", "took", "what"]
     assert lines[0].split()[:4] == [FAILED["id"], "shop.calculator", "1.2", "s"]
@@ -134,7 +134,7 @@ def test_a_list_of_failed_calls_has_whole_ids_and_what_went_wrong_in_80_columns(
     assert max(map(len, lines)) <= 80
 
 
-def test_a_column_is_shown_if_it_just_fits() -> None:
+def test_column_is_shown_if_it_just_fits() -> None:
     wide = output.table(("one", "two"), [("a" * 10, "b" * 10)], width=22, spare=("two",))
     assert len(wide.columns) == 2  # type: ignore[union-attr]
     assert len(output.table(("one", "two"), [("a" * 10, "b" * 10)], width=21, spare=("two",)).columns) == 1  # type: ignore[union-attr]

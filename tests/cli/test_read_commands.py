@@ -1,4 +1,4 @@
-"""Verbs that only read: logs, events, alerts, why; and a coordinator that is not there."""
+"""Commands that only read: logs, events, alerts, why, runs; and the error without a coordinator."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_since_keeps_lines_without_a_time_after_a_matching_line() -> None:
     assert choice.saw_time
 
 
-def test_an_invalid_pattern_is_refused() -> None:
+def test_invalid_pattern_is_refused() -> None:
     with pytest.raises(UsageError, match="--grep"):
         Choice("(", None)
 
@@ -84,7 +84,7 @@ def test_logs_are_printed_filtered_and_as_json(shell: Shell, coordinator: Script
     shell("logs", "web-0", "-f", "-p", expect=ExitCode.USAGE)
 
 
-def test_an_empty_log_is_explained(shell: Shell, coordinator: Scripted) -> None:
+def test_empty_log_is_explained(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["read_logs"] = Logs(b"first line\n", b"")
     said = shell("logs", "web-0")
     assert (said.out, said.err) == ("", "web-0.2 has written nothing yet.\n")
@@ -140,7 +140,7 @@ def test_events_are_sorted_and_show_the_evidence(shell: Shell, coordinator: Scri
     shell("events", "--kind", "rumour", expect=ExitCode.USAGE)
 
 
-def test_rows_of_one_command_are_one_event(shell: Shell, coordinator: Scripted) -> None:
+def test_rows_of_one_operation_are_one_event(shell: Shell, coordinator: Scripted) -> None:
     id, now = "0123456789abcdef0123456789abcdef", time.time()
     done = rows.OperationRow(id, "tune", "tune: x: 1 -> 2", "ann", rows.OperationState.SUCCEEDED, now)
     audit = rows.AuditRow(1, now, "ann", "tune", "tune: x: 1 -> 2", operation=id, note="why not")
@@ -216,7 +216,7 @@ def test_why_shows_the_oldest_of_many_waits_of_one_unit(shell: Shell, coordinato
     assert len(shell("why", "--json").json["chains"][0]["links"]) == 21
 
 
-def test_why_names_no_cause_for_a_unit_at_work(shell: Shell, coordinator: Scripted) -> None:
+def test_why_names_no_cause_for_a_working_unit(shell: Shell, coordinator: Scripted) -> None:
     nothing = WaitChain((WaitLink("a-0", "b-0", "work", 0.2),), "b-0", "is at work", "a-0 ← b-0, 0 s", amiss=False)
     coordinator.answers["why"] = lambda args: WhyReport((nothing,))
     assert shell("why").out.strip() == "No unit waits."
@@ -240,8 +240,8 @@ def test_equal_last_lines_of_an_incident_are_shown_once(shell: Shell, coordinato
 
 
 @pytest.mark.parametrize("width", ["80", ""])
-def test_a_list_in_a_pipe_has_a_line_for_each_row(shell: Shell, coordinator: Scripted, width: str) -> None:
-    """A program takes lines apart, and a heading that is cut says nothing."""
+def test_list_in_a_pipe_has_a_line_for_each_row(shell: Shell, coordinator: Scripted, width: str) -> None:
+    """Programs parse the lines, so no cell and no heading may be cut."""
     long = {"id": "shop/train/0/000012#r1.s3.a1/t2.0", "server": "shop", "tool": "lookup", "status": "lost"}
     row = long | {"error_class": "infrastructure", "owner": "sampler-0.1", "latency_s": 1.5, "result": "away " * 60}
     coordinator.answers["list_failed_calls"] = lambda args: Page(rows=(row, row | {"result": "gone"}))
@@ -272,7 +272,7 @@ READING = [["status"], ["why"], ["alerts", "list"], ["events"], ["tune"], ["logs
 
 
 @pytest.mark.parametrize("arguments", READING, ids=" ".join)
-def test_without_a_coordinator_there_is_one_sentence(shell: Shell, arguments: list[str]) -> None:
+def test_missing_coordinator_is_reported_in_one_sentence(shell: Shell, arguments: list[str]) -> None:
     said = shell(*arguments, expect=ExitCode.NO_COORDINATOR)
     assert said.err.startswith("agentrl: No run is up")
     assert "agentrl up" in said.err
@@ -281,7 +281,7 @@ def test_without_a_coordinator_there_is_one_sentence(shell: Shell, arguments: li
     assert error["name"] == "no_coordinator"
 
 
-def test_two_runs_without_a_name_are_an_error(shell: Shell, coordinator: Scripted) -> None:
+def test_name_is_required_with_two_runs(shell: Shell, coordinator: Scripted) -> None:
     with Scripted(shell.home, "other"):
         said = shell("status", expect=ExitCode.USAGE)
         assert "demo" in said.err
@@ -299,14 +299,14 @@ def test_runs_lists_all_runs(shell: Shell, coordinator: Scripted) -> None:
 
 
 @pytest.mark.parametrize("width", [24, 30, 40, 300])
-def test_the_list_of_runs_is_never_cut(shell: Shell, coordinator: Scripted, width: int) -> None:
+def test_list_of_runs_is_never_cut(shell: Shell, coordinator: Scripted, width: int) -> None:
     heading, *lines = shell("runs", "list", COLUMNS=f"{width}").out.splitlines()
     assert heading.split()[:2] == ["run", "state"]
     assert all(len(line) <= width for line in lines)
     assert "/runs/demo" in "".join(line[heading.index("directory") :].strip() for line in lines)
 
 
-def test_a_pipe_that_is_closed_is_no_error(shell: Shell, coordinator: Scripted) -> None:
+def test_closed_pipe_is_no_error(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["read_logs"] = lambda args: LogChunk("web-0", 1, 0, b"x" * 99 + b"\n", 100)
     coordinator.answers["events"] = lambda args: [incident(number, 1.0) for number in range(5000)]
     process = shell.start("events", "--json")

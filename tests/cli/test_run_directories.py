@@ -1,4 +1,4 @@
-"""A run directory belongs to one run at a time; who comes second is told who is there."""
+"""A run directory belongs to one run at a time; a second run is refused and gets the name of the first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STALE_S = 3600.0
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A run beside another one, `theirs`, that has the same directory."""
+    """A run whose directory is also that of another run, `theirs`."""
     monkeypatch.setenv("AGENTRL_HOME", str(tmp_path / "home"))
     (tmp_path / "run").mkdir()
     for name in ("mine", "theirs"):
@@ -43,7 +43,7 @@ def test_another_run_of_this_host_that_is_up_is_named(mine: Place) -> None:
     assert "agentrl down --run theirs" in refused.value.hint
 
 
-def test_a_stale_sign_is_ignored_only_if_its_run_is_down(mine: Place) -> None:
+def test_stale_sign_is_ignored_only_if_its_run_is_down(mine: Place) -> None:
     sign(mine, "theirs", age_s=STALE_S)
     refuse_if_in_use(mine)
     who = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "boot_id": boot_id()}
@@ -52,14 +52,14 @@ def test_a_stale_sign_is_ignored_only_if_its_run_is_down(mine: Place) -> None:
         refuse_if_in_use(mine)
 
 
-def test_the_runs_own_sign_or_no_sign_is_accepted(mine: Place) -> None:
+def test_runs_own_sign_or_no_sign_is_accepted(mine: Place) -> None:
     refuse_if_in_use(mine)
     sign(mine, "mine")
     refuse_if_in_use(mine)
 
 
 @pytest.mark.parametrize("age_s", [1.0, -5000.0])
-def test_a_fresh_or_future_sign_of_another_host_is_refused(mine: Place, age_s: float) -> None:
+def test_fresh_or_future_sign_of_another_host_is_refused(mine: Place, age_s: float) -> None:
     sign(mine, "mine", age_s=age_s, boot="boot-far")
     with pytest.raises(ConflictError, match="up on host far"):
         refuse_if_in_use(mine)

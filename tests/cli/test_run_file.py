@@ -1,4 +1,4 @@
-"""What the command line shows of a run file, and what it advises."""
+"""How the command line shows and checks a run file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_file(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("how", [(), ("--sources",), ("--given",), ("--json",), ("--json", "--sources")])
-def test_a_secret_in_the_file_is_hidden(shell: Shell, how: tuple[str, ...]) -> None:
+def test_secret_in_the_file_is_hidden(shell: Shell, how: tuple[str, ...]) -> None:
     said = shell("config", "show", *how)
     assert "hunter2" not in said.out + said.err
     assert "(hidden)" in said.out
@@ -36,7 +36,7 @@ def test_a_secret_in_the_file_is_hidden(shell: Shell, how: tuple[str, ...]) -> N
     assert "fast" in said.out
 
 
-def test_check_advises_a_reference_for_a_secret(shell: Shell) -> None:
+def test_check_suggests_a_reference_in_place_of_a_secret(shell: Shell) -> None:
     said = shell("config", "check")
     assert "run.yaml:6: sidecars.web.env.API_KEY looks like a literal secret" in said.err
     assert "env:NAME or file:PATH" in said.err
@@ -63,7 +63,7 @@ FINE = '{"query": "what costs a pear?", "answer": 3}\n'
         (FINE.replace("}", ', "split": "test"}'), "rows.jsonl has no rows to train on"),
     ],
 )
-def test_a_bad_dataset_row_is_an_error_with_its_place(shell: Shell, rows: str | None, sentence: str) -> None:
+def test_bad_dataset_row_is_an_error_with_its_place(shell: Shell, rows: str | None, sentence: str) -> None:
     folder = shell.home.parent
     (folder / "learns.yaml").write_text(TRAINS)
     if rows is not None:
@@ -73,7 +73,7 @@ def test_a_bad_dataset_row_is_an_error_with_its_place(shell: Shell, rows: str | 
     assert sentence in error["message"]
 
 
-def test_a_run_that_was_not_taken_down_may_have_bad_rows(shell: Shell) -> None:
+def test_run_that_was_not_taken_down_may_have_bad_rows(shell: Shell) -> None:
     (shell.home.parent / "learns.yaml").write_text(TRAINS)
     assert "There is no dataset" in shell("up", "learns.yaml", "--dry-run", expect=ExitCode.CONFIG).err
     state = shell.home / "learns"
@@ -84,7 +84,9 @@ def test_a_run_that_was_not_taken_down_may_have_bad_rows(shell: Shell) -> None:
     assert "steward-0" in said.out
 
 
-def test_a_crash_of_the_dataset_check_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_of_the_dataset_check_is_reported_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, program = tmp_path / "learns.yaml", tmp_path / "program"
     file.write_text(TRAINS)
     program.write_text("#!/bin/sh\necho '[{'\nexit 3\n")
@@ -95,7 +97,7 @@ def test_a_crash_of_the_dataset_check_is_one_sentence(tmp_path: Path, monkeypatc
         check_datasets(loaded, ())
 
 
-def test_a_dataset_given_by_set_is_checked(shell: Shell) -> None:
+def test_dataset_given_by_set_is_checked(shell: Shell) -> None:
     folder = shell.home.parent
     (folder / "learns.yaml").write_text(TRAINS)
     (folder / "other.jsonl").write_text(FINE + FINE.replace("}", ', "split": "test"}'))
@@ -120,7 +122,7 @@ def test_up_checks_datasets_before_it_starts_anything(shell: Shell) -> None:
     assert "Would do" in said.out
 
 
-def test_a_missing_dataset_names_the_command_that_makes_it(shell: Shell) -> None:
+def test_missing_dataset_names_the_command_that_makes_it(shell: Shell) -> None:
     made_by = "made_by: python -m assets.shop_dataset rows.jsonl"
     (shell.home.parent / "learns.yaml").write_text(TRAINS.replace("rows.jsonl", f"rows.jsonl, {made_by}"))
     error = shell("config", "check", "learns.yaml", "--json", expect=ExitCode.CONFIG).json["error"]
@@ -135,7 +137,7 @@ training: {loss: sft, demonstrations: shown.jsonl, steps: 2}
 """
 
 
-def test_up_of_a_job_names_agentrl_train(shell: Shell) -> None:
+def test_up_of_a_job_file_suggests_agentrl_train(shell: Shell) -> None:
     folder = shell.home.parent
     file = folder / "shown.yaml"
     file.write_text(IS_A_JOB)
@@ -152,13 +154,13 @@ def test_up_of_a_job_names_agentrl_train(shell: Shell) -> None:
     assert f"training.demonstrations: there is no file {folder}/shown.jsonl." in said
 
 
-def test_up_of_a_file_without_units_names_what_is_missing(shell: Shell) -> None:
+def test_up_of_a_file_without_units_is_refused_with_the_reason(shell: Shell) -> None:
     (shell.home.parent / "bare.yaml").write_text("name: bare\n")
     assert "neither `environments` nor `sidecars`" in shell("up", "bare.yaml", expect=ExitCode.CONFIG).err
     assert "neither `environments` nor `sidecars`" in shell("config", "check", "bare.yaml").out
 
 
-def test_up_stops_a_live_run_whose_file_lost_its_units(shell: Shell) -> None:
+def test_up_of_a_file_without_units_stops_a_live_run(shell: Shell) -> None:
     (shell.home.parent / "bare.yaml").write_text("name: bare\n")
     state = shell.home / "bare"
     state.mkdir(parents=True)
@@ -190,8 +192,8 @@ def test_unreadable_code_is_an_error_before_anything_is_started(shell: Shell, na
     assert not list(shell.home.iterdir())
 
 
-def test_run_takes_the_file_of_that_runs_last_up(shell: Shell) -> None:
-    """With what was set when it was brought up."""
+def test_run_option_uses_the_run_file_of_the_last_up(shell: Shell) -> None:
+    """With the settings of that `up`."""
     state = shell.home / "other"
     state.mkdir(parents=True)
     other = shell.home.parent / "elsewhere" / "other.yaml"

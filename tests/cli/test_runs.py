@@ -1,4 +1,4 @@
-"""Verbs about this host: what the doctor looks at, and a directory in which no run can live."""
+"""Commands about this host: doctor, runs, forget, and run directories that cannot be created."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def looked_at(said: Said) -> dict[str, str]:
     return {check["name"]: check["sentence"] for check in said.json}
 
 
-def test_doctor_checks_the_named_run_file_or_the_one_here(shell: Shell) -> None:
+def test_doctor_checks_the_named_run_file_or_the_one_in_this_directory(shell: Shell) -> None:
     assert "run file" not in looked_at(shell("doctor", "--json", expect=None))
     run_file(shell, "run.yaml", "name: here\n")
     other = run_file(shell, "other.yaml", "name: other\n")
@@ -38,7 +38,7 @@ def test_doctor_checks_the_named_run_file_or_the_one_here(shell: Shell) -> None:
     assert "nome" in looked_at(said)["run file"]
 
 
-def test_an_up_that_cannot_make_its_directory_leaves_nothing(shell: Shell) -> None:
+def test_up_that_cannot_create_its_directory_leaves_no_file(shell: Shell) -> None:
     path = run_file(shell, "run.yaml", "name: nowhere\ndir: /proc/nope/x\nsidecars: {web: {command: sleep 1000}}\n")
     said = shell("up", str(path), expect=ExitCode.DISK)
     assert "/proc/nope/x cannot be made" in said.err
@@ -62,7 +62,7 @@ def test_forget_needs_consent_and_removes_the_state(shell: Shell, monkeypatch: p
 
 
 @pytest.mark.parametrize("elsewhere", [None, "fast"])
-def test_a_removal_that_was_killed_is_finished_by_the_next_command(
+def test_next_command_completes_a_killed_removal(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, elsewhere: str | None
 ) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(shell.home))
@@ -81,7 +81,7 @@ def test_a_removal_that_was_killed_is_finished_by_the_next_command(
     left = going.with_name(f".{going.name}.forgotten")
     assert left.is_dir()
     assert paths.list_runs() == []
-    # It is in nobody's way either: the same name can go again.
+    # A run of the same name can start again.
     paths.create_run("old", shell.home.parent / "run", elsewhere=place)
     remove_state(paths.state_dir("old"))
     assert not left.exists()

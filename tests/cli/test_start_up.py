@@ -1,4 +1,4 @@
-"""What a quick command loads: asserted by the list of imports, because times differ between machines."""
+"""Fast commands load no heavy module. The list of imports is checked, because times differ between machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAVY = ("textual", "pydantic", "mcp", "httpx", "rich", "motor", "torch", "yaml"
 
 
 def loaded(shell: Shell, *arguments: str) -> tuple[str, set[str]]:
-    """What the command printed, and the top-level names of all modules that it had loaded at its end."""
+    """The output of the command, and the top-level names of all modules that it loaded."""
     code = (
         "import sys, agentrl.cli.app as a\n"
         f"code = a.run({list(arguments)!r})\n"

@@ -92,7 +92,7 @@ def test_status_fits_the_width_with_alerts_first(width: int) -> None:
     assert picture.index("gave up") < picture.index("serving"), "alerts stand on top"
 
 
-def test_a_narrow_terminal_shows_less_and_splits_no_word() -> None:
+def test_narrow_terminal_shows_less_and_splits_no_word() -> None:
     report = report_of(
         rows.RunRow("demo", "u", "running", started_at=time.time()),
         unit("worker-0", status="generalises", pid=1, cpu_percent=12.0, rss_bytes=512 << 20, incarnation=3, restarts=2),
@@ -124,7 +124,7 @@ def test_hostile_text_neither_styles_nor_controls() -> None:
     assert "[red]red" in picture
 
 
-def test_the_next_event_of_a_unit_comes_first() -> None:
+def test_next_event_of_a_unit_comes_first() -> None:
     now = time.time()
     row = unit(state=rows.UnitState.BACKOFF, reason="died twice", next_what="restart", next_at=now + 4.5)
     assert unit_summary(row, now).startswith("restart in 4 s · died twice")
@@ -170,7 +170,7 @@ def test_suggested_commands_name_the_run(shell: Shell, coordinator: Scripted) ->
         assert "agentrl logs --run demo web-1 --previous" in shell(*verb, "--run", "demo").out
 
 
-def test_follow_prints_the_table_and_then_each_change_of_state(
+def test_follow_prints_the_table_and_then_each_state_change(
     shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
 ) -> None:
     coordinator.rows["unit/web-0"] = unit()
@@ -186,7 +186,7 @@ def test_follow_prints_the_table_and_then_each_change_of_state(
     assert "\x1b" not in said.out
 
 
-def test_follow_gives_every_change_as_a_json_line(
+def test_follow_prints_every_change_as_a_json_line(
     shell: Shell, coordinator: Scripted, interrupted: Callable[[subprocess.Popen[str]], Said]
 ) -> None:
     process = shell.start("status", "--follow", "--json")
@@ -204,7 +204,7 @@ def test_follow_gives_every_change_as_a_json_line(
     assert not said.err
 
 
-def test_a_finished_job_is_completed() -> None:
+def test_finished_job_is_completed() -> None:
     picture = painted(
         report_of(
             rows.GroupRow("job", "sidecar", 1, other={"completed": 1}),
@@ -217,8 +217,8 @@ def test_a_finished_job_is_completed() -> None:
     assert "stopped" not in picture
 
 
-def test_a_run_that_is_stopped_names_the_next_step() -> None:
-    """As an `up` that was broken off leaves it."""
+def test_stopped_run_suggests_the_next_command() -> None:
+    """This is the state after an interrupted `up`."""
     said = painted(report_of(rows.RunRow("demo", "u", "stopped", desired="down")), 80)
     assert "`agentrl up` brings it up" in said
     assert "agentrl up" not in painted(report_of(rows.RunRow("demo", "u", "running")), 80)

@@ -1,4 +1,4 @@
-"""Commands that are named to a person reach the run that is meant."""
+"""Suggested commands name the run that they are about."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_command_of_the_table_gets_the_option(spec: object) -> None:
     assert aimed(f"agentrl {verb}", "--run a") == f"agentrl {verb} --run a"
 
 
-def test_the_hint_of_an_error_names_the_run(shell: Shell, coordinator: Scripted) -> None:
+def test_hint_of_an_error_names_the_run(shell: Shell, coordinator: Scripted) -> None:
     near = shell("tune", "nosuch", "--run", "demo", expect=ExitCode.UNKNOWN)
     assert "`agentrl tune --run demo` lists them" in near.err
     assert "`agentrl tune` lists them" in shell("tune", "nosuch", expect=ExitCode.UNKNOWN).err

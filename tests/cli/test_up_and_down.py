@@ -1,4 +1,4 @@
-"""The verbs up and down on real runs: repeated, interrupted, at once, and with nobody left to answer."""
+"""The commands up and down on real runs: repeated, interrupted, concurrent, and without a living coordinator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLEEPER = ["sleep", "1000"]
 NEVER_READY = {"ready": {"exec": "false", "interval_s": 0.2}, "start_deadline_s": 300}
 STUBBORN = {
     "command": ["sh", "-c", "trap '' TERM; touch $AGENTRL_RUN_DIR/stubborn; while true; do sleep 0.1; done"],
-    # A shell that has only just begun hears a signal still.
+    # A shell that has just started does not ignore SIGTERM yet.
     "ready": {"exec": ["test", "-e", "{run_dir}/stubborn"], "interval_s": 0.2},
 }
 
@@ -84,8 +84,8 @@ def test_up_of_an_unknown_run_is_an_error(a_run: Run) -> None:
     assert "no run named nosuch" in document["error"]["message"]
 
 
-def test_an_interrupted_up_reports_what_is_left(a_run: Run) -> None:
-    # Whatever the first one came to before it was interrupted, the second one has nothing to be ready with.
+def test_interrupted_up_reports_what_is_running(a_run: Run) -> None:
+    # However far the first `up` gets before the interrupt, the unit cannot be ready for the second one.
     a_run.sidecar("web", SLEEPER, **NEVER_READY)
     a_run.write()
     process = a_run.start("up", str(a_run.file))
@@ -111,7 +111,7 @@ def test_two_ups_at_once_both_succeed(a_run: Run) -> None:
     assert a_run.incarnations() == {"web-0": 1, "web-1": 1}
 
 
-def test_an_up_succeeds_after_another_was_undone(a_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_succeeds_after_another_was_undone(a_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     a_run.sidecar("web", SLEEPER)
     a_run.write()
     monkeypatch.setenv("AGENTRL_HOME", str(a_run.home))
@@ -132,7 +132,7 @@ def test_an_up_succeeds_after_another_was_undone(a_run: Run, monkeypatch: pytest
     assert a_run.incarnations() == {"web-0": 1}
 
 
-def test_down_proves_that_nothing_is_left_and_up_comes_back(a_run: Run) -> None:
+def test_down_proves_that_no_process_is_left_and_the_run_starts_again(a_run: Run) -> None:
     a_run.sidecar("web", SLEEPER, count=2)
     a_run.up()
     keepers = [a_run.coordinator_pid(), a_run.agent_pid()]
@@ -152,7 +152,7 @@ def test_ctrl_c_leaves_the_run_alive(a_run: Run, interrupted: Callable[[subproce
     a_run.sidecar("slow", SLEEPER, **NEVER_READY)
     a_run.write()
     process = a_run.start("up", str(a_run.file))
-    _line_with(process, "slow-0 is starting")  # it has heard that it was accepted
+    _line_with(process, "slow-0 is starting")  # `up` knows that it was accepted
     eventually(lambda: a_run.lives_of("slow-0"), what="the unit to run")
     said = interrupted(process)
     assert said.code == ExitCode.INTERRUPTED
@@ -161,7 +161,7 @@ def test_ctrl_c_leaves_the_run_alive(a_run: Run, interrupted: Callable[[subproce
     assert a_run.alive(a_run.coordinator_pid())
 
 
-def test_a_waiting_up_reports_that_the_run_was_taken_down(a_run: Run) -> None:
+def test_waiting_up_reports_that_the_run_was_taken_down(a_run: Run) -> None:
     a_run.sidecar("slow", SLEEPER, **NEVER_READY)
     a_run.write()
     process = a_run.start("up", str(a_run.file), "--json")
@@ -192,7 +192,7 @@ run_unit(main)
 """
 
 
-def test_a_waiting_up_shows_the_status_of_units(a_run: Run) -> None:
+def test_waiting_up_shows_the_status_of_units(a_run: Run) -> None:
     folder = a_run.file.parent
     (folder / "slowly.py").write_text(SLOWLY)
     a_run.sidecar("slow", [PYTHON, str(folder / "slowly.py")], speaks=True, cwd=str(folder))
@@ -211,7 +211,7 @@ def test_a_waiting_up_shows_the_status_of_units(a_run: Run) -> None:
     assert process.returncode == ExitCode.OK
 
 
-def test_a_closed_terminal_leaves_the_run_alive(a_run: Run) -> None:
+def test_closed_terminal_leaves_the_run_alive(a_run: Run) -> None:
     a_run.sidecar("slow", SLEEPER, **NEVER_READY)
     a_run.write()
     child, terminal = pty.fork()
@@ -245,7 +245,7 @@ def _reaped(child: int) -> bool:
     return eventually(lambda: os.waitpid(child, os.WNOHANG)[0] == child, what="the end of the command")
 
 
-def test_the_second_ctrl_c_of_down_kills(a_run: Run) -> None:
+def test_second_ctrl_c_of_down_kills(a_run: Run) -> None:
     a_run.sidecar("web", **STUBBORN, drain_grace_s=200, term_grace_s=200)
     a_run.up()
     process = a_run.start("down")
@@ -285,7 +285,7 @@ def test_down_without_a_coordinator_names_and_removes_the_processes(a_run: Run) 
     assert not a_run.processes()
 
 
-def test_a_run_that_is_up_elsewhere_is_not_started_here(a_run: Run) -> None:
+def test_run_that_is_up_on_another_host_is_not_started_here(a_run: Run) -> None:
     a_run.sidecar("web", SLEEPER)
     a_run.write()
     a_run.dir.mkdir()
@@ -305,7 +305,7 @@ def test_a_run_that_is_up_elsewhere_is_not_started_here(a_run: Run) -> None:
     assert a_run.up()["started"] == ["web-0"]
 
 
-def test_mistakes_in_the_file_have_their_line(a_run: Run) -> None:
+def test_errors_in_the_run_file_name_their_line(a_run: Run) -> None:
     a_run.file.write_text("name: x\nsidecars:\n  web: {comand: sleep 1}\n")
     code, document = a_run.cli("up", str(a_run.file), check=False)
     assert code == ExitCode.CONFIG
@@ -334,7 +334,7 @@ def test_follow_shows_changes_as_json(a_run: Run, interrupted: Callable[[subproc
     assert a_run.lives_of("web-0")
 
 
-def test_follow_shows_names_and_no_feed_keys(a_run: Run, interrupted: Callable[[subprocess.Popen[str]], Said]) -> None:
+def test_follow_shows_names_without_feed_keys(a_run: Run, interrupted: Callable[[subprocess.Popen[str]], Said]) -> None:
     a_run.sidecar("web", SLEEPER)
     a_run.write()
     process = a_run.start("up", str(a_run.file), "--follow")
@@ -348,7 +348,7 @@ def test_follow_shows_names_and_no_feed_keys(a_run: Run, interrupted: Callable[[
     interrupted(process)
 
 
-def test_a_key_reaches_the_run_until_it_is_revoked(a_run: Run, tmp_path: Path) -> None:
+def test_key_reaches_the_run_until_it_is_revoked(a_run: Run, tmp_path: Path) -> None:
     from tests.ports import free_triplet
 
     a_run.sidecar("web", SLEEPER)

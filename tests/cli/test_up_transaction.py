@@ -1,4 +1,4 @@
-"""What an `up` that was not accepted undoes, and what it leaves to another `up`."""
+"""An `up` that was not accepted undoes its own changes and keeps what belongs to another `up`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def created(place: Place, elsewhere: Path | None = None) -> NewRun:
     return dataclasses.replace(run, started=True)
 
 
-def test_an_undone_run_is_removed(place: Place) -> None:
+def test_undone_run_is_removed(place: Place) -> None:
     run = created(place)
     assert [run.name for run in paths.list_runs()] == ["demo"]
     assert asyncio.run(run.undo()) == NOTHING_CHANGED
@@ -44,20 +44,20 @@ def test_an_undone_run_is_removed(place: Place) -> None:
     assert not place.run_dir.exists()
 
 
-def test_an_accepted_run_is_not_removed(place: Place) -> None:
+def test_accepted_run_is_not_removed(place: Place) -> None:
     created(place).remember()
     asyncio.run(created(place).undo())
     assert [run.name for run in paths.list_runs()] == ["demo"]
 
 
-def test_a_run_that_another_command_had_accepted_is_not_removed(place: Place) -> None:
+def test_run_that_another_command_had_accepted_is_not_removed(place: Place) -> None:
     first, second = created(place), created(place)
     second.remember()
     asyncio.run(first.undo())
     assert [run.name for run in paths.list_runs()] == ["demo"]
 
 
-def test_an_older_state_directory_and_a_full_run_directory_are_not_removed(place: Place, tmp_path: Path) -> None:
+def test_older_state_directory_and_full_run_directory_are_not_removed(place: Place, tmp_path: Path) -> None:
     elsewhere = tmp_path / "data"
     elsewhere.mkdir()
     run = created(place, elsewhere)
@@ -67,7 +67,7 @@ def test_an_older_state_directory_and_a_full_run_directory_are_not_removed(place
     assert (place.run_dir / "notes").exists()
 
 
-def test_a_link_to_a_state_directory_that_is_not_mounted_is_not_removed(place: Place, tmp_path: Path) -> None:
+def test_link_to_an_unmounted_state_directory_is_not_removed(place: Place, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     place.state_dir.parent.mkdir()
@@ -113,7 +113,7 @@ def test_undo_leaves_agent_and_coordinator_to_an_up_that_was_accepted_first(tmp_
 
 
 class Waiting(Progress):
-    """The progress of an `up` that waits for the lock; it calls `done` with its first message."""
+    """The progress of an `up` that waits for the lock; it calls `done` at its first message."""
 
     def __init__(self, done: Callable[[], object]) -> None:
         super().__init__(Cli(json=True))
@@ -130,7 +130,7 @@ def create_alone(place: Place, progress: Progress, within_s: float = 60.0) -> Ne
     return asyncio.run(NewRun.create_alone(place, lambda: created(place), progress, within_s))
 
 
-def test_a_second_up_continues_when_the_first_was_accepted(place: Place) -> None:
+def test_second_up_continues_when_the_first_was_accepted(place: Place) -> None:
     first = create_alone(place, Waiting(lambda: pytest.fail("nobody else is there")))
 
     def accepted() -> None:
@@ -143,7 +143,7 @@ def test_a_second_up_continues_when_the_first_was_accepted(place: Place) -> None
     assert (place.state_dir / paths.LAST_UP).exists()
 
 
-def test_a_second_up_creates_the_run_again_when_the_first_undid_it(place: Place) -> None:
+def test_second_up_creates_the_run_again_when_the_first_undid_it(place: Place) -> None:
     first = create_alone(place, Waiting(lambda: pytest.fail("nobody else is there")))
     (before,) = paths.list_runs()
 
@@ -160,7 +160,7 @@ def test_a_second_up_creates_the_run_again_when_the_first_undid_it(place: Place)
     assert BeginLock.take(place.state_dir) is None, "and its turn"
 
 
-def test_a_second_up_is_refused_when_the_first_takes_too_long(place: Place) -> None:
+def test_second_up_is_refused_when_the_first_takes_too_long(place: Place) -> None:
     create_alone(place, Waiting(lambda: pytest.fail("nobody else is there")))
     with pytest.raises(ConflictError, match="Another `agentrl up` begins the run demo"):
         create_alone(place, Waiting(lambda: None), within_s=0.0)

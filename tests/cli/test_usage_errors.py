@@ -1,4 +1,4 @@
-"""What a stranger types wrongly: one sentence, an exit code of its kind, and with --json one document."""
+"""Usage errors: one sentence, a fitting exit code, and with --json one document."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_a_usage_error_is_one_sentence_with_an_exit_code(shell: Shell, coordinator: Scripted, words: str) -> None:
+def test_usage_error_is_one_sentence_with_an_exit_code(shell: Shell, coordinator: Scripted, words: str) -> None:
     code, told = WRONG[words]
     said = shell(*words.split(), expect=code)
     assert said.out == ""
@@ -59,7 +59,7 @@ def test_a_usage_error_is_one_sentence_with_an_exit_code(shell: Shell, coordinat
         assert (error["code"], told in error["message"]) == (code, True)
 
 
-def test_one_living_process_is_named_in_the_singular(shell: Shell, coordinator: Scripted) -> None:
+def test_message_about_one_living_process_is_in_the_singular(shell: Shell, coordinator: Scripted) -> None:
     assert f"coordinator (pid {_pid(coordinator)}) lives." in shell("runs", "forget", "demo", expect=6).err
 
 
@@ -67,7 +67,7 @@ def _pid(coordinator: Scripted) -> int:
     return int(json.loads((coordinator.state_dir / "coordinator.json").read_text())["pid"])
 
 
-def test_a_reader_that_ends_early_is_no_error(shell: Shell, coordinator: Scripted) -> None:
+def test_reader_that_ends_early_is_no_error(shell: Shell, coordinator: Scripted) -> None:
     command = subprocess.Popen([*PROGRAM, "config", "schema"], env=shell.env, stdout=-1, stderr=-1)
     assert command.stdout is not None
     assert command.stderr is not None
@@ -78,11 +78,11 @@ def test_a_reader_that_ends_early_is_no_error(shell: Shell, coordinator: Scripte
     command.stderr.close()
 
 
-def test_a_drain_of_a_unit_and_a_host_suggests_both_commands(shell: Shell, coordinator: Scripted) -> None:
+def test_drain_of_a_unit_and_a_host_suggests_both_commands(shell: Shell, coordinator: Scripted) -> None:
     said = shell("drain", "worker-0", "--host", "vm", expect=ExitCode.USAGE).err
     assert "Try `agentrl drain worker-0` or `agentrl drain --host vm`." in said
 
 
-def test_the_version_is_json_with_the_json_option(shell: Shell) -> None:
+def test_version_is_json_with_the_json_option(shell: Shell) -> None:
     assert shell("--json", "--version").json == {"version": __version__}
     assert shell("--version").out == f"agentrl {__version__}\n"

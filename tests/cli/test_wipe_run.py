@@ -1,4 +1,4 @@
-"""Wiping a run: what goes is told in numbers, wants the run's name, and never while something of the run lives."""
+"""Wiping a run: the effect is shown in numbers, needs the run's name as consent, and needs all processes dead."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONFIG = {
 
 @pytest.fixture
 def run_dir(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a run that is down and has made a kilobyte of everything."""
+    """The directory of a run that is down and has written a kilobyte of each kind of data."""
     monkeypatch.setenv("AGENTRL_HOME", str(shell.home))
     place = shell.home.parent / "run"
     paths.create_run("old", place)
@@ -46,7 +46,7 @@ def run_dir(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left(place: Path) -> list[str]:
-    """Directories that hold something."""
+    """Directories that are not empty."""
     return sorted(entry.name for entry in place.iterdir() if entry.is_dir() and any(entry.iterdir()))
 
 
@@ -68,7 +68,7 @@ def test_wipe_refuses_a_run_with_living_processes(shell: Shell, run_dir: Path) -
     assert left(run_dir) == sorted([*MADE, BUILT_MODEL, "of-mine"])
 
 
-def test_wipe_of_a_run_that_never_trained(shell: Shell, run_dir: Path) -> None:
+def test_wipe_works_for_a_run_that_never_trained(shell: Shell, run_dir: Path) -> None:
     (run_dir / "config.json").unlink()
     (paths.state_dir("old") / "mongo").mkdir()
     said = shell("runs", "wipe", "old", "--yes-really", "old", expect=ExitCode.CONFIG)
@@ -86,7 +86,7 @@ def test_wipe_keeps_a_given_model(shell: Shell, run_dir: Path) -> None:
 
 
 def test_wipe_removes_all_data_and_keeps_given_files(shell: Shell, run_dir: Path) -> None:
-    """With a database that is down: it is started for the purpose, and ends again."""
+    """The database is down: wipe starts it for this and stops it again."""
     files = prepare(paths.state_dir("old") / "mongo")
 
     def with_server(work: Any) -> Any:
@@ -122,7 +122,7 @@ def test_wipe_removes_all_data_and_keeps_given_files(shell: Shell, run_dir: Path
     assert with_server(count) == []
 
 
-# ---- a database of one's own ----
+# ---- a database on a shared server ----
 
 
 @pytest.fixture
@@ -195,6 +195,6 @@ async def test_wipe_names_a_server_that_refuses_without_its_password(
     assert await shared.count("Task", {}) == 3
 
 
-def test_the_effect_of_wipe_counts_documents_in_words() -> None:
+def test_effect_of_wipe_counts_documents_in_words() -> None:
     found = {"documents": {"Task": 384, "Record": 1, "Turn": 5}, "database_bytes": 2048, "files": {}}
     assert sentence(found) == "loses 384 tasks, 1 record, 5 other documents (2 KiB) and no files"

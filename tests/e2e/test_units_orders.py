@@ -27,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         graces = {"drain_grace_s": GRACE_S, "term_grace_s": GRACE_S}
         run.sidecar("one", WORKER, speaks=True, **graces)
         run.sidecar("many", WORKER, speaks=True, count=3, **graces)
-        # Waits until the shell's signal handler is installed.
+        # A shell that has just started does not ignore SIGTERM yet.
         run.sidecar("deaf", DEAF, term_grace_s=GRACE_S, ready={"exec": ["test", "-e", "{run_dir}/deaf"]})
         run.unit("forker", "detached_children", count=2)
         run.up()

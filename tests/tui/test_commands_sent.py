@@ -149,7 +149,7 @@ async def test_new_knob_value_is_previewed_before_it_is_set(coordinator: Scripte
         await aeventually(lambda: coordinator.sent("undo_tune") == [commands.UndoTune("pool.work_s", 5)])
 
 
-async def test_a_scientific_knob_wants_a_note(coordinator: Scripted) -> None:
+async def test_scientific_knob_wants_a_note(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("5", "down", "enter")

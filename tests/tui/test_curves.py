@@ -37,7 +37,7 @@ def incident(at: float) -> Tick:
 
 
 @given(NUMBERS, st.integers(1, 120), st.integers(1, 6), st.data())
-def test_a_curve_has_a_column_for_every_step_and_its_height_whatever_the_numbers(
+def test_curve_has_a_column_for_every_step_and_its_height_whatever_the_numbers(
     values: list[float | None], width: int, height: int, data: st.DataObject
 ) -> None:
     found = [point(number, value) for number, value in enumerate(values)]

@@ -42,7 +42,7 @@ def test_waits_of_an_operation_read_as_a_sentence() -> None:
     assert cell_text.waited_for(told) == "waits: trainer-0 is starting on vm, web-0 is pending (waits for mongo)"
 
 
-def test_a_running_record_without_a_long_call_says_so() -> None:
+def test_running_record_without_a_long_call_says_so() -> None:
     assert data_tables.doing({"status": "running", "doing": None}) == "no call over 1 s"
     called = {"what": "tool call a.b", "age_s": 3.0}
     assert data_tables.doing({"status": "running", "doing": called}) == "tool call a.b, 3s"

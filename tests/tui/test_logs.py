@@ -136,7 +136,7 @@ async def test_marks_and_matches_are_shown_in_wrapped_lines(coordinator: Scripte
         await screen.shows("◆ some words", "needle and more words", LINES[29], LINES[30])
 
 
-async def test_an_empty_log_has_nothing_to_mark(coordinator: Scripted) -> None:
+async def test_empty_log_has_nothing_to_mark(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.answers["read_logs"] = lambda args: LogChunk("web-0", 0, 0, b"", 0)
     async with opened(coordinator.state_dir) as screen:

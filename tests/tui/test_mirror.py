@@ -72,7 +72,7 @@ def test_lost_connection_is_counted_from_its_beginning() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["web-0", "web-1", "web-2"]), st.none() | st.floats(0, 100)), max_size=30))
-def test_the_mirror_equals_the_newest_rows_in_any_order_of_changes(changes: list[tuple[str, float | None]]) -> None:
+def test_mirror_equals_the_newest_rows_in_any_order_of_changes(changes: list[tuple[str, float | None]]) -> None:
     mirror, expected = Mirror(), dict[str, float]()
     whole(mirror)
     seen = mirror.watch("unit")

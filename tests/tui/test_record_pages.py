@@ -58,7 +58,7 @@ def long_story(after: int = -1, of: int = 60) -> data_commands.RecordStory:
 
 
 @pytest.mark.parametrize(("turn", "after"), [(40, -1), (140, 129)])
-async def test_a_failed_call_leads_to_the_turn_that_made_it(coordinator: Scripted, turn: int, after: int) -> None:
+async def test_failed_call_leads_to_the_turn_that_made_it(coordinator: Scripted, turn: int, after: int) -> None:
     populate(coordinator)
     answers(coordinator)
     failed = {"id": "x", "record": RECORD, "turn": turn, "server": "shop", "tool": "lookup", "status": "timeout"}
@@ -164,7 +164,7 @@ async def test_tokens_are_told_apart_by_signs_and_not_by_colours_alone(coordinat
         assert rare not in screen.text
 
 
-async def test_the_tree_of_branches_leads_to_the_turn(coordinator: Scripted) -> None:
+async def test_tree_of_branches_leads_to_the_turn(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     coordinator.answers["show_record"] = lambda args: long_story()
@@ -183,7 +183,7 @@ async def test_the_tree_of_branches_leads_to_the_turn(coordinator: Scripted) -> 
         await aeventually(lambda: "turn 1" in screen.lines[2])
 
 
-async def test_the_tree_of_branches_leads_to_a_turn_that_is_not_here_yet(coordinator: Scripted) -> None:
+async def test_tree_of_branches_leads_to_a_turn_that_is_not_here_yet(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     far = data_commands.TokenStretch(

@@ -20,12 +20,12 @@ HOSTILE = st.text(
 
 
 @given(text=HOSTILE, width=st.integers(0, 40), right=st.booleans())
-def test_a_cell_has_exactly_its_width(text: str, width: int, right: bool) -> None:
+def test_cell_has_exactly_its_width(text: str, width: int, right: bool) -> None:
     assert cell_len(fitted(span(text).text, width, right=right)) == width
 
 
 @given(texts=st.lists(HOSTILE, max_size=4), width=st.integers(0, 50))
-def test_a_line_is_cut_to_exactly_its_width(texts: list[str], width: int) -> None:
+def test_line_is_cut_to_exactly_its_width(texts: list[str], width: int) -> None:
     assert width_of(cut([span(text) for text in texts], width)) == width
 
 

@@ -184,7 +184,7 @@ def test_cursor_of_a_removed_row_moves_only_by_a_key() -> None:
 
 
 @given(width=st.integers(1, 200))
-def test_a_row_is_exactly_as_wide_as_the_table(width: int) -> None:
+def test_row_is_exactly_as_wide_as_the_table(width: int) -> None:
     shown = layout(COLUMNS, width)
     assert shown
     model = TableModel(COLUMNS, "name")
@@ -232,7 +232,7 @@ def test_titles_show_how_many_rows_are_above(width: int, above: int) -> None:
     number=st.one_of(st.floats(-1e300, 1e300), st.integers(-(10**12), 10**12)),
     width=st.integers(6, 12),
 )
-def test_a_number_in_a_cell_is_never_cut(number: float, width: int) -> None:
+def test_number_in_a_cell_is_never_cut(number: float, width: int) -> None:
     said = f"{number:.4g}" if isinstance(number, float) else str(number)
     column: Column[float] = Column("n", "N", width, lambda row, now: Span(said), lambda row: row, right=True)
     told = cells(number, ((column, width),), 0.0)[0].text
@@ -247,7 +247,7 @@ def test_a_number_in_a_cell_is_never_cut(number: float, width: int) -> None:
         (1234567, 6, "1.23e6"), (999999, 6, "999999"),
     ],
 )  # fmt: skip
-def test_a_number_has_as_many_digits_as_fit(number: float, width: int, told: str) -> None:
+def test_number_has_as_many_digits_as_fit(number: float, width: int, told: str) -> None:
     assert cell_text.in_cells(data_tables.shown(number), width) == told
 
 
