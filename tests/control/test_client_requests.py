@@ -50,6 +50,7 @@ class Room:
             supervisor=SimpleNamespace(times=SimpleNamespace(operation_deadline_s=60.0)),
             executor=SimpleNamespace(flush=_nothing, put=_nothing, full="", then=lambda act: act()),
             audit=_nothing,
+            keyring=None,
             state=State(RunState()),
         )
         table: dict[str, Callable[[Any], Prepared]] = {"pause": lambda args: self.prepared}

@@ -26,13 +26,13 @@ def test_logs_and_events_can_be_read_after_down(run: Run) -> None:
     assert ended.returncode == ExitCode.NO_COORDINATOR
     assert f"The run {run.name} is not up: it was taken down " in ended.stderr
     assert f"agentrl up --run {run.name} brings it up again" in ended.stderr
-    assert f"agentrl events --run {run.name} read what it has left" in ended.stderr
+    assert f"agentrl events --run {run.name} read its files" in ended.stderr
     code, answer = run.cli("status", check=False)
     assert (code, answer["error"]["name"]) == (ExitCode.NO_COORDINATOR, "no_coordinator")
 
     ended = run.raw("logs", "web-0")
     assert (ended.returncode, ended.stdout) == (0, "a last word from web-0.2\n")
-    assert f"The run {run.name} is not up. This is what {run.name} has left" in ended.stderr
+    assert f"The run {run.name} is not up. These are the files of {run.name}." in ended.stderr
     assert run.raw("logs", "web-0", "--previous").stdout == "a last word from web-0.1\n"
     assert run.raw("logs", "web-0.9").returncode == ExitCode.UNKNOWN
     assert "web-0.1, web-0.2" in run.raw("logs", "web-0.9").stderr
@@ -65,7 +65,7 @@ def test_run_without_down_is_chosen_and_otherwise_a_name_is_required(run: Run) -
     run.cli("down", "--yes")
     ended = unnamed(run, "logs", "web-0")
     assert (ended.returncode, ended.stdout) == (ExitCode.NO_COORDINATOR, "")
-    assert "With --run NAME this command reads what that one has left." in ended.stderr
+    assert "With --run NAME this command reads the files of that run." in ended.stderr
 
 
 def unnamed(run: Run, *args: str) -> subprocess.CompletedProcess[str]:

@@ -35,5 +35,5 @@ def test_every_snippet_works(demo: Run, monkeypatch: pytest.MonkeyPatch) -> None
             known["client"].close()
     assert known["ready"] == {"web": 1}
     assert known["operation"].state == "succeeded"
-    assert known["would"].effect.kills or known["would"].effect.drains
-    assert sorted(known["units"]) == ["unit/web-0", "unit/web-1"]
+    assert known["consent"].effect.kills or known["consent"].effect.drains
+    assert sorted(known["units"]) == ["unit/web-0"]
