@@ -1,1 +1,1 @@
-"""Programs and run files of the demos, which come with the package."""
+"""Contains the programs and run files of the demos, which come with the package."""

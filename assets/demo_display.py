@@ -1,4 +1,4 @@
-"""The display of the training demo: a live picture in a terminal, otherwise a line every few seconds.
+"""Shows the training demo: a live picture in a terminal, otherwise a line every few seconds.
 
 Invariants:
 - The picture fits into 80 columns and a few lines.
@@ -29,7 +29,7 @@ RECENT = 5
 """Steps of the mean reward."""
 BAR_WIDTH = 60
 PRINTED = ("version", "reward", "held out", "tool errors", "trainer")
-"""Without a terminal. The status of the trainer may be long, so it comes last."""
+"""Columns without a terminal. The status of the trainer may be long, so it comes last."""
 LINE_CHARS = 120
 """Length of a line without a terminal."""
 _WARM_UP = re.compile(r"warm-up: step (\d+) of (\d+)")

@@ -1,4 +1,4 @@
-"""Makes the recording that comes with the package, and the pictures of the docs: `make recording`, `make pictures`.
+"""Makes the recording that comes with the package and the pictures of the docs: `make recording`, `make pictures`.
 
 Invariants:
 - The recording is a real training demo, from one or two minutes before its sampler is killed to its end, so it has an

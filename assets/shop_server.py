@@ -139,7 +139,7 @@ class InjectedFaults:
     random: int = 0
 
     def of(self, session: str, call: int) -> tuple[bool, float]:
-        """Whether this call fails, and its delay in seconds."""
+        """Return whether this call fails, and its delay in seconds."""
         chance = random.Random(f"{self.random} {session} {call}")
         fails = chance.random() < self.errors
         delay_s = self.latency_ms / 1000.0 * math.exp(self.spread * chance.gauss()) if self.latency_ms else 0.0

@@ -258,7 +258,7 @@ class Demo:
 
 
 def _steady(status: Any) -> list[Any]:
-    """The units that are not meant to die."""
+    """The units that the tour does not kill."""
     return [unit for unit in status["units"] if unit["group"] != "flaky"]
 
 

@@ -68,7 +68,7 @@ class Result:
     recoveries: dict[str, float] = field(default_factory=dict)
     """Seconds."""
     problems: list[str] = field(default_factory=list)
-    """Of the accounts."""
+    """True if the accounts balance."""
 
     @property
     def learned(self) -> bool:
@@ -300,7 +300,7 @@ def _run(demo: TrainingDemo, console: Console) -> int:
 
 
 def _how_to_go_on(kept: Path | None) -> list[str]:
-    """What the user can do next."""
+    """The next commands for the user."""
     by_hand = "The top of assets/train.yaml shows the same by hand; `agentrl tui` is the console of a live run."
     if kept is None:
         return [by_hand, "`agentrl tui --replay @demo` plays a recorded demo."]

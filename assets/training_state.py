@@ -1,7 +1,7 @@
 """Reads the state of a training run from its store: steps, versions, tokens, tool calls, held-out results.
 
 Invariants:
-- It only reads.
+- The module only reads from the store.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operator's console: `agentrl tui`, or `python -m tui`."""
+"""Contains the operator's console: `agentrl tui`, or `python -m tui`."""
 
 import os
 

@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace) -> int:
         from tui.serving.console_process import end_with_parent
 
         end_with_parent()
-    # Textual draws on stderr, so that stdout may lead elsewhere.
+    # Textual draws on stderr, so that stdout may be redirected.
     elif not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("The console needs a terminal.", hint="Programs use `agentrl status --follow --json`.")
     colour = not (args.no_color or os.environ.get("NO_COLOR"))

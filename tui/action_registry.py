@@ -1,4 +1,4 @@
-"""The registry of what keys do: every action of the console with its keys, words, command and handler.
+"""Defines the registry of actions: every action of the console with its keys, labels, command and handler.
 
 Key map, footer, help, palette and the reference in the docs come from here.
 

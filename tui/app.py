@@ -1,7 +1,7 @@
-"""The application: one connection, one mirror, the services and the views of one run, and the dispatch of keys.
+"""Defines the application: one connection, one mirror, the services and the views of one run, and the dispatch of keys.
 
 Invariants:
-- The registry of actions alone decides what a key does.
+- Only the registry of actions decides what a key does.
 - The console survives its coordinator, and its own end does not end the run.
 - Nothing is asked, painted or sent while it switches from one run to another.
 """
@@ -92,7 +92,7 @@ class Console(App[int]):
         self._begin(link)
 
     def _begin(self, link: Callable[[Mirror], Connection | PlaybackConnection]) -> None:
-        """Make everything that belongs to one run."""
+        """Create everything that belongs to one run."""
         self.mirror = Mirror()
         self.connection = link(self.mirror)
         self.playback = self.connection.playback if isinstance(self.connection, PlaybackConnection) else None
@@ -132,7 +132,7 @@ class Console(App[int]):
         for number in (signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.exit, TERMINATED)
         if not gc.get_freeze_count():
-            # A collection of everything imported takes 0.1 s, in which a key would wait.
+            # A garbage collection of all imported objects takes 0.1 s, in which a key would wait.
             gc.freeze()
         self._listen()
         self.set_interval(1 / PAINTS_PER_S, self._paint_new_data, name="paint")
@@ -218,7 +218,7 @@ class Console(App[int]):
         self.say(message, Tone.DIM, fleeting=True)
 
     def may(self, action: Action) -> bool:
-        """Whether this console may do it."""
+        """Whether this console has permission for the action."""
         if self.settings.in_browser and action.id in NOT_IN_A_PAGE:
             return False
         return action.allowed(self.mirror.permission, read_only=self.read_only, playback=self.playback is not None)
@@ -255,12 +255,14 @@ class Console(App[int]):
         return isinstance(self.focused, TextField) and self.focused.edits_with(key)
 
     def _means_nothing(self, key: str) -> bool:
-        """Whether no field, no dialog and no binding of Textual's takes it either."""
+        """Whether no field, dialog or binding of Textual handles the key either."""
         typed = isinstance(self.focused, Input)
         return not (self._leaving or typed or len(self.screen_stack) > 1 or key in self.active_bindings)
 
     def take_key(self, key: str) -> bool:
-        """Do what a key means here. Returns False if it is for a dialog or a field, or means nothing."""
+        """Execute the action of a key in this view. Returns False if the key is for a dialog or a field, or has no
+        action.
+        """
         plain = key.removeprefix(ALT)
         if plain == key or self._edits(key) or any(key in action.keys for action in self.registry):
             return self._take(key)
@@ -284,7 +286,7 @@ class Console(App[int]):
         return True
 
     def do(self, action: Action) -> None:
-        """Carry out an action in the present view, or say why it is not possible."""
+        """Execute an action in the present view, or show why it is not possible."""
         self.notices.pass_by()
         if not self.may(action):
             why = f"this key is {self.mirror.permission}"
@@ -328,7 +330,7 @@ class Console(App[int]):
         self._close_messages_no_wait()
 
     def copy(self, text: str, message: str) -> None:
-        """The terminal copies it (OSC 52), so this works over ssh, too."""
+        """Copy text by the terminal (OSC 52), so that it works over ssh too."""
         if self.settings.in_browser:
             self.say(text)
         else:

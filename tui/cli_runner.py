@@ -1,9 +1,9 @@
-"""Actions that run `agentrl` as a process: bring a run up, make it equal to a run file, make a key.
+"""Contains the actions that run `agentrl` as a process: bring a run up, make it equal to a run file, make a key.
 
 Invariants:
 - The process has a session of its own: it outlives the console and gets no key presses of its terminal.
 - Secrets stay in that process.
-- Before a run file is applied, its plan is shown and agreed to like any other effect.
+- Before a run file is applied, its plan is shown and needs consent like any other effect.
 - From a browser page only run files in the directory of the run's own file are read.
 """
 
@@ -106,7 +106,7 @@ class CliRunner:
         await self._show_and_run("up", str(file), "--yes", *console.settings.target_options)
 
     def _not_for_a_page(self, file: Path) -> str:
-        """Why a browser page may not have this file read; empty if it may."""
+        """The reason why a browser page may not read this file; empty if it may."""
         if not self._console.settings.in_browser:
             return ""
         own = read_json(paths.state_dir(self._console.mirror.name) / paths.LAST_UP).get("file")

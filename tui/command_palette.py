@@ -1,4 +1,4 @@
-"""The command palette and the help, which list what can be done."""
+"""Opens the command palette and the help, which list the possible actions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNIT = "unit "
 
 
 class PaletteApp(Host, Protocol):
-    """What the palette needs of the application besides what every part may ask for."""
+    """The interface of the application that the palette needs besides `Host`."""
 
     @property
     def navigation(self) -> Navigation: ...

@@ -1,4 +1,4 @@
-"""The one way in which the console changes a run: preview, consent, call, and undo.
+"""Changes a run for the console, in one way: preview, consent, call, and undo.
 
 Invariants:
 - Nothing is sent while the feed, or the list that the target was chosen from, is stale.
@@ -74,7 +74,7 @@ class CommandRunner:
         self._console.run_worker(self.run(pending, chosen_in), group="acts", name=pending.what)
 
     def may_begin(self, action: Action, view: Source) -> bool:
-        """Whether the screen is recent enough for this action; says so if it is not."""
+        """Whether the screen is recent enough for this action; shows a message if it is not."""
         try:
             self._check_age(None if EVERYWHERE in action.where else view)
         except RefusedError as error:
@@ -83,7 +83,7 @@ class CommandRunner:
         return True
 
     def may_ever(self, command: str) -> bool:
-        """Whether this console can send the command at all; a viewer is refused in the end."""
+        """Whether this console can send the command at all. The coordinator refuses a viewer in any case."""
         console = self._console
         return not console.read_only and console.mirror.permission.allows(COMMANDS[command].permission)
 

@@ -1,8 +1,8 @@
-"""The one connection of the console: it follows a run's feed into the mirror.
+"""Keeps the console's one connection, and follows a run's feed into the mirror.
 
 Invariants:
 - The console survives its coordinator.
-- It connects again with growing pauses, and at once on request.
+- It reconnects with growing pauses, and at once on request.
 - Every attempt looks the run up again, so a run that was restarted is found.
 """
 
@@ -102,7 +102,7 @@ class Connection:
 
 
 def _silence(mirror: Mirror, target: Target) -> tuple[str, str]:
-    """Why the feed is silent, and what to do about it. A run that was taken down needs nothing."""
+    """The reason why the feed is silent, and what to do. After `down` nothing needs to be done."""
     if mirror.run is not None and mirror.run.desired == "down":
         return "The run was taken down.", f"agentrl tui --replay {mirror.name} plays it; agentrl up starts it again."
     return "The coordinator is silent.", what_to_do(target)

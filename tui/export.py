@@ -1,4 +1,4 @@
-"""Writes files: the rows of a table, whole trajectories, a picture of the screen.
+"""Writes the rows of a table, whole trajectories, or a picture of the screen to files.
 
 Invariants:
 - The rows are those on the screen at the key press.

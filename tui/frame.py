@@ -1,4 +1,5 @@
-"""The lines around the view (header, notice, footer), how fresh the screen is, and its colours.
+"""Paints the lines around the view (header, notice, footer), and decides whether the screen is fresh enough for
+commands.
 
 Invariants:
 - Data is painted at most `PAINTS_PER_S` times a second, a key press at once.
@@ -27,7 +28,7 @@ PAINTS_PER_S = 4
 
 
 class FramedApp(Host, Protocol):
-    """What the frame needs of the application besides what every part may ask for."""
+    """The interface of the application that the frame needs besides `Host`."""
 
     theme: str
     line_styles: Styles
@@ -57,7 +58,7 @@ class Frame:
 
     @property
     def fresh(self) -> bool:
-        """Whether what is shown is recent enough to act on."""
+        """Whether the screen is recent enough for commands."""
         clock = self._app.clock()
         frozen = self._frozen_at is not None and clock - self._frozen_at > STALE_S
         return self._app.mirror.fresh(clock) and not frozen
@@ -75,7 +76,7 @@ class Frame:
     # ---- painting ----
 
     def paint_new_data(self) -> None:
-        """Paint what the feed has changed."""
+        """Paint the rows that the feed has changed."""
         app = self._app
         clock = app.clock()
         app.mirror.sample(clock)
@@ -95,7 +96,7 @@ class Frame:
             widget.repaint()
 
     def repaint_all(self) -> None:
-        """With other colours."""
+        """Paint all lines again with other colours."""
         self._app.line_styles = self._new_styles()
         for screen in self._app.screen_stack:
             for widget in screen.query(Painted):

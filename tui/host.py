@@ -1,4 +1,4 @@
-"""What the parts of the console may ask of the application that hosts them.
+"""Defines the interface of the application for the parts of the console.
 
 Views, widgets and services depend on this protocol and never on the application, so imports run in one direction.
 """
@@ -45,7 +45,7 @@ class Settings:
 
 
 class Host(Protocol):
-    """State of the console and what every part may ask for."""
+    """The state and the methods of the application that every part of the console may use."""
 
     @property
     def settings(self) -> Settings: ...
@@ -63,7 +63,7 @@ class Host(Protocol):
     def read_only(self) -> bool: ...
     @property
     def fresh(self) -> bool:
-        """Whether the rows on the screen are recent enough to act on."""
+        """Whether the rows on the screen are recent enough for commands."""
 
     @property
     def clock(self) -> Callable[[], float]:

@@ -22,11 +22,13 @@ CHUNK_BYTES = 256 << 10
 class NewLines:
     lines: list[str] = field(default_factory=list)
     asides: list[str] = field(default_factory=list)
-    """Remarks about the log itself; they stand behind the lines."""
+    """Remarks about the log itself, which follow the lines."""
 
 
 class LogTail:
-    """The log of one unit; `life` 0 follows the present incarnation and its successors, others are read to the end."""
+    """Reads the log of one unit. `life` 0 follows the present incarnation and its successors; another one is read to
+    its end.
+    """
 
     def __init__(self, unit: str, life: int = 0) -> None:
         self.unit = unit

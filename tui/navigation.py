@@ -1,7 +1,7 @@
-"""Which view fills the screen: that of a tab, or a page over it; and the filter field.
+"""Decides which view fills the screen: the view of a tab, or a page over it; and opens the filter field.
 
 Invariants:
-- One view is shown at a time, and only that one gets `shown`.
+- One view is shown at a time, and `shown` is called only for this view.
 - Escape closes pages in the reverse order of their opening.
 - The filter belongs to the view in which it was opened.
 """
@@ -47,7 +47,7 @@ W = TypeVar("W", bound=Widget)
 
 
 class NavigatedApp(Host, Protocol):
-    """What navigation needs of the application besides what every part may ask for."""
+    """The interface of the application that navigation needs besides `Host`."""
 
     def query_one(self, selector: str, expect_type: type[W]) -> W: ...
     def call_after_refresh(self, callback: Callable[..., Any], *args: Any) -> Any: ...
@@ -71,7 +71,7 @@ class Navigation:
     def is_shown(self, view: View) -> bool:
         return self.view is view
 
-    # ---- going somewhere ----
+    # ---- views ----
 
     def open_tab(self, name: str) -> None:
         while self._pages:
@@ -124,7 +124,7 @@ class Navigation:
         self._console.paint_frame()
 
     def _show_page(self, page: View) -> None:
-        """Unless another key has led elsewhere meanwhile."""
+        """Show the page, unless another key has opened something else meanwhile."""
         if self.view is page and page.is_attached:
             page.shown()
 
@@ -172,7 +172,7 @@ class Navigation:
         field = self._field
         field.value = self.view.filter_text
         field.display = True
-        # At once: the keys that follow belong to the filter, not to the actions of the view.
+        # The field opens at once, because the next keys belong to the filter and not to the actions of the view.
         self._console.screen.set_focus(field, scroll_visible=False)
 
     def filter_typed(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The actions of playback: play and stop, jump, change the speed."""
+"""Implements the actions of playback: play and stop, jump, change the speed."""
 
 from __future__ import annotations
 

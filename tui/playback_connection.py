@@ -1,4 +1,4 @@
-"""A recording in the place of a coordinator: the interface of a connection, fed by playback.
+"""Plays a recording through the interface of a connection, in place of a coordinator.
 
 Invariants:
 - Queries and commands are refused.
@@ -75,7 +75,9 @@ class PlaybackConnection:
                 playback.keep(index, found)
 
     def without(self, what: str) -> str:
-        """What to do instead of asking a recording. Commands are named only for a run of this host."""
+        """The error for a query that a recording cannot answer, with a hint. Commands are named only for a run of this
+        host.
+        """
         if not self._run:
             return f"A recording has no {what}, and its run is not known on this machine. A run of your own shows them."
         return (

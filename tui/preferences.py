@@ -1,7 +1,8 @@
-"""The person's own theme and keys, from `~/.config/agentrl/console.yaml`.
+"""Reads the person's own theme and keys from `~/.config/agentrl/console.yaml`.
 
 Invariants:
-- A fault in the file is named before the screen is drawn, and a faulty file is never half used.
+- A fault in the file is reported before the screen is drawn.
+- No part of a faulty file is used.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ _NAMED = 8
 SHIPPED = "demo.rec"
 """The recording that comes with the package."""
 ALWAYS = "@demo"
-"""The name that always means it. A file of this name is `./@demo`."""
+"""The name that always means the shipped recording. A file of this name is `./@demo`."""
 DEMO = "demo"
-"""Also means it if there is no run of this name."""
+"""Also means the shipped recording, if no run has this name."""
 OF_A_RUN, THE_SHIPPED = "run's recording", "shipped recording"
-"""What the banner calls them."""
+"""Its name in the banner."""
 _MINUTE_S = 60.0
 
 
@@ -53,7 +53,9 @@ def link(what: str, at: str, speed: float) -> Callable[[Mirror], PlaybackConnect
 
 
 def playable(named: str = "") -> str:
-    """A sentence on what can be played, with a suggestion if `named` is similar to a known name."""
+    """A sentence that names the recordings that can be played, with a suggestion if `named` is similar to a known
+    name.
+    """
     runs = [run.name for run in paths.list_runs() if (paths.state_dir(run.name) / DIRECTORY).is_dir()]
     near = difflib.get_close_matches(named, [*runs, ALWAYS], n=1)
     meant = f"Did you mean {near[0]}? " if near else ""

@@ -1,4 +1,4 @@
-"""The list of runs: those of this user on this host, and those that key files open.
+"""Lists the runs of this user on this host, and the runs that key files open.
 
 Invariants:
 - The list waits at most `ANSWER_S` for each run and does not query a run that is down.
@@ -54,7 +54,7 @@ class RunLine:
     alerts: int = 0
     where: str = ""
     why: str = ""
-    """Why it was not queried."""
+    """The reason why it was not queried."""
     here: bool = False
     """Whether the console shows it now."""
 
@@ -78,7 +78,7 @@ def _run_line(place: Place, rows: Iterable[AnyRow], step: int | None, where: str
 
 
 def link(place: Place) -> Callable[[Mirror], Connection]:
-    """A factory of connections to this run. Raises an error with a sentence if there is none."""
+    """A factory of connections to this run. Raises an error with a sentence if the run cannot be reached."""
     name, key_file = place.run or None, place.key_file or None
     find(name, key_file=key_file)
     return lambda mirror: Connection(mirror, lambda: Client.connect(name, key_file=key_file))
@@ -113,7 +113,7 @@ async def _of_key(path: str, limit: asyncio.Semaphore) -> RunLine:
 
 
 async def _newest_step(client: Client) -> int | None:
-    """The number of the newest committed step; None if there is none or the steward does not answer."""
+    """The number of the newest committed step; None without committed steps or without an answer of the steward."""
     try:
         page = await client.list_steps(filter="status=committed", sort="-leased_at", limit=1, deadline_s=ANSWER_S / 2)
     except AgentrlError:

@@ -1,4 +1,4 @@
-"""Calls written as Python: `lookup(pear)`, `search(query="red", limit=3)`.
+"""Reads calls that are written as Python: `lookup(pear)`, `search(query="red", limit=3)`.
 
 Invariants:
 - The text is parsed, never evaluated.

@@ -1,10 +1,10 @@
-"""From messages to token ids, one segment at a time.
+"""Converts messages to token ids, one segment at a time.
 
 Invariants:
-- a trajectory is a concatenation of segments, and the ids of a segment never depend on its neighbors: sampled ids stay
-  as they are, and what the environment adds is tokenized by itself;
-- data for supervised training comes from the same functions;
-- a segment of the environment ends with the opening of the next assistant turn.
+- A trajectory is a concatenation of segments, and the ids of a segment never depend on its neighbors: sampled ids are
+  unchanged, and text of the environment is tokenized separately.
+- Data for supervised training comes from the same functions.
+- A segment of the environment ends with the opening of the next assistant turn.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def _source(directory: Path) -> tuple[str, Mapping[str, str]]:
     if (file := directory / "chat_template.jinja").is_file():
         return file.read_text(), names
     source = described.get("chat_template") or ""
-    if isinstance(source, list):  # several, each with a name
+    if isinstance(source, list):  # a list of named templates
         source = next((one["template"] for one in source if one["name"] == "default"), "")
     return str(source), names
 

@@ -1,4 +1,4 @@
-"""One model's tokenizer: text to ids and back.
+"""Wraps the tokenizer of one model: text to ids and back.
 
 Invariants:
 - Only `control` gives the id of a control token, never text, so a tool result with `<|end|>` stays text.
@@ -17,7 +17,7 @@ from agentrl.errors import ConfigError
 END_TOKENS = ("<|end|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>")
 """End tokens of the known families of models."""
 REPLACED = "\ufffd"
-"""A decoder writes it for bytes that do not form a character."""
+"""The decoder's sign for bytes that do not form a character."""
 MAX_CHARACTER_BYTES = 4
 """In UTF-8; a character has at most this many ids."""
 BEFORE = 8

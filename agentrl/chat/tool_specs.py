@@ -1,4 +1,4 @@
-"""Tools as prompts and parsers see them: name, arguments in order, and their types.
+"""Describes tools for prompts and parsers: name, arguments in order, and their types.
 
 Invariants:
 - The order of arguments is that of the tool's schema, so positional arguments have one meaning.

@@ -1,4 +1,4 @@
-"""Commands that find out what is wrong: why, stacks, tools errors, tools failures, accounting, staleness."""
+"""Defines the commands that find faults: why, stacks, tools errors, tools failures, accounting, staleness."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Taking a run down, as a transaction: by its coordinator, or from this host if no coordinator answers.
+"""Takes a run down as a transaction: by its coordinator, or from this host if no coordinator answers.
 
 Invariants:
-- The first Ctrl-C after the command is sent only says what the second one does.
-- "Nothing is left" is proven by a scan where this host can be scanned, not by the coordinator's word alone.
+- After the command was sent, the first Ctrl-C only prints what a second one does.
+- "Nothing is left" is proven by a scan if this host can be scanned, not only by the report of the coordinator.
 - Processes that are removed without a coordinator are named first.
 """
 

@@ -3,7 +3,7 @@
 Invariants:
 - Nothing destructive happens without consent, typed or given by `--yes`.
 - A script is never asked a question.
-- An accepted operation goes on when the waiting ends, and a note says so.
+- An accepted operation continues when the waiting ends, and a note says so.
 """
 
 from __future__ import annotations

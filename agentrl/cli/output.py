@@ -100,7 +100,7 @@ def emit_line(value: Any) -> None:
 def console(color: bool = True, *, stderr: bool = False) -> Console:
     """A terminal that parses no markup: text from a run must not become style.
 
-    What leads elsewhere has no width, unless `COLUMNS` gives it one.
+    A pipe or a file has no width, unless `COLUMNS` sets one.
     """
     from rich.console import Console
 

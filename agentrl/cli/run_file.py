@@ -137,7 +137,7 @@ def check_datasets(loaded: Loaded, sets: Sequence[str]) -> list[str]:
         raise problem
     if not loaded.config.environments:
         return []
-    # Another program reads the rows: the command line imports nothing that knows them.
+    # Another program reads the rows, because the command line imports nothing that can read them.
     command = [sys.executable, "-m", "agentrl.doctor", "--json", "--datasets", *(f"--set={one}" for one in sets)]
     # In its own session, because Ctrl-C is for this command.
     done = subprocess.run(
@@ -157,7 +157,7 @@ def check_datasets(loaded: Loaded, sets: Sequence[str]) -> list[str]:
 
 
 def nothing_to_bring_up(loaded: Loaded) -> str:
-    """What to do with a run without groups."""
+    """The hint for a run without groups."""
     if loaded.config.is_job:
         return f"Nothing of it is brought up: `agentrl train {shlex.quote(str(loaded.path))}` trains it."
     return "Nothing of it is brought up: it has neither `environments` nor `sidecars`."

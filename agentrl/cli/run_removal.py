@@ -1,7 +1,7 @@
-"""Removing what a run that is down has left: `runs forget` removes its state, `runs wipe` its data.
+"""Removes the files of a run that is down: `runs forget` removes its state, `runs wipe` its data.
 
 Invariants:
-- Nothing of a run is removed while one of its processes may live.
+- No file of a run is removed while one of its processes may live.
 - `forget` keeps the run directory with logs and results; `wipe` keeps the configuration.
 - The next command that creates or removes a run finishes a removal that was killed.
 """
@@ -123,7 +123,9 @@ class Wipe(LocalTransaction):
             return str(typer.prompt(question, default="", show_default=False, err=True)).strip() == self._name
 
     async def _wiping(self, *arguments: str) -> dict[str, Any]:
-        """Count what the run has, or with `--wipe` delete it, by a program of the room that knows the database."""
+        """Count the data of the run, or with `--wipe` delete it, by a program of the package that knows the
+        database.
+        """
         place = self._place
         await refuse_if_up(place.name, place.state_dir, self._uuid)
         refuse_if_in_use(place)
@@ -144,7 +146,7 @@ class Wipe(LocalTransaction):
 
 
 def sentence(found: dict[str, Any]) -> str:
-    """What is lost, in numbers."""
+    """The numbers of lost things, as a sentence."""
     documents: dict[str, int] = found["documents"]
     parts = [counted(documents[kind], plural(kind)) for kind in _COUNTED if documents.get(kind)]
     others = sum(documents.values()) - sum(documents.get(kind, 0) for kind in _COUNTED)

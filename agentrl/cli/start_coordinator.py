@@ -46,7 +46,7 @@ class Place:
 
 
 def refuse_if_in_use(place: Place) -> None:
-    """ConflictError if another host, or another run of this one, uses this run directory."""
+    """Raises ConflictError if another host, or another run of this host, uses this run directory."""
     sign_file = place.run_dir / "coordinator.json"
     sign = read_json(sign_file)
     age_s = time.time() - _number(sign.get("heartbeat_at"))

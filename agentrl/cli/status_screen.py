@@ -2,7 +2,7 @@
 
 Invariants:
 - It fits 80 columns; a narrower terminal shows fewer columns.
-- What only a wide terminal shows is not needed to know whether the run works.
+- A narrow terminal shows everything that is needed to know whether the run works.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _OF_A_RUN = re.compile(
 
 
 def aimed(text: str, option: str) -> str:
-    """The text, with the option after each command in it that takes a run."""
+    """The text, with the option added to each command that takes a run."""
     return _OF_A_RUN.sub(lambda found: f"{found[0]} {option}", text)
 
 

@@ -1,8 +1,7 @@
 """The command `train`: a training job without a run.
 
 Invariants:
-- The program `agentrl.training` does the work.
-- This command only shows the messages of that program.
+- This command only starts the program `agentrl.training` and shows its messages.
 """
 
 from __future__ import annotations

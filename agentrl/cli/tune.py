@@ -69,7 +69,7 @@ async def tune(
         try:
             wanted = knob_of(row).parse(value)
         except ConfigError as wrong:
-            # What somebody typed is no configuration of the run.
+            # The typed value is not part of the run file.
             raise UsageError(wrong.message, hint=f"Nothing was changed. It is {knob_value(row)} now.") from wrong
         args = Tune(name=row.name, value=wanted, seen_revision=revision, note=remark)
         return await act_with(cli, client, "tune", args)

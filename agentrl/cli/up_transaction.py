@@ -1,8 +1,8 @@
-"""Bringing a run up, as a transaction: create the run, start its coordinator, send the file; or undo all of it.
+"""Brings a run up as a transaction: creates the run, starts its coordinator, sends the file; or undoes everything.
 
 Invariants:
 - A run that was never accepted does not exist afterwards, unless one of its processes lives.
-- Nothing of a run that another command brought up is undone.
+- A run that another command brought up is never undone.
 - One `up` at a time begins a run: from its creation until it is accepted or undone the command holds a lock.
 """
 
@@ -143,7 +143,7 @@ class NewRun:
         draft.replace(target)
 
     async def undo(self) -> str:
-        """Restore what was before this command; returns what is true then, in a sentence."""
+        """Restore the state before this command; returns a sentence about the result."""
         if not self.started:
             return NOTHING_CHANGED
         left = await _end_keepers(self.place)
@@ -199,7 +199,7 @@ async def _was_superseded(client: Client, down: str) -> bool:
 
 
 def what_lives(place: Place) -> str:
-    """What is left of an `up` that ended before a unit was started."""
+    """Describe what is left of an `up` that ended before a unit was started."""
     names = ", ".join(f"{one.what} (pid {one.pid})" for one in keepers_of(place.state_dir))
     if not names:
         return "Nothing was started."
@@ -298,7 +298,7 @@ class Up(Transaction):
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Say that the run goes on if the waiting ends early, or that another command took it down."""
+        """Print that the run keeps running if the waiting ends early, or that another command took it down."""
         name = self._place.name
         try:
             yield

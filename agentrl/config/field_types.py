@@ -60,7 +60,7 @@ class Section(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _can_be_handed_on(cls, value: Any) -> Any:
-        """Text must be such that processes, messages and files can hold it."""
+        """Refuse text that processes, messages or files cannot hold."""
         if not all(map(_can_be_written, _texts(value))):
             raise ValueError("must be text without NUL and without halves of characters: no process could receive it")
         return value
@@ -98,7 +98,7 @@ def parse_bytes(value: object) -> object:
 
 
 def parse_command(value: object) -> object:
-    """A command line in one string is split as a shell does; no shell runs it."""
+    """Splits a command line in one string as a shell does; no shell runs it."""
     if not isinstance(value, str):
         return value
     try:
@@ -108,12 +108,14 @@ def parse_command(value: object) -> object:
 
 
 def parse_words(value: object) -> object:
-    """A list with one word may be written without brackets."""
+    """Accepts a list with one word without brackets."""
     return (value,) if isinstance(value, str) else value
 
 
 def parse_env(value: object) -> object:
-    """Numbers in `env` become text, as in a shell. Booleans do not, because their text form is not obvious."""
+    """Converts numbers in `env` to text, as in a shell. Booleans are refused, because their text form is not
+    obvious.
+    """
     if not isinstance(value, dict):
         return value
     return {

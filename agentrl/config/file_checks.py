@@ -2,7 +2,7 @@
 
 Invariants:
 - The files are neither read nor run.
-- The processes that need them use the same functions and messages.
+- The processes that need the files check them by the same functions, with the same messages.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def _from_sets(sets: Sequence[str]) -> Iterator[_Override]:
 
 
 def _of_groups_that_are_not_there(overrides: Sequence[_Override], file: Mapping[str, Any]) -> Iterator[str]:
-    """Messages about single values for groups that are not in the file: a single value cannot define a group."""
+    """Returns messages about values for groups that are not in the file, because one value cannot define a group."""
     there = file.get("sidecars")
     known = {str(name) for name in there} if isinstance(there, Mapping) else set()
     made = {one.path[1] for one in overrides if one.path[0] == "sidecars" and one.path[2:] in ((), ("command",))}
@@ -184,7 +184,9 @@ def _drop_empty(value: Any, place: introspection.Shape | None) -> Any:
 
 
 def _source(written: Mapping[tuple[str, ...], str], at: tuple[str, ...], *, nearest: bool = False) -> str:
-    """Where a value was written. With `nearest`, else the source of the section that should have it."""
+    """Returns the source of a value. With `nearest`, a missing value has the source of the section that should contain
+    it.
+    """
     if found := written.get(at):
         return found
     for length in range(len(at) - 1, -1, -1):

@@ -1,8 +1,8 @@
 """The log files of a run, `run_dir/logs/UNIT/N.log`, and reading a range of one.
 
 Invariants:
-- A host agent (for clients) and a client (after the end of the run) read the same.
-- Light imports only, because host agents use this.
+- A host agent (for clients) and a client (after the end of the run) read the same lines.
+- The module imports nothing heavy, because host agents use it.
 """
 
 from __future__ import annotations

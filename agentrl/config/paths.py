@@ -3,7 +3,7 @@
 Invariants:
 - The name of a run gives exactly one state directory and one uuid, also under concurrent creation.
 - `run.json` is written once, whole, under a lock, and never changed.
-- Light imports only, because every quick command loads this.
+- The module imports nothing heavy, because every quick command loads it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Invariants:
 - Only these names are replaced.
-- Other braces are part of the command.
+- Other braces stay part of the command.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _ESTIMATORS: Mapping[str, Literal["grpo", "leave_one_out"]] = {"grpo": "grpo", "
 
 
 def group_rule(config: DataPlane) -> GroupRule:
-    """How groups close."""
+    """The rule by which groups close."""
     training = config.training
     return GroupRule(
         estimator=_ESTIMATORS[training.advantage],
@@ -35,7 +35,7 @@ def group_rule(config: DataPlane) -> GroupRule:
 
 
 def freshness(config: DataPlane) -> Freshness:
-    """Which records may still train, with the own rules of environments."""
+    """The rule that decides which records may still train, with the rules of single environments."""
     training = config.training
     usual = freshness_rule(
         training.strategy, training.bound, training.hard_bound, wait_limit_s=float(training.wait_limit_s)
@@ -58,7 +58,7 @@ def freshness_of(environment: Environment, usual: Freshness, hard_bound: int) ->
     bound = usual.bound if environment.bound is None else environment.bound
     hard = hard_bound if environment.hard_bound is None else environment.hard_bound
     if environment.hard_bound is None and hard < bound:
-        hard = bound  # The environment widens only its bound.
+        hard = bound  # The environment sets only its bound.
     return freshness_rule(environment.strategy or usual.strategy, bound, hard, wait_limit_s=usual.wait_limit_s)
 
 

@@ -122,7 +122,7 @@ class RunConfig(data_plane.DataPlane):
 
     @property
     def is_job(self) -> bool:
-        """Whether the run has no groups and is only a job of `agentrl train` on demonstrations."""
+        """True if the run has no groups and is only a job of `agentrl train` on demonstrations."""
         return not self.groups and self.training.loss == "sft"
 
     @property
@@ -171,7 +171,9 @@ def _problems_of_alerts(config: RunConfig) -> Iterator[data_plane.Problem]:
 
 
 def _problems_of_registered_names(config: RunConfig) -> Iterator[data_plane.Problem]:
-    """Who else is registered is known only to the run's own code, where it has some."""
+    """Returns messages about unknown registered names. If the run has code of its own, only that code knows all
+    names.
+    """
     if config.rollout.code:
         return
     for name, environment in config.environments.items():

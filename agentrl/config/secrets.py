@@ -4,7 +4,7 @@ Invariants:
 - A SecretRef holds no value.
 - The process that uses a secret reads it at that moment.
 - No error message repeats a value.
-- Light imports only, because the host agent resolves references too.
+- The module imports nothing heavy, because the host agent resolves references too.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def parse_reference(value: object) -> SecretRef:
 
 
 def resolve_secret(secret: SecretRef | str, environ: Mapping[str, str] | None = None) -> str:
-    """The secret itself. Raises ConfigError, which names the reference, if there is none."""
+    """The secret itself. If it is missing, raises ConfigError, which names the reference."""
     reference = str(secret)
     if match := _ENV.fullmatch(reference):
         value = (os.environ if environ is None else environ).get(match[1], "")

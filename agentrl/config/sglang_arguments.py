@@ -27,7 +27,7 @@ ALLOWED = frozenset(
         *("--schedule-policy", "--schedule-conservativeness", "--enable-mixed-chunk", "--disable-overlap-schedule"),
         *("--num-continuous-decode-steps", "--cuda-graph-max-bs", "--cuda-graph-bs", "--disable-cuda-graph"),
         *("--cuda-graph-backend-decode", "--cuda-graph-backend-prefill", "--enable-torch-compile"),
-        # What is seen of it.
+        # Logging and metrics.
         *("--log-level", "--enable-metrics", "--watchdog-timeout", "--soft-watchdog-timeout", "--decode-log-interval"),
     }
 )

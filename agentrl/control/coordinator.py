@@ -197,7 +197,7 @@ class Coordinator:
             self._close()
 
     def stop(self) -> None:
-        """End the coordinator. The units go on."""
+        """End the coordinator. The units keep working."""
         self._ended.set()
 
     def _open(self) -> None:

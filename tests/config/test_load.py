@@ -1,4 +1,4 @@
-"""A run file becomes a configuration, or an error that says what is wrong and where."""
+"""A run file becomes a configuration, or an error that names the mistake and its place."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def load(tmp_path: Path):
 
 @pytest.fixture
 def mistakes(load):
-    """What is wrong with a run file, one sentence per mistake."""
+    """The mistakes of a run file, one sentence per mistake."""
 
     def mistakes(text: str, sets: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> list[str]:
         with pytest.raises(ConfigError) as caught:

@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 
 class Plant:
-    """Units that tell what share of their slots is in use, and episodes that stand somewhere."""
+    """Units that report the used share of their slots, and episodes that wait for tools or model calls."""
 
     def __init__(self) -> None:
         self.detector = BottleneckDetector()
@@ -114,7 +114,7 @@ def test_time_without_steps_does_not_count_after_steps_go_on() -> None:
 
 @pytest.mark.parametrize("cycle_s", [4, 20, 50, 80])
 def test_alternating_steps_and_waits_give_one_stable_sentence(cycle_s: int) -> None:
-    """Shares are of a minute for this: over shorter times the trainer is busy now and waits then."""
+    """Shares cover a minute, because over shorter times the trainer alternates between work and waits."""
     plant, seen = Plant(), set[str]()
     plant.run(120, trainer=0.5, engine=0.6, sampler=0.5)
     for turn in range(40):

@@ -155,7 +155,7 @@ def test_consent_to_a_tier_does_not_look_at_revisions() -> None:
     assert isinstance(room.pause(consent, "another-id"), ErrorReply)
 
 
-def test_revision_of_what_is_not_touched_any_more_is_not_compared() -> None:
+def test_revision_of_a_unit_outside_the_effect_is_not_compared() -> None:
     room = Room()
     room.prepared = msgspec.structs.replace(room.prepared, revisions={"group/web": "first", "unit/web-3": "first"})
     consent = room.preview()
@@ -212,7 +212,7 @@ def test_an_operation_that_cannot_begin_has_failed() -> None:
 
 
 @pytest.mark.parametrize("state", [OperationState.ACCEPTED, OperationState.RUNNING])
-def test_the_next_coordinator_begins_only_what_was_not_begun(state: OperationState) -> None:
+def test_the_next_coordinator_begins_only_operations_that_were_not_begun(state: OperationState) -> None:
     room = Room()
     room.operations.add(Operation("old", "pause", bytes(PAUSE), "", "somebody", state, 1.0, 60.0))
     room.handler.begin_again()

@@ -1,4 +1,4 @@
-"""The instructions of one turn are written, then performed; a failure stops no other."""
+"""The instructions of one turn are written, then performed; a failed one does not stop the others."""
 
 from __future__ import annotations
 

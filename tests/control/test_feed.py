@@ -17,7 +17,9 @@ def host(name: str, units: int) -> HostRow:
 
 
 class Subscriber:
-    """A subscriber as the protocol describes it: subscribe, snapshot, drop up to N, apply; a gap means again."""
+    """A subscriber as the protocol describes it: subscribe, snapshot, drop rows up to N, apply; after a gap it starts
+    again.
+    """
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
@@ -104,7 +106,7 @@ def test_every_row_is_sent_within_the_refresh_time_however_many_there_are() -> N
             frames.clear()
             for name in names:
                 feed.set(f"host/{name}", host(name, 2))
-        # Some change all the time, and take their part of the budget.
+        # Some rows change all the time, and take their part of the budget.
         for name in names[:100]:
             feed.set(f"host/{name}", host(name, 10 + step))
         feed.tick(now, 0.0)
@@ -195,7 +197,7 @@ STEPS = st.lists(
 def test_subscriber_that_loses_frames_ends_with_the_rows_of_the_publisher(
     steps: list[tuple[object, ...]], dropped: set[int], delayed: set[int]
 ) -> None:
-    """Frames are dropped at will; others pile up and are delivered late, after a snapshot was taken meanwhile."""
+    """Frames are dropped at random; others are delivered late, after a newer snapshot."""
     subscribers: list[tuple[Subscriber, list[bytes]]] = []
     count = 0
 

@@ -19,7 +19,7 @@ BEGAN = 1_000_000.0
 
 
 class RecordedFeed:
-    """A feed, a clock by hand, and the recorder."""
+    """A feed, a manual clock, and the recorder."""
 
     def __init__(self, state_dir: Path) -> None:
         self.now = BEGAN

@@ -1,4 +1,4 @@
-"""What the coordinator keeps of the reports of host agents."""
+"""The coordinator keeps the reports of host agents as long as they are needed."""
 
 from __future__ import annotations
 

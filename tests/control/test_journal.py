@@ -148,7 +148,7 @@ def test_row_with_a_changed_byte_is_not_copied(path: Path) -> None:
     journal.close()
     raw = path.read_bytes()
     place = raw.index(b"body 77 of")
-    # Damage that SQLite itself sees, somewhere else, sends the whole file through the salvage.
+    # Damage in another place that SQLite itself detects causes a repair of the whole file.
     pages = len(raw) // 4096
     wrong = next(page for page in range(pages - 1, 0, -1) if abs(page * 4096 - place) > 3 * 4096)
     path.write_bytes(raw[:place] + b"BODY" + raw[place + 4 :])
@@ -235,7 +235,7 @@ def test_full_disk_raises_disk_error_and_a_retry_works(tmp_path: Path) -> None:
 
 
 def fill(journal: Journal) -> int:
-    """Write until the disk is full; answers how many batches were acknowledged."""
+    """Write until the disk is full; returns how many batches were acknowledged."""
     count = 0
 
     def until_full() -> None:

@@ -1,4 +1,4 @@
-"""Keys are admitted, looked up and revoked for ever."""
+"""Keys are admitted, looked up and permanently revoked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Knobs: changed knowingly, written down, and taken back."""
+"""Knob changes are checked, recorded and can be undone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def knobs() -> KnobRegistry:
     return registry
 
 
-def tune(knobs: KnobRegistry, name: str, value: KnobValue, seen: int | None = None, **more: str):  # type: ignore[no-untyped-def]
+# type: ignore[no-untyped-def]
+def tune(knobs: KnobRegistry, name: str, value: KnobValue, seen: int | None = None, **more: str):
     return knobs.tune(name, value, seen_revision=seen, who=more.get("who", "ann"), at=60.0, note=more.get("note", ""))
 
 

@@ -1,4 +1,4 @@
-"""An operation ends as soon as its goal cannot be reached any more, and says what stands in the way."""
+"""An operation ends as soon as its goal is unreachable, and names the cause."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AFTER = {"steward": (), "engine": (), "sampler": ("steward",), "trainer": ("samp
 
 
 class Room:
-    """A steward that is fatal, what starts after it, and an `up` that wants all of them."""
+    """A fatal steward, groups that start after it, and an `up` of all groups."""
 
     def __init__(self) -> None:
         groups = {

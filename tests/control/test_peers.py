@@ -1,4 +1,4 @@
-"""Peers by name: the newest peer counts, and unknown peers are asked who they are."""
+"""Peers by name: the newest peer counts, and unknown peers must send a hello."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.transport.hub import Hub, Peer
 
 
 class Outbox:
-    """Takes the place of the hub: what was sent to whom."""
+    """Replaces the hub and records the messages by peer."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[Any, msgspec.Struct]] = []
@@ -47,7 +47,7 @@ def test_only_the_newest_peer_of_a_name_is_known() -> None:
     assert encode(outbox.sent[0][1]) == encode(Drain(1.0))  # type: ignore[arg-type]
 
 
-def test_unknown_peer_with_many_messages_is_asked_once_per_second() -> None:
+def test_unknown_peer_with_many_messages_gets_one_request_for_a_hello_per_second() -> None:
     peers, outbox = peers_and_outbox()
     one, other = some_peer(), some_peer()
     for step in range(30):

@@ -1,4 +1,4 @@
-"""The previews of commands."""
+"""A preview shows the effect of a command and changes nothing."""
 
 from __future__ import annotations
 

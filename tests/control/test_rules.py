@@ -27,7 +27,8 @@ MIB = 1 << 20
 
 
 def unit(name: str = "web-0", state: UnitState = UnitState.READY, **more: object) -> UnitRow:
-    return UnitRow(name, name.rpartition("-")[0], "sidecar", state, host="a", incarnation=1, ready_at=AT, **more)  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    return UnitRow(name, name.rpartition("-")[0], "sidecar", state, host="a", incarnation=1, ready_at=AT, **more)
 
 
 def host(**more: object) -> HostRow:
@@ -44,7 +45,7 @@ def snapshot(
 
 
 def firing(of: RunSnapshot, for_s: float = 120.0) -> list[AlertRow]:
-    """What fires while nothing changes."""
+    """The alerts that fire while nothing changes."""
     engine = AlertEngine(default_rules())
     engine.evaluate(of, 0.0, AT)
     engine.evaluate(of, for_s, AT + for_s)

@@ -31,7 +31,7 @@ LISTING = COMMANDS["list_tasks"]
 
 
 class Room:
-    """The desk of served commands with a steward that this test plays."""
+    """The handler of served commands, with a steward that the test controls."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""What the tests run their commands with says so when it is ended, and is there for the next command."""
+"""The server that runs the tests' commands reports its own end, and is restarted for the next command."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_server_that_does_not_start_reports_its_end(tmp_path: Path, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(preloaded, "ROOT", tmp_path)
         patched.setattr(preloaded, "_server", None)
-        patched.setattr(preloaded, "_address", preloaded._address)  # that of the server that lives comes back, too
+        patched.setattr(preloaded, "_address", preloaded._address)  # restores the address of the living server
         with pytest.raises(preloaded.LostError, match=r"ended with exit code 7 before `agentrl config schema` did"):
             command("config", "schema", cwd=tmp_path)
     works(tmp_path)
@@ -57,7 +57,7 @@ def test_a_killed_waiter_does_not_break_the_next_command(tmp_path: Path, with_it
 
 
 def never_read(folder: Path) -> Path:
-    """A run file at which its reader waits until somebody writes it."""
+    """A run file whose reader waits until it is written."""
     os.mkfifo(folder / "fifo")
     return folder / "fifo"
 
@@ -67,9 +67,9 @@ def waiting_for(asked: Future[CompletedProcess[str]], server: psutil.Process) ->
 
     def waits() -> psutil.Process | None:
         assert not asked.done(), asked.result()
-        # Its caller knows the command by then.
+        # The caller has the command by then.
         for fork in server.children():
-            # That of the command before may be ending still.
+            # The fork of the last command may still be ending.
             with contextlib.suppress(psutil.NoSuchProcess):
                 if fork.children() and fork.status() == psutil.STATUS_SLEEPING:
                     return fork

@@ -1,4 +1,4 @@
-"""What `make` says while it sets up: the Makefile as it is, with a Python that installs nothing."""
+"""`make` reports its set-up: the real Makefile, with a Python that installs nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ esac
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Path:
-    """A checkout in which nothing was set up."""
+    """A fresh checkout before its set-up."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in NEEDED:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -75,7 +75,7 @@ def test_a_first_set_up_prints_its_parts(fresh: Path) -> None:
 
 
 def in_a_terminal(place: Path, *, fails: str = "nothing of this") -> tuple[int, str]:
-    """The exit code of `make install`, and what somebody who looks on is shown."""
+    """The exit code of `make install`, and its output in a terminal."""
     ours, theirs = pty.openpty()
     words = ["make", "--no-print-directory", f"PYTHON={place / 'python'}", "install"]
     environ = _environ() | {"FAILS": fails}

@@ -1,4 +1,4 @@
-"""The house: contracts that hold, pins that fit, and nothing in the tree that belongs to one person's machine."""
+"""The repository: import contracts hold, pins fit, and no file belongs to one person's machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONSTRAINTS = dict(
     line.split("==") for line in (CHECKOUT / "constraints.txt").read_text().splitlines() if "==" in line[:80]
 )
 TEXT_ENDINGS = {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".sh", ".service", ".cfg", ""}
-# One long list of messages reads better than two halves; a file of code at this length would not.
+# One long list of messages reads better than two halves. This does not hold for code.
 MOST_LINES = 600
 
 
@@ -49,7 +49,7 @@ def test_the_tree_has_no_machine_paths_and_no_other_registry() -> None:
     here = re.escape(str(CHECKOUT))
     registry = r"--(?:extra-)?index-url|--find-links|https?://[\w.-]*(?:/simple\b|pypi(?!\.org)[\w.-]*)"
     someones = r"(?<![\w.~}:/@-])/(?:home|Users|root|work|workspace)/\w+"
-    # Tests may make paths up; what is shipped may not.
+    # Tests may invent paths; shipped files may not.
     in_tests, elsewhere = re.compile(rf"{here}\b|{registry}"), re.compile(rf"{here}\b|{registry}|{someones}")
     found = [
         f"{path.relative_to(CHECKOUT)}:{number}: {line.strip()}"
@@ -71,7 +71,7 @@ def test_nothing_large_or_built_is_in_the_tree() -> None:
 
 
 def test_no_link_is_in_the_tree() -> None:
-    """Where it leads is there on one machine, and `make` takes what it names for built."""
+    """The target of a link exists on one machine only, and `make` takes it for built."""
     listed = subprocess.run(
         ["git", "ls-files", "--stage"], cwd=CHECKOUT, check=True, capture_output=True, text=True, timeout=60
     ).stdout.splitlines()
@@ -107,7 +107,7 @@ def test_installed_versions_are_the_pinned_ones() -> None:
     differing = {}
     for name, version in versions.items():
         try:
-            # What stands behind the plus says how it was built, such as `+cpu`.
+            # The part after the plus names the build, such as `+cpu`.
             installed = metadata.version(name).partition("+")[0]
         except metadata.PackageNotFoundError:
             continue

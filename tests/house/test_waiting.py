@@ -1,4 +1,4 @@
-"""What a wait of the tests takes for "not yet", and what is told at once."""
+"""The tests' waits repeat on "not yet", and report other errors at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _one_of(found: list[int]) -> int:
 
 
 def later(early: Callable[[], Any]) -> Callable[[], bool]:
-    """Too early at first, and there the second time."""
+    """Fails at the first call, and succeeds at the second."""
     looks = iter((early, lambda: True))
     return lambda: next(looks)()
 

@@ -1,4 +1,4 @@
-"""What is installed is what was built: the wheel alone, outside of the checkout, brings a run up and down."""
+"""The built wheel is complete: installed alone, outside of the checkout, it brings a run up and down."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sidecars:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of what belongs to the package, so that nothing is left behind in the checkout."""
+    """Built from a copy of the package's files, so that no file is left in the checkout."""
     source = tmp_path_factory.mktemp("source")
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
@@ -131,7 +131,7 @@ def test_the_wheel_brings_a_run_up_and_down(installed: Path, tmp_path: Path) -> 
 
 
 def _command_lines() -> list[str]:
-    """Of all processes on this machine, as far as they may be read."""
+    """The command lines of all processes on this machine that may be read."""
     lines = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,6 +1,6 @@
-"""One filled and one bare specimen of every message and row, made from their own types.
+"""Makes one filled and one bare sample of every message and row from their types.
 
-A specimen has a distinct value in every field, so that a field that moves, changes its name or its type changes bytes.
+A sample has a distinct value in every field, so that a field that moves or changes its name or type changes the bytes.
 """
 
 from __future__ import annotations

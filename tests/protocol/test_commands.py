@@ -25,7 +25,7 @@ EXTRA = {"request_id": "id-7", "deadline_s": 3.0, "consent": Consent(Effect(), T
 
 
 class Recorder(Client):
-    """A client that notes what it would send."""
+    """A client that records its requests and sends nothing."""
 
     def __init__(self) -> None:
         self.called: tuple[str, Any, dict[str, Any]] | None = None

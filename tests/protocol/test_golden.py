@@ -1,6 +1,6 @@
-"""The bytes on the wire. A change of these breaks every peer of another version, so it must be meant.
+"""The bytes on the wire do not change by accident, because a change breaks every peer of another version.
 
-To accept a change that is meant: AGENTRL_WRITE_GOLDEN=1 pytest tests/protocol/test_golden.py
+To accept an intended change: AGENTRL_WRITE_GOLDEN=1 pytest tests/protocol/test_golden.py
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bytes from outside: understood, or refused with a ProtocolError, and nothing else."""
+"""Bytes from outside are decoded, or refused with a ProtocolError."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_unknown_tag_is_refused(decode: Callable[[bytes], Any], body: object) ->
 
 
 def test_message_in_the_wrong_direction_is_refused() -> None:
-    """The coordinator does not take what only it may say."""
+    """The coordinator refuses messages that only the coordinator may send."""
     with pytest.raises(ProtocolError):
         wire.decode_to_coordinator(wire.encode(filled(messages.Welcome)))
     with pytest.raises(ProtocolError):

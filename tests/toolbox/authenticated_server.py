@@ -1,4 +1,4 @@
-"""An MCP server over HTTP that wants a token and a tenant: `tests.toolbox.authenticated_server PORT TOKEN`."""
+"""An MCP server over HTTP that requires a token and a tenant: `tests.toolbox.authenticated_server PORT TOKEN`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ server = MCPServer("guarded", log_level="ERROR")
 
 @server.tool()
 def whisper() -> str:
-    """Says what only guests hear."""
+    """Returns text that needs the token."""
     return "you may come in"
 
 
 class Guard:
-    """Lets requests through that know the token."""
+    """Accepts only requests with the token."""
 
     def __init__(self, app: Any, token: str) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Toolboxes with real servers: our own, and those of other people in environments of their own."""
+"""Toolboxes with real servers: our own, and third-party servers in environments of their own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MakeToolbox = Callable[..., AbstractAsyncContextManager["Hands"]]
 
 
 class Hands:
-    """A toolbox and short ways to use it."""
+    """A toolbox with short helper methods."""
 
     def __init__(self, toolbox: Toolbox) -> None:
         self.toolbox = toolbox
@@ -54,7 +54,7 @@ def faulty(**settings: Any) -> ToolServer:
 
 @pytest.fixture
 def make(tmp_path: Path) -> MakeToolbox:
-    """A toolbox that runs while the body does; by default with one faulty server."""
+    """A toolbox that runs during the body; by default with one faulty server."""
 
     @contextlib.asynccontextmanager
     async def making(servers: dict[str, ToolServer] | None = None, **options: Any) -> AsyncIterator[Hands]:
@@ -93,5 +93,5 @@ def _listens(port: int, process: subprocess.Popen[bytes]) -> bool:
 
 @pytest.fixture(scope="session")
 def others() -> Others:
-    """Servers that other people wrote; built once, and kept beside the checkout's own environment."""
+    """Third-party servers; built once, and kept beside the checkout's own environment."""
     return Others.built()

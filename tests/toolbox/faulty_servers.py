@@ -1,4 +1,4 @@
-"""An MCP server over stdio that does everything a tool server should not, when it is asked to.
+"""An MCP server over stdio that shows every fault of a tool server on request.
 
 It is written by hand: it starts in a twentieth of the time of one with the SDK, and can write what no SDK would.
 """
@@ -37,13 +37,14 @@ class Tools:
         return text
 
     async def count(self, session: str) -> Result:
-        """Pid, the session's key, and how often it was asked under this key."""
+        """Pid, the session's key, and the number of calls with this key."""
         counts[session] += 1
         return f"{os.getpid()} {session} {counts[session]}"
 
     async def note(self, session: str, path: str, seconds: float = 0.0, until: str = "") -> Result:
-        """Leave lines in a file, so that it can be seen how often this ran. It takes so long, and goes on until that
-        other file is there."""
+        """Write lines to a file, which show how often this ran. It takes `seconds`, and then waits for the file
+        `until`.
+        """
         _append(path, "begun")
         try:
             await asyncio.sleep(seconds)
@@ -56,7 +57,7 @@ class Tools:
         return "noted"
 
     async def hang(self, session: str) -> Result:
-        """Nothing else is answered either."""
+        """The server answers no other request meanwhile."""
         time.sleep(600)  # noqa: ASYNC251 - that is the point
         return "never"
 
@@ -77,13 +78,13 @@ class Tools:
         raise Breakage("the line is down")
 
     async def search(self, session: str, while_down: str) -> Result:
-        """Fails while that file is there."""
+        """Fails while the file exists."""
         if Path(while_down).exists():  # noqa: ASYNC240 - one look
             raise Breakage("the line is down")
         return "found"
 
     async def stumble(self, session: str, path: str, then_s: float = 0.0) -> Result:
-        """Fails the first time that it is asked for this file; later it takes so long."""
+        """Fails at the first call with this file; later calls take `seconds`."""
         first = not Path(path).exists()  # noqa: ASYNC240 - one look
         _append(path, session)
         if first:
@@ -92,27 +93,27 @@ class Tools:
         return "found"
 
     async def excuse(self, session: str) -> Result:
-        """A failure that says itself whose fault it is."""
+        """A failure that names its own classification."""
         return {**_content("upstream is down"), "isError": True, "_meta": {"agentrl/fault": "infrastructure"}}
 
     async def nonsense(self, session: str) -> Result:
-        """What is no result of a tool."""
+        """An answer that is not a result of a tool."""
         return {"content": "nothing of the kind"}
 
     async def rubbish(self, session: str) -> Result:
-        """An answer that is no JSON: half of a character pair."""
+        """An answer that is not valid JSON: half of a surrogate pair."""
         (id,) = (id for id, task in running.items() if task is asyncio.current_task())
         print(f'{{"jsonrpc":"2.0","id":{id},"result":{{"content":[{{"type":"text","text":"\\ud800"}}]}}}}', flush=True)
         return "and then a second answer"
 
     async def babble(self, session: str) -> Result:
-        """What servers write to their output by mistake."""
+        """Text that servers write to their output by mistake."""
         print('this is no message\n\n{"jsonrpc": "2.0"}', flush=True)
         print("x" * 100_000, file=sys.stderr, flush=True)
         return "said"
 
     async def bear(self, session: str) -> Result:
-        """A child that outlives an end of input, and holds the pipes open."""
+        """Start a child that outlives the end of input and holds the pipes open."""
         return str(subprocess.Popen(["sleep", "600"]).pid)  # noqa: ASYNC220
 
 

@@ -1,4 +1,4 @@
-"""The breaker, with a clock of its own."""
+"""The circuit breaker opens, probes and closes, with a test clock."""
 
 from __future__ import annotations
 

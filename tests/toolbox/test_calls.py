@@ -1,4 +1,4 @@
-"""Calls to real servers: once, in time, and with the right one to blame."""
+"""Calls to real servers run once, within their limit, and failures are classified correctly."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lines(path: Path) -> list[str]:
 
 
 async def test_a_call_id_never_runs_twice(make: MakeToolbox, tmp_path: Path) -> None:
-    """Asked again before, while and after it runs, by one that stays and by one that leaves."""
+    """The call is repeated before, during and after its run, by a caller that stays and by one that leaves."""
     notes, over = tmp_path / "notes", tmp_path / "over"
     async with make() as hands:
         await hands.open("s")
@@ -150,7 +150,7 @@ async def test_a_keyed_server_restarts_and_its_sessions_are_lost(make: MakeToolb
 
 @pytest.mark.parametrize(("command", "code"), [("exit 3", 3), ("kill -9 $$", -9)])
 async def test_the_end_of_a_process_is_known_before_asyncio_reaps_it(command: str, code: int) -> None:
-    """By a thread of asyncio, which may get no processor time for a while."""
+    """asyncio reaps in a thread, which may get no processor time for a while."""
     with subprocess.Popen(["sh", "-c", command]) as process:  # noqa: ASYNC220
         assert await stdio_transport._death_of(process) == code  # type: ignore[arg-type]
         assert process.returncode is None
@@ -218,7 +218,7 @@ async def test_a_call_cancelled_at_once_has_an_answer(make: MakeToolbox) -> None
 
 
 class Clock:
-    """Goes on as usual, and may be put forward."""
+    """A real clock that a test can move forward."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
@@ -235,7 +235,7 @@ async def test_the_breaker_opens_refuses_and_closes(make: MakeToolbox, monkeypat
         await hands.open("s")
         bad = [await hands.call("s", f"bad{number}", "fail") for number in range(4)]
         assert {answer.error_class for answer in bad} == {"infrastructure"}
-        # The call that opened it says no more about its episode than the probes that will find it still broken.
+        # The call that opened the breaker is counted like the probes that will still fail.
         assert [answer.breaker_open for answer in bad] == [False, False, False, True]
         with pytest.raises(UnavailableError) as parked:
             await hands.call("s", "c", "echo", text="parked")
@@ -245,7 +245,7 @@ async def test_the_breaker_opens_refuses_and_closes(make: MakeToolbox, monkeypat
         assert (hands.server().breaker, hands.server().usable) == ("open", False)
         clock.ahead_s = 600.0
         assert hands.server().breaker == "half-open"
-        # The call that was refused was not run, so its id is free.
+        # The refused call did not run, so its id is free.
         assert (await hands.call("s", "c", "echo", text="probe")).content == "probe"
         assert (await hands.call("s", "d", "echo", text="probe")).content == "probe"
         assert hands.server().breaker == "closed"
@@ -310,7 +310,7 @@ async def test_a_server_gets_the_marks_of_the_run_and_no_secret(
 
 
 async def test_no_process_of_a_server_is_left_at_the_end(make: MakeToolbox) -> None:
-    """Also of one that hangs and has a child that holds its pipes."""
+    """This includes a server that hangs and has a child that holds its pipes."""
     async with make({"faulty": faulty(timeout_s=5.0)}) as hands:
         await hands.open("s")
         server = int((await hands.call("s", "a", "count")).content.split()[0])

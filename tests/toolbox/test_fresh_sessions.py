@@ -1,4 +1,6 @@
-"""A call that failed is made once more in a fresh session of a real server, and blamed by what happens there."""
+"""A failed call is repeated once in a fresh session of a real server, and the result of that decides the
+classification.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,9 @@ def twice(**settings: Any) -> ToolServer:
 
 @contextlib.asynccontextmanager
 async def others_use(hands: Hands, tool: str, **arguments: Any) -> AsyncIterator[None]:
-    """Calls of another session, one after the other, for as long as the body runs, and some beside every second call:
-    however busy the machine, one of them begins and ends meanwhile."""
+    """Calls of another session, one after the other, during the body, and one in parallel to every second call. So even
+    on a busy machine one call begins and ends in that time.
+    """
     await hands.open("others")
     used = 0
 
@@ -161,7 +164,7 @@ async def test_equal_sessions_or_arguments_do_not_count_as_others(tmp_path: Path
     tool, lost = ToolInfo(server="faulty", name="search"), CallAnswer(status="lost", error_class="infrastructure")
 
     async def fresh(*_: object) -> CallAnswer:
-        """While it goes on, the tool works for somebody."""
+        """While the body runs, the tool works for another session."""
         await retry.judge(Call("b", session, tool.id, {"text": arguments}), tool, CallAnswer(status="ok"), 1.0)
         return lost
 

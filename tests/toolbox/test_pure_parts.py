@@ -1,4 +1,4 @@
-"""Cutting, counting, remembering, and what a server inherits."""
+"""Pure parts of the toolbox: cutting text, statistics, kept answers, and the environment of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server behind a URL that wants a token gets it from where the secret is, and nobody else sees it."""
+"""A server behind a URL gets its token from the referenced secret, and no other process gets it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_a_token_is_read_at_each_connection(
         async with make({"guarded": server}) as hands:
             await aeventually(lambda: hands.server("guarded").state == "down")
             assert "stale" not in hands.server("guarded").why
-            # Whoever renews the secret needs no restart.
+            # A renewed secret needs no restart.
             secret.write_text("open-sesame\n")
             await aeventually(lambda: hands.server("guarded").state == "serving")
             await hands.open("s", "guarded")

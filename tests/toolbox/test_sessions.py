@@ -117,7 +117,7 @@ async def test_parallel_calls_after_a_death_share_one_new_process(make: MakeTool
 
 
 async def test_a_session_reserves_all_servers_or_none(make: MakeToolbox) -> None:
-    """Two that want the same servers in other orders never wait for each other."""
+    """Two sessions that reserve the same servers in different orders never wait for each other."""
     pools = {name: faulty(session="process", pool=1) for name in ("a", "b")}
     async with make(pools) as hands:
 

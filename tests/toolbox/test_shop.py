@@ -1,4 +1,4 @@
-"""The demo's server: its prices, its calculator, its faults, and all of it over MCP."""
+"""The demo's server: its prices, its calculator and its faults, also over MCP."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_the_ledger_has_each_executed_call_once(make: MakeToolbox, tmp_pat
     fine = [call for call, answer in answers.items() if answer.status == "ok"]
     assert 0 < len(fine) < len(calls)
     assert [entry["call"] for entry in carried_out if entry["session"] == "s"] == fine
-    # What failed was made once more, and elsewhere.
+    # The failed call was repeated in another session.
     fresh = [entry for entry in carried_out if entry["session"] != "s"]
     assert all(entry["call"].endswith(FRESH) and entry["session"] == f"s{FRESH}" for entry in fresh)
     assert not {entry["call"].removesuffix(FRESH) for entry in fresh} & set(fine)

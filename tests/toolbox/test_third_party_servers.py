@@ -1,4 +1,4 @@
-"""Servers that other people wrote: other languages, other versions of the SDK, over pipes and over HTTP."""
+"""Third-party servers work: other languages, other versions of the SDK, over pipes and over HTTP."""
 
 from __future__ import annotations
 

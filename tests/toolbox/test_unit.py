@@ -1,4 +1,4 @@
-"""The toolbox as a real unit over a real database: what it tells, what a drain does, and what is left of it."""
+"""The toolbox as a real unit with a real database: its Service document, its drain, and its processes after the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.waiting import aeventually
 
 
 class Unit:
-    """One life of the unit, with two servers of which one cannot start."""
+    """One incarnation of the unit, with two servers of which one cannot start."""
 
     def __init__(self, counterpart: Counterpart, mongo_url: str) -> None:
         self.counterpart = counterpart
@@ -64,7 +64,7 @@ class Unit:
     def servers(self) -> list[psutil.Process]:
         found = []
         for child in psutil.Process(self.process.process.pid).children():
-            with contextlib.suppress(psutil.NoSuchProcess):  # the one that cannot start is tried again and again
+            with contextlib.suppress(psutil.NoSuchProcess):  # the server that cannot start is tried again repeatedly
                 found += [child] if str(FAULTY) in child.cmdline() else []
         return found
 

@@ -1,9 +1,9 @@
-"""Tool servers that other people wrote, each kind in an environment of its own.
+"""Builds third-party tool servers, each kind in an environment of its own.
 
 Invariants:
-- What is built is built once for its pins and kept in the checkout, in a directory that git ignores.
-- Half of an environment is never taken for a whole one.
-- What cannot be built fails the tests.
+- An environment is built once for its pins and kept in the checkout, in a directory that git ignores.
+- An incomplete environment is never used.
+- A server that cannot be built fails the tests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / ".venv-toolservers"
-# Their SDK has no upper bound in them, and they do not work with its second major version.
+# They set no upper bound on the SDK, and they do not work with its second major version.
 PYTHON = ("mcp-server-time==2026.10.10", "mcp-server-git==2026.10.10", "mcp<2")
 NODE = ("@modelcontextprotocol/server-everything@2026.8.31",)
 BUILD_WITHIN_S = 280

@@ -1,4 +1,4 @@
-"""A form with text above and fields below: a consent, a name to type, a note, a value.
+"""Defines a form with text above and fields below: a consent, a name to type, a note, a value.
 
 Invariants:
 - Nothing is done before the person confirms.

@@ -13,7 +13,7 @@ from tui.model.styled_text import Line, Span, Tone, cut, fitted, width_of
 from tui.widgets.lines import Lines
 
 AROUND = 4
-"""Columns that border and padding take."""
+"""The number of columns that border and padding take."""
 
 
 class KeyHelp(Modal[None]):

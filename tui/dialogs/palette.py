@@ -1,4 +1,4 @@
-"""The palette: an action by its name, a unit by its name, or a command line as in a shell."""
+"""Defines the palette, which finds an action or a unit by its name, or takes a command line as in a shell."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Palette(Modal[str | None]):
         matches.repaint()
 
     def _explain(self, text: str) -> None:
-        """Say why nothing matches, in place of an empty box."""
+        """Show why nothing matches, in place of an empty box."""
         matches, why_not = self._matches, self._typed(text) if self._typed is not None else None
         if why_not is None:
             matches.choices, matches.at = self._near(text), -1

@@ -1,1 +1,1 @@
-"""State of the console and the text made of it. PURE: no textual, no clock, no sockets."""
+"""Holds the state of the console and formats it as text. Pure: it uses no Textual, no clock and no sockets."""

@@ -1,4 +1,4 @@
-"""One action that a key does in the console: its keys, words, command and handler.
+"""Defines one action of the console: its keys, labels, command and handler.
 
 The registry of all actions is `tui/action_registry.py`; key map, footer, help, palette and the reference in the docs
 come from it.
@@ -32,7 +32,7 @@ class When(enum.Enum):
 class Action:
     id: str
     keys: tuple[str, ...]
-    """As Textual names them; the first one is shown."""
+    """The keys by their names in Textual; the first one is shown."""
     title: str
     """A word or two, for footer and palette."""
     help: str
@@ -48,7 +48,7 @@ class Action:
     """Priority in a narrow footer; 0 is never shown there."""
     when: When = When.ALWAYS
     shells: bool = False
-    """It changes the run through the command line, so no coordinator can refuse it."""
+    """True if it changes the run through the command line, so that no coordinator can refuse it."""
 
     @property
     def changes_the_run(self) -> bool:
@@ -64,7 +64,7 @@ class Action:
 
 
 def of_view(view: str, actions: Iterable[Action]) -> list[Action]:
-    """The actions that a view offers, its own first."""
+    """The actions that a view offers; actions of this view alone come first."""
     own = [action for action in actions if view in action.where]
     return own + [action for action in actions if EVERYWHERE in action.where]
 

@@ -1,4 +1,4 @@
-"""Short words for narrow columns: states with their signs, ages, shares."""
+"""Formats values for narrow columns: states with their signs, ages, shares."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TWICE = re.compile(r" is (\w+) \((\1 .*)\)$")
 
 
 def waited_for(sentences: Iterable[str]) -> str:
-    """What an operation waits for: sentences such as `web-0 is pending (why)`."""
+    """The waits of an operation: sentences such as `web-0 is pending (why)`."""
     return "waits: " + ", ".join(_TWICE.sub(r" is \2", each) for each in sentences)
 
 

@@ -1,11 +1,11 @@
-"""Curves of committed steps, with ticks for events under each of them.
+"""Draws curves of committed steps, with ticks for events under each curve.
 
 Invariants:
-- Every curve of a screen has the same Steps in the same columns, the newest on the right, and takes the width that
-  there is: a column is several cells wide where Steps are few, and of several Steps, whose mean it shows, where they
-  are many.
-- A tick stands at the first Step that was committed after what it tells of, so what came before the run's first Step
-  stands there, and no tick hides another one of its column.
+- Every curve of a screen has the same Steps in the same columns, with the newest on the right.
+- The curves take the whole width. With few Steps a column is several cells wide; with many Steps a column shows the
+  mean of several Steps.
+- A tick is at the first Step that was committed after its event. Events before the run's first Step are at that Step.
+- No tick hides another tick of its column.
 - A Step without a number leaves a gap, never a 0.
 """
 

@@ -1,8 +1,8 @@
-"""Columns of records, steps and failed tool calls, and the lines of one step.
+"""Defines the columns of records, steps and failed tool calls, and the lines of one step.
 
 Invariants:
 - An ended record shows the one reason for its end.
-- A running one shows what it waits for.
+- A running record shows what it waits for.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _score(row: Row, now: float) -> Span:
     return span(shown(value, 3), Tone.GOOD if isinstance(value, int | float) and value > 0 else Tone.PLAIN)
 
 
-# ---- one step, and what tools did wrong ----
+# ---- one step, and failed tool calls ----
 
 
 def of_step(story: Story, width: int) -> list[Line]:

@@ -1,4 +1,4 @@
-"""The lines of detail pages: a unit, an incident, an alert, an operation, a knob, the wait chains."""
+"""Formats the lines of detail pages: a unit, an incident, an alert, an operation, a knob, the wait chains."""
 
 from __future__ import annotations
 

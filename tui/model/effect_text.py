@@ -1,4 +1,4 @@
-"""The consequences of an effect as sentences, numbers first: for consent dialogs and previews."""
+"""Formats the consequences of an effect as sentences for consent dialogs and previews, numbers first."""
 
 from __future__ import annotations
 

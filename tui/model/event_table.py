@@ -1,4 +1,4 @@
-"""Columns and texts of events: operations, incidents, changes of knobs, alerts, and the audit."""
+"""Defines the columns and texts of events: operations, incidents, changes of knobs, alerts, and the audit."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ FORMATS: Mapping[str, Callable[[Iterable[Any]], str]] = {".json": as_json, ".jso
 
 
 def wrong_with(path: str, formats: Iterable[str]) -> str:
-    """What is wrong with a file name; an empty string if nothing is."""
+    """The fault of a file name; empty if it is valid."""
     if not path.strip():
         return "Type the name of a file."
     known = list(formats)

@@ -1,4 +1,4 @@
-"""The lines around a view: the run and the age of its data, the tabs, the notice, and the keys of the view."""
+"""Formats the lines around a view: the run and the age of its data, the tabs, the notice, and the keys of the view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines of one unit, or of several merged by time, with a filter and marks.
+"""Holds the log lines of one unit, or of several merged by time, with a filter and marks.
 
 Invariants:
 - Only the newest lines are kept, and the dropped ones are counted.
@@ -53,7 +53,7 @@ class LogBuffer:
         return len(self._shown)
 
     def add(self, source: str, texts: list[str], *, aside: bool = False) -> int:
-        """Add lines. Returns how many of them pass the filter."""
+        """Add lines. Returns the number of added lines that pass the filter."""
         shown_before = len(self._shown)
         for text in texts:
             at = time_of(text) if self.merged else None
@@ -71,7 +71,7 @@ class LogBuffer:
         return added
 
     def only(self, pattern: str) -> str:
-        """Show only lines that match. Returns what is wrong with the pattern, or an empty string."""
+        """Show only lines that match. Returns the fault of the pattern, or an empty string."""
         try:
             self._searched = re.compile(pattern, re.IGNORECASE) if pattern else None
         except re.error as wrong:

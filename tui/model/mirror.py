@@ -1,4 +1,4 @@
-"""The rows of the feed by kind and key, their age, and the state of the connection.
+"""Holds the rows of the feed by kind and key, their age, and the state of the connection.
 
 Invariants:
 - A snapshot replaces all rows at once, so a partial one is never shown.
@@ -77,7 +77,7 @@ class Mirror:
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.permission = Permission.ADMIN
-        """Until the coordinator answers; it checks every command anyway."""
+        """The permission that is assumed until the coordinator answers; it checks every command in any case."""
         self.link = Link()
         self.trends: dict[str, Trend] = {}
         self.load: deque[float] = deque(maxlen=TREND_POINTS)
@@ -124,7 +124,7 @@ class Mirror:
             self.link = Link(connected=True, since=clock, why="")
 
     def heard(self, clock: float) -> None:
-        """The coordinator was heard, so the rows are up to date."""
+        """Note a message of the coordinator: the rows are up to date."""
         self._heard = clock
 
     def lost(self, clock: float, why: str, hint: str = "") -> None:
@@ -165,7 +165,7 @@ class Mirror:
         return None if self._heard is None else max(0.0, clock - self._heard)
 
     def fresh(self, clock: float) -> bool:
-        """Whether the rows are recent enough to act on."""
+        """Whether the rows are recent enough for commands."""
         age = self.age_s(clock)
         return self.link.connected and age is not None and age <= STALE_S
 

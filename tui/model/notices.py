@@ -1,7 +1,7 @@
-"""The notice line: the last message, or the state of the last command with its undo.
+"""Decides what the notice line shows: the last message, or the state of the last command with its undo.
 
 Invariants:
-- A message of a view ends with the view, the result of a command stays for its time.
+- A message of a view ends with the view; the result of a command stays for a fixed time.
 - A command with an undo offers it for `UNDO_S`, whatever message is shown meanwhile.
 """
 
@@ -39,7 +39,7 @@ class _Done:
     at: float
     undo: PendingCommand | None
     exact: bool
-    """The undo restores everything; otherwise its hint names what it does."""
+    """True if the undo restores everything; otherwise its hint names its effect."""
     ended_at: float = 0.0
 
 

@@ -1,10 +1,10 @@
-"""The blocks of the first screen, the most important first.
+"""Formats the blocks of the first screen, the most important first.
 
 Invariants:
 - At most three lines for alerts and two for each other block, so everything fits 80×24.
 - A block without data is not shown.
 - A line that is too long is wrapped into free rows, and cut if there are none.
-- The least important part stands last, where lines are cut.
+- The least important part is at the end of a line, where lines are cut.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def alert_line(row: AlertRow, now: float, key: str) -> Line:
     )
 
 
-# ---- what moves ----
+# ---- progress ----
 
 
 def _moving(mirror: Mirror, seen: TrainingFacts, now: float) -> list[Line]:
@@ -177,7 +177,7 @@ def _bottleneck(mirror: Mirror, why: WhyReport | None, now: float, room: int) ->
         since = f", for {age(now - pulse.since_at)}" if pulse.bottleneck and pulse.since_at else ""
         waits, _, what_it_hangs_on = pulse.sentence.rpartition("; ")
         if waits and len(pulse.sentence) > room:
-            # The cause stands last in the sentence, where a narrow line is cut.
+            # The cause is at the end of the sentence, where a narrow line is cut.
             if pulse.bottleneck == "tools":
                 return [(span(waits),), (span(what_it_hangs_on), Span(since, Tone.DIM))]
             return [(span(f"{what_it_hangs_on}; {waits}"), Span(since, Tone.DIM)), *_tools(pulse)]
@@ -238,7 +238,7 @@ def operation_line(row: OperationRow, now: float) -> Line:
 
 
 def _at_risk(mirror: Mirror, found: training_status.Report, seen: TrainingFacts, now: float) -> list[Line]:
-    """What would be lost now, and when a disk will be full."""
+    """The work that would be lost now, and the time until a disk is full."""
     parts = [lost] if (lost := training_status.at_risk(found, seen, now)).text else []
     filling = [row for row in mirror.hosts if row.disk_full_in_s is not None]
     if filling:

@@ -1,8 +1,9 @@
-"""Pending commands: one command of the table with its arguments, fixed at the key press, before preview and consent.
+"""Builds pending commands: a command of the table with its arguments, fixed at the key press, before preview and
+consent.
 
 Invariants:
 - A pending command names its target by identity and, for a process, by the incarnation on the screen.
-- It knows the command line that does the same.
+- It has the command line with the same effect.
 - Its undo follows from the table of commands and the values on the screen.
 """
 
@@ -31,7 +32,7 @@ class PendingCommand:
     cli: tuple[str, ...]
     """The words behind `agentrl`."""
     undo: PendingCommand | None = None
-    """The command that takes it back, if it is known beforehand."""
+    """The command that reverses it, if it is known beforehand."""
 
     @property
     def spec(self) -> CommandSpec:

@@ -1,7 +1,7 @@
-"""Playback of a recording: its position, its speed, and the mirror as it was at that position.
+"""Plays a recording: its position, its speed, and the mirror as it was at that position.
 
 Invariants:
-- The mirror depends on the position only, not on the way there.
+- The mirror depends only on the position, not on earlier positions.
 - A time at which nothing was recorded is skipped.
 - Playback stops at the end of the recording and after a jump to a mark.
 """
@@ -36,7 +36,7 @@ class Playback:
         self._steps = RecordedSteps()
         self._shown = ShownSteps()
         self._index = -1
-        """The current frame, its changes, and the first of them that is not applied."""
+        """The current frame, its changes, and the first change that is not applied."""
         self._changes: Sequence[Change] = ()
         self._next = 0
 
@@ -66,8 +66,9 @@ class Playback:
         self._mirror.whole(clock)
 
     def step(self, by: int, clock: float) -> Mark | None:
-        """Jumps to the next mark (or the one before) and stops there, because at a high speed it would be gone before
-        anybody sees it. Returns None if there is no such mark."""
+        """Jumps to the next mark (or the one before) and stops there, because at a high speed a person could not see
+        it. Returns None if there is no such mark.
+        """
         found = self.source.next_mark(self.position, backwards=by < 0)
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""The lines of one record, turn by turn, and of attempts side by side.
+"""Formats the lines of one record, turn by turn, and of attempts side by side.
 
 Invariants:
 - Text of models and tools is untrusted and may be long: it is folded to a few lines until it is unfolded, thinking to
@@ -78,7 +78,7 @@ def _made_by(record: Row) -> str:
 
 
 def other_attempts(story: RecordStory) -> list[Row]:
-    """At the same seat."""
+    """The other attempts at the same seat."""
     return [attempt for attempt in story.attempts if attempt.get("id") != story.record["id"]]
 
 
@@ -172,7 +172,7 @@ def _left_out(count: int, indent: str) -> Iterator[Line]:
         yield (Span(f"{indent}… {counted(count, 'more lines')}, f unfolds", Tone.DIM),)
 
 
-# ---- attempts beside each other ----
+# ---- attempts side by side ----
 
 
 def columns_for(width: int) -> int:

@@ -1,13 +1,13 @@
-"""The Steps that a recording contains.
+"""Reads the Steps that a recording contains.
 
 The feed has no rows of Steps. The trainer's row holds the numbers of the newest Step until the next one, so the Steps
 up to a time are those that this row reported.
 
 Invariants:
-- The Steps up to a time are the newest `most` that were reported, whichever way playback came there. While earlier
-  frames are unread, the list ends where they begin.
+- The Steps up to a time are the newest `most` that were reported, for any order of jumps. While earlier frames are
+  unread, their Steps are missing.
 - A Step has the numbers of its first report, because later reports also contain what came after it.
-- A Step that a later incarnation of its trainer took again was rolled back.
+- A Step that a later incarnation of its trainer repeated counts as rolled back.
 - Numbers that were not reported are missing, never 0. If Steps are missing between two reports (the feed publishes a
   row at most twice a second, and the coordinator may have been down), the later one has their count.
 """
@@ -78,7 +78,7 @@ def step_reports(changes: Iterable[Change]) -> list[StepReport]:
         try:
             row = decode_row(change.value)
         except ProtocolError:
-            # Playback reports it.
+            # Playback reports the fault.
             continue
         if isinstance(row, UnitRow) and row.role == Role.TRAINER:
             step = row.metrics.get(STEP.name)

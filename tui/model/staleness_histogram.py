@@ -1,4 +1,4 @@
-"""A histogram of ready records by staleness, with the bound.
+"""Draws a histogram of ready records by staleness, with the bound.
 
 Invariants:
 - The histogram shows the counts of the steward.

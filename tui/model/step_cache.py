@@ -1,10 +1,10 @@
-"""The newest steps of a run, for curves and figures, and the query that completes them.
+"""Caches the newest steps of a run for curves and figures, and builds the query that completes them.
 
 Invariants:
-- No step between the oldest and the newest cached one is missing, however long nothing was queried.
-- There are at most `most`.
-- A step that may still change is queried again; all of them are at the first step of a new lineage, which may have
-  rolled back committed steps.
+- No step between the oldest and the newest cached one is missing, even after a long time without queries.
+- The cache has at most `most` steps.
+- A step that may still change is queried again.
+- At the first step of a new lineage all steps are queried again, because it may have rolled back committed steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StepCache:
         self.points: list[Point] = []
         """Committed steps, the oldest first."""
         self.more = False
-        """Whether there are older ones."""
+        """Whether the run has older steps."""
         self._all_anew = True
 
     def question(self) -> str:

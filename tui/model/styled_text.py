@@ -1,8 +1,8 @@
-"""Styled text: spans with a tone, which a widget turns into colours.
+"""Defines styled text: spans with a tone, which a widget turns into colours.
 
 Invariants:
 - The text of a span fits on one line and is safe to show.
-- A tone only repeats what the words say, so nothing is lost without colours.
+- A tone only repeats the meaning of the words, so the text is complete without colours.
 - Widths are terminal cells, not characters.
 """
 
@@ -26,7 +26,7 @@ class Tone(enum.StrEnum):
     STRONG = "strong"
     GOOD = "good"
     BUSY = "busy"
-    """In transition, as requested."""
+    """In a transition that a command requested."""
     WARN = "warn"
     BAD = "bad"
     ACCENT = "accent"
@@ -118,7 +118,7 @@ def _part(spans: Line, begin: int, end: int) -> Line:
 
 
 def _fitting(text: str, width: int) -> int:
-    """How many characters fit; at least one, so that wrapping ends."""
+    """The number of characters that fit; at least one, so that wrapping ends."""
     if text.isascii():
         return max(1, min(len(text), width))
     taken = 0

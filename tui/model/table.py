@@ -1,4 +1,4 @@
-"""The model of a live table: sorted, filtered, scrolled, with a cursor that is a key.
+"""Implements the model of a live table: sorted, filtered, scrolled, with a cursor that is a key.
 
 Invariants:
 - The cursor is a key. Only a person moves it; rows that come, go or change places do not. One exception: a view may let
@@ -87,7 +87,7 @@ def _taken(shown: list[Column[R]]) -> int:
 
 
 def _narrowed(shown: list[Column[R]], missing: int) -> list[Column[R]]:
-    """The columns with one of them narrowed by what is missing; empty if none can be."""
+    """The columns with one column narrowed so that all fit; empty if no column can be narrowed."""
     for place, column in enumerate(shown):
         if column.least is not None and column.width - column.least >= missing:
             return [*shown[:place], replace(column, width=column.width - missing), *shown[place + 1 :]]
@@ -108,7 +108,7 @@ class TableModel(Generic[R]):
         self.marked: set[str] = set()
         self.cursor: str | None = None
         self.untouched = False
-        """The cursor was put on the first row and neither moved nor scrolled away since."""
+        """True while the cursor is on the first row by default and a person has neither moved nor scrolled."""
         self._rows: dict[str, R] = {}
         self._keys: dict[str, SortKey] = {}
         """Sort keys of the rows that pass the filter."""
@@ -118,7 +118,7 @@ class TableModel(Generic[R]):
         self._out_of_view = False
         """The row under the cursor was outside the viewport when it was painted last."""
         self._anchor: tuple[str, int] | None = None
-        """A key and its line, which stay together when rows move."""
+        """A key and its line on the screen, which stay together when rows move."""
 
     def __len__(self) -> int:
         """Rows that pass the filter."""

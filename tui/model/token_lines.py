@@ -1,9 +1,9 @@
-"""Lines of tokens in their order, coloured by version, probability or training, and the tree of their spans.
+"""Formats tokens in their order, coloured by version, probability or training, and the tree of their spans.
 
 Invariants:
-- What a colour says stands there as a sign too, so it is read alike without colours and in ASCII.
+- Every colour has a sign with the same meaning, so the lines can be read without colours and in ASCII.
 - A token is never cut in two, unless it is wider than the screen.
-- Every token stands there once.
+- Every token is shown once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tui.model.table import Column
 
 LINE_END = "↵"
 LIKELY, UNLIKELY = 0.5, 0.1
-"""Probabilities below which a token is marked once, and twice."""
+"""Below the first probability a token gets one mark, below the second two."""
 _IN_TURNS = (Tone.BUSY, Tone.GOOD, Tone.ACCENT, Tone.WARN)
 
 

@@ -1,4 +1,4 @@
-"""The learning blocks of the first screen: progress, change, time left, and what would be lost.
+"""Formats the learning blocks of the first screen: progress, change, time left, and the work that would be lost.
 
 Invariants:
 - Numbers come from committed steps, or from the trainer row if the steps were not answered.
@@ -87,7 +87,7 @@ def _why(row: UnitRow) -> str:
     return row.reason.removeprefix("done").removeprefix(": ").removeprefix("complete: ") or "the trainer is done"
 
 
-# ---- what is complete ----
+# ---- completion ----
 
 
 def completion(found: Report, after: Line) -> list[Line]:
@@ -156,9 +156,9 @@ def _progress(found: Report, facts: TrainingFacts, now: float) -> list[Span]:
 
 
 def _pace(points: Sequence[Point], now: float) -> float:
-    """Steps a second over the last hour, standstills among them; 0 where that is not known.
+    """Steps a second over the last hour, with pauses; 0 if that is unknown.
 
-    By their numbers, so that what was not seen or was rolled back counts as what it is.
+    The pace is computed from step numbers, so that missing and rolled-back steps count correctly.
     """
     lately = [point for point in points if point.at > now - HOUR_S]
     took = now - lately[0].at if lately else 0.0
@@ -182,7 +182,7 @@ def moved(facts: TrainingFacts, now: float) -> Line:
 
 
 def at_risk(found: Report, facts: TrainingFacts, now: float) -> Span:
-    """What would be lost if the trainer died now."""
+    """The work that would be lost if the trainer died now."""
     step = found.get("step")
     if step is None or facts.checkpoint_step is None:
         return Span("")

@@ -1,4 +1,4 @@
-"""Columns of units, and one line each of groups and hosts."""
+"""Defines the columns of units, one line for all groups, and one line for all hosts."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _memory(row: UnitRow, now: float) -> Span:
 
 
 def _weights(row: UnitRow, now: float) -> Span:
-    """What it serves, or with an arrow what it loads: `loading(v3→v4)` does not fit."""
+    """The version that it serves, or with an arrow the one that it loads, because `loading(v3→v4)` does not fit."""
     doing, _, versions = row.serving.removesuffix(")").partition("(")
     if not versions:
         return span("" if row.weights is None else f"v{row.weights}")
@@ -120,7 +120,7 @@ def _what(row: UnitRow, now: float) -> Span:
 
 
 def strengths(mirror: Mirror) -> Line:
-    """All groups, desired against actual, on one line; what is not as wanted comes first."""
+    """All groups, desired against actual, on one line; groups that differ from desired state come first."""
     down = mirror.run is not None and mirror.run.desired == "down"
     made = [cell_text.strength(row, down=down) for row in mirror.groups]
     order = {Tone.BAD: 0, Tone.WARN: 1, Tone.BUSY: 2}
@@ -128,7 +128,7 @@ def strengths(mirror: Mirror) -> Line:
 
 
 def hosts(mirror: Mirror) -> Line:
-    """All hosts on one line: state, what is wrong there, load, memory, room on the disk."""
+    """All hosts on one line: state, faults, load, memory, free disk."""
     parts = list[Span]()
     for row in mirror.hosts:
         facts = row.facts
@@ -144,7 +144,7 @@ def hosts(mirror: Mirror) -> Line:
 
 
 def _strays(row: HostRow) -> str:
-    """Who holds the host and belongs to no living unit: the first one with its name."""
+    """The processes on the host that belong to no living unit: their number, and the name of the first."""
     if not row.strays:
         return ""
     first, more = row.strays[0], len(row.strays) - 1

@@ -1,8 +1,9 @@
-"""The console process of one browser page, connected through Textual's protocol for browsers.
+"""Runs the console process of one browser page, connected through Textual's protocol for browsers.
 
 Invariants:
-- It ends within `GRACE_S` of its page, whatever it does, and with its server, even if that is killed.
-- What it writes before it draws reaches the page as text, so a failed start can be read in the page.
+- The process ends within `GRACE_S` after its page, in any state.
+- It ends with its server, even if the server is killed.
+- Output before the first picture reaches the page as text, so a failed start can be read in the page.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ConsoleProcess:
         return self._process.pid
 
     async def output(self) -> AsyncIterator[bytes]:
-        """What the page shows, until the process ends by itself."""
+        """The output for the page, until the process ends."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         errors = asyncio.create_task(_last(self._process.stderr), name="errors of a console")
@@ -93,7 +94,7 @@ class ConsoleProcess:
         except TimeoutError:
             raise
         except (OSError, RuntimeError):
-            # The process ended; the reader of its output sees that.
+            # The process ended; the reader of its output notices that.
             return
 
     async def end(self) -> None:
@@ -110,7 +111,7 @@ class ConsoleProcess:
 
 
 async def _last(stream: asyncio.StreamReader) -> bytes:
-    """Read all of it, so that the process never blocks; return the end."""
+    """Read all output, so that the process never blocks; return its last part."""
     kept = b""
     while piece := await stream.read(4096):
         kept = (kept + piece)[-MOST_ERROR_BYTES:]

@@ -1,9 +1,10 @@
-"""The HTTP server between browser pages and their consoles.
+"""Implements the HTTP server between browser pages and their consoles.
 
 Invariants:
 - Every request passes `AccessPolicy` before anything is looked up.
 - A page loads nothing from elsewhere.
-- There are at most `MOST` consoles, and none outlives its page or this server.
+- At most `MOST` consoles run at once.
+- No console outlives its page or this server.
 
 The server of textual-serve cannot stand behind this policy: it waits without a deadline for a console that neither
 reads nor ends, one malformed message ends its page, and it prints a failed start on the server. So only its browser

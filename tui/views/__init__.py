@@ -1,1 +1,1 @@
-"""One view per file: what fills the screen between header and footer."""
+"""Contains one view per file. A view fills the screen between header and footer."""

@@ -1,4 +1,4 @@
-"""The list of alerts, the most severe first, and the actions on one alert."""
+"""Shows the list of alerts, the most severe first, and implements the actions on one alert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages about one thing, shown over the view that opened them."""
+"""Defines pages about one thing, which are shown over the view that opened them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ScrolledLines(Painted):
         return self.size.width - 2
 
     def go_to(self, line: int) -> None:
-        """Make it the first visible line, as far as lines follow. Takes effect with the next repaint."""
+        """Make it the first visible line, if enough lines follow. Takes effect with the next repaint."""
         self._top = line
 
     def move(self, how: str) -> None:
@@ -74,7 +74,7 @@ class ScrolledLines(Painted):
 
 
 class DetailPage(View):
-    """A page whose lines are made again at every round."""
+    """A page whose lines are formatted again at every round."""
 
     name_in_registry = "page"
 
@@ -107,7 +107,7 @@ class UnitPage(DetailPage, UnitVerbs):
         self._last: UnitRow | None = None
 
     def selected(self) -> UnitRow | None:
-        """As it was drawn, so that a command names the incarnation that the person saw."""
+        """The unit as it was drawn, so that a command names the incarnation that the person saw."""
         if self.mirror.unit(self._unit) is None:
             self.actions.say(f"{self._unit} does not exist any more.", Tone.WARN)
             return None

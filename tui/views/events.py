@@ -1,4 +1,4 @@
-"""The list of events, the newest first; the past, which the feed does not carry, is queried when the view opens."""
+"""Shows the list of events, the newest first. The feed has no past events, so they are queried when the view opens."""
 
 from __future__ import annotations
 

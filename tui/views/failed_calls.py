@@ -1,7 +1,7 @@
-"""Lists of failed tool calls: by kind, and one by one.
+"""Shows lists of failed tool calls: by kind, and one by one.
 
 Invariants:
-- Enter leads to the very turn in which the call was made.
+- Enter opens the turn in which the call was made.
 """
 
 from __future__ import annotations

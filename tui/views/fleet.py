@@ -1,4 +1,4 @@
-"""The list of units, and the actions on one unit."""
+"""Shows the list of units, and implements the actions on one unit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class UnitVerbs(View):
     """Actions on one unit: the selected one, or that of the page."""
 
     def selected(self) -> UnitRow | None:
-        """The unit as it was shown last; says so if there is none."""
+        """The unit as it was shown last; shows a message if no unit is selected."""
         raise NotImplementedError
 
     def selected_units(self) -> list[str]:

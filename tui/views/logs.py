@@ -1,4 +1,4 @@
-"""The logs of one unit, or of several merged by time: followed, filtered, marked.
+"""Shows the logs of one unit, or of several merged by time: followed, filtered, marked.
 
 Invariants:
 - Logs are queried only while the view is shown, and painted as rarely as other data.
@@ -147,7 +147,7 @@ class LogLines(Painted):
         return ""
 
     def to_mark(self, by: int) -> str:
-        """Jump to the next mark or the one before. Returns what is wrong, or an empty string."""
+        """Jump to the next mark or the one before. Returns the reason if that fails, or an empty string."""
         marks, here = self.book.marks(), self._place_of_mark()
         if here is None:
             seen = self.top + self.size.height if self.follow else self.top

@@ -1,8 +1,8 @@
-"""The first screen.
+"""Shows the first screen.
 
 Invariants:
-- Answers are shown with their age: nothing is queried while another view is shown, so on return the old answer says how
-  old it is until the next one.
+- Nothing is queried while another view is shown.
+- An old answer shows its age until the next answer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Lists and pages whose content the steward or the coordinator answers; lists are queried again while they are shown.
+"""Defines lists and pages whose content comes from queries to the steward or the coordinator. Lists are queried again
+while they are shown.
 
 Invariants:
-- Only the view on the screen is queried, and never faster than it is answered.
+- Only the view on the screen is queried, and only one query runs at a time.
 - A filter is in the language of `agentrl records list --filter`, and the steward applies it.
-- Without an answer the reason stands in place of the rows, or below the old ones, as long as that holds.
+- Without an answer the view shows the reason in place of the rows, or below the old rows, as long as the reason holds.
 - A command on a row is refused if the list is stale, however fresh the feed is.
 """
 
@@ -46,7 +47,7 @@ class QueryTable(TableView):
     filters_at_once: ClassVar[bool] = False
     what: ClassVar[str]
     filled_by: ClassVar[str]
-    """What creates the first rows."""
+    """The command or event that creates the first rows."""
     first_sort: ClassVar[str] = "order"
     follows_newest: ClassVar[bool] = False
     """The cursor is on the newest row until a person moves it."""
@@ -69,7 +70,7 @@ class QueryTable(TableView):
         raise NotImplementedError
 
     async def ask(self, client: Client) -> dict[str, Any]:
-        """The rows by key, and in `_more` whether there are more of them."""
+        """The rows by key, and in `_more` whether more rows exist."""
         raise NotImplementedError
 
     async def answered(self) -> dict[str, Any]:
@@ -88,7 +89,7 @@ class QueryTable(TableView):
         return self._answered_at is not None and self.actions.clock() - self._answered_at <= STALE_S
 
     def none_yet(self) -> str:
-        """Why there are no rows without a filter."""
+        """The reason why the list is empty without a filter."""
         return self.filled_by
 
     def heading(self) -> str:
@@ -201,7 +202,7 @@ async def catch_up(steps: StepCache, client: Client) -> None:
 
 
 def age_of_answer(actions: Actions, at: float | None) -> str:
-    """For a heading: how old an answer is, where it is too old to act on."""
+    """For a heading: the age of an answer that is too old for commands."""
     old = 0.0 if at is None else actions.clock() - at
     return f", answered {age(old)} ago" if old > STALE_S else ""
 
@@ -259,7 +260,7 @@ class RecordLinksPage(QueryPage):
         if len(rows) == 1:
             open_record(str(rows[0]["id"]))
         elif rows:
-            # The end of an id tells one from another.
+            # The ends of ids differ.
             choices = [Choice(id := str(row["id"]), id.rpartition("/")[2], "", summary(row)) for row in rows]
             self.app.push_screen(Palette(choices, hint="which record"), lambda id: open_record(id) if id else None)
         elif self._answer is not None:
@@ -286,7 +287,7 @@ class StepPage(RecordLinksPage):
 
 
 class WaitsPage(DetailPage):
-    """Who waits for whom, as the coordinator answered last; an old answer shows its age."""
+    """Shows the wait chains of the coordinator's last answer; an old answer shows its age."""
 
     def __init__(self) -> None:
         super().__init__("who waits for whom", self._lines, ("why",))

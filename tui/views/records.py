@@ -1,4 +1,4 @@
-"""The list of records, one record turn by turn with its tokens and their tree, and attempts side by side.
+"""Shows the list of records, one record turn by turn with its tokens and their tree, and attempts side by side.
 
 Invariants:
 - Tokens are queried only when they are shown.
@@ -30,7 +30,7 @@ from tui.views.view import TableView, View
 from tui.widgets.lines import Table
 
 MOST_TOKENS = 50_000
-"""The tokens that are loaded; the command line shows all of them."""
+"""The number of tokens that are loaded; the command line shows all tokens."""
 UNDER_WAY = "status=running"
 NEWEST, OLDEST = "-started_at", "age"
 TURNS = 100
@@ -64,7 +64,7 @@ class FoldingPage(QueryPage):
 
 
 class Records(QueryTable, AttemptsVerb):
-    """Records, the newest first; or the running ones, the oldest first, because it may be stuck."""
+    """Records, the newest first; or running records, the oldest first, because the oldest may be stuck."""
 
     name_in_registry = "records"
     what = "records"

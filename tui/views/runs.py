@@ -1,8 +1,8 @@
-"""The list of runs, and switching to another run.
+"""Shows the list of runs, and switches to another run.
 
 Invariants:
 - The target is fixed by name or key file at the key press.
-- The run that is left goes on, and none of its screens is kept.
+- The run that the console leaves keeps running, and its screens are dropped.
 - Ages are counted by the wall clock.
 """
 

@@ -1,4 +1,4 @@
-"""The lists of tasks, checkpoints and keys with their pages, and the account of all that is stored.
+"""Shows the lists of tasks, checkpoints and keys with their pages, and the account of the stored data.
 
 Invariants:
 - A command names the selected or the marked rows by their ids at the key press.
@@ -193,7 +193,7 @@ class Checkpoints(Stored):
 
 
 class Keys(QueryTable):
-    """Who may reach this run from elsewhere."""
+    """Shows the keys of clients and hosts that may reach this run from elsewhere."""
 
     name_in_registry = "keys"
     what = "keys"

@@ -1,4 +1,4 @@
-"""The list of steps, the newest first, below their curves; in playback the steps recorded up to the moment shown.
+"""Shows the list of steps, the newest first, below their curves; in playback the steps recorded up to the moment shown.
 
 Invariants:
 - Table and curves share one cursor, which follows the newest step until a person moves it.

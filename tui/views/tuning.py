@@ -1,8 +1,8 @@
-"""The list of knobs, with their changes below and, for the staleness bound, the ready records by age.
+"""Shows the list of knobs, with their changes below and, for the staleness bound, the ready records by age.
 
 Invariants:
 - The lines below belong to the selected knob or are empty.
-- A mark on another bound only previews it, and applying it takes the same way as for every knob.
+- A mark on another bound only previews it; it is applied in the same way as any knob.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         self._ages: StalenessReport | None = None
         self._ages_at = 0.0
         self._unknown = "its answer is not there yet."
-        """Why the ages are not known."""
+        """The reason why the ages are unknown."""
         self._mark: int | None = None
         self._would = ""
         """The preview of the mark."""
@@ -352,7 +352,7 @@ class KnobPage(QueryPage, KnobVerbs):
 
 
 def _parsed(row: KnobRow, text: str) -> tuple[KnobValue, str]:
-    """The value that was typed, and what is wrong with it."""
+    """The typed value, and its fault."""
     try:
         return knob_of(row).parse(text.strip()), ""
     except AgentrlError as wrong:
@@ -360,7 +360,7 @@ def _parsed(row: KnobRow, text: str) -> tuple[KnobValue, str]:
 
 
 def _wrong_value(row: KnobRow, values: Values) -> str:
-    """What is wrong with a new value and its note; empty if nothing is."""
+    """The fault of a new value and its note; empty if both are valid."""
     if not values[0].strip():
         return f"Type a value: {knob_range(row)}."
     value, wrong = _parsed(row, values[0])

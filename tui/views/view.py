@@ -1,4 +1,4 @@
-"""Base classes of all views, and what a view may ask of the application.
+"""Defines the base classes of all views, and the interface of the application for views.
 
 Invariants:
 - A view reads the mirror and acts through `Actions`.
@@ -37,7 +37,7 @@ ROWS_FIRST = 4
 
 
 class Pages(Protocol):
-    """What a view may open in its place."""
+    """The interface for pages that a view may open in its place."""
 
     def go_to(self, destination: Destination) -> None: ...
     def open_page(self, page: View) -> None: ...
@@ -53,7 +53,7 @@ class Pages(Protocol):
 
 
 class Actions(Host, Protocol):
-    """What a view may ask of the application."""
+    """The interface of the application for views."""
 
     @property
     def navigation(self) -> Pages: ...
@@ -120,11 +120,11 @@ class View(Vertical):
 
     @property
     def fresh(self) -> bool:
-        """Whether its rows are recent enough to act on, apart from the feed."""
+        """Whether its rows, apart from the feed, are recent enough for commands."""
         return True
 
     def perform(self, pending: PendingCommand) -> None:
-        """Run a command on what was chosen here."""
+        """Run a command on the rows that were chosen here."""
         self.actions.commands.perform(pending, self)
 
     @property
@@ -132,15 +132,15 @@ class View(Vertical):
         return ""
 
     def heading(self) -> str:
-        """What is shown, for the header; empty where the name of the tab says it."""
+        """The title for the header; empty if the name of the tab is enough."""
         return ""
 
     def why_old(self) -> str:
-        """Why the rows could not be refreshed, as long as that holds."""
+        """The reason why the rows could not be refreshed, as long as it holds."""
         return ""
 
     def take_filter(self, text: str) -> str:
-        """Show only what matches. Returns what is wrong with the filter, or an empty string."""
+        """Show only rows that match. Returns the fault of the filter, or an empty string."""
         return ""
 
     def update(self) -> None:
@@ -240,7 +240,7 @@ class TableView(View):
         self.do_move("down")
 
     def selected(self) -> Any | None:
-        """The row under the cursor; says so if there is none."""
+        """The row under the cursor; shows a message if no row is selected."""
         target = self.table.model.target
         if target is None:
             self.actions.say("No row is selected: it is gone or out of view. Move the cursor to one.", Tone.WARN)

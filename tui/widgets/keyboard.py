@@ -1,4 +1,4 @@
-"""The text field of all dialogs and the filter, and keys with alt held.
+"""Defines the text field of all dialogs and the filter, and reads keys with alt held.
 
 Invariants:
 - Keys take effect in the order in which they were typed, however many come at once.
@@ -28,7 +28,7 @@ EDITING = {
 
 class TextField(Input):
     def edits_with(self, key: str) -> bool:
-        """Whether the key edits the text otherwise than by writing itself."""
+        """Whether the key edits the text, other than by inserting its own character."""
         return key in EDITING
 
     async def on_key(self, event: events.Key) -> None:

@@ -1,4 +1,4 @@
-"""Widgets that draw styled lines, and the live table on top of them.
+"""Defines widgets that draw styled lines, and the live table that builds on them.
 
 Invariants:
 - Only lines that differ from the screen are painted again.
@@ -54,7 +54,7 @@ class Painted(Widget):
         raise NotImplementedError
 
     def repaint(self, *, all: bool = False) -> int:
-        """Paint what has changed. Returns the number of lines."""
+        """Paint the changed lines. Returns their number."""
         width, height = self.size
         if not width or not height or not self.is_mounted:
             return 0

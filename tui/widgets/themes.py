@@ -1,8 +1,8 @@
-"""The themes: colours and styles of tones.
+"""Defines the themes: colours and styles of tones.
 
 Invariants:
 - The colours are distinct for colour-blind people (after Okabe and Ito), on dark and on light.
-- Without colours bold, dim and reverse replace them.
+- Without colours, tones use bold, dim and reverse.
 - Stale data is all dim.
 """
 

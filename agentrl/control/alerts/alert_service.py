@@ -34,7 +34,7 @@ from agentrl.telemetry.services import BASE_VERSION, CANARY_LARGEST, STEP
 
 EVALUATE_EVERY_S = 1.0
 MOST_SHARE = 0.02
-"""Share of a processor core. With ten thousand units the rules are evaluated less often than once a second."""
+"""Share of a processor core that the rules may take. With ten thousand units they are evaluated less often."""
 CLEAR_S = 15.0
 
 

@@ -22,7 +22,7 @@ from agentrl.telemetry.services import CANARY_LARGEST, CANARY_OVER_LIMIT, WARMUP
 GIB = 1 << 30
 LAST_LINE_CHARS = 300
 REWARD_GAIN = 0.05
-"""If the reward rises by more than this, falling entropy or longer records are learned and raise no alert."""
+"""If the reward rises by more than this, lower entropy and longer records are the result of learning: no alert."""
 LOWER_RATE = "agentrl tune learning_rate"
 PAUSE = "agentrl pause {unit}"
 STARTING = (UnitState.STARTING, UnitState.STOPPING, UnitState.BACKOFF)

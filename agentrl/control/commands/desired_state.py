@@ -164,7 +164,7 @@ class DesiredState:
 
 
 def _started(slot: Slot | None) -> Goal:
-    """Return the goals of units that `up` starts. A unit that was scaled down a moment ago and still runs keeps its
+    """Return the goal of a unit that a command starts. A unit that was scaled down and still runs keeps its
     incarnation.
     """
     if slot is None:

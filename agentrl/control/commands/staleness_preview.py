@@ -75,7 +75,9 @@ class StalenessPreview:
 
 
 def describe(report: StalenessReport, before: int, after: int, *, taken: bool) -> tuple[str, bool]:
-    """Returns how many records would be too old, in a sentence, and whether the change makes any of them so."""
+    """Returns a sentence with the number of records that would be too old, and whether the change makes any record too
+    old.
+    """
     ready, already = _older(report.ready, after), _older(report.ready, max(before, after))
     late = _older(report.under_way, after) - _older(report.under_way, max(before, after))
     total = counted(sum(report.ready.values()), "ready records")

@@ -101,7 +101,7 @@ class Journal:
         self._db.close()
 
     def commit(self, batch: Batch) -> None:
-        """Make a batch durable. Raises DiskError; then nothing of it is written."""
+        """Make a batch durable. If this raises DiskError, no part of the batch is written."""
         if batch.empty:
             return
         with _disk_errors(self.path), self._transaction():

@@ -135,7 +135,7 @@ class Operations:
         self._changed(operation)
 
     def waits_for(self, operation: Operation, what: str) -> None:
-        """What an operation without goals waits for now."""
+        """Record what an operation without goals waits for now."""
         if not operation.state.ended and operation.waiting_for != (what,):
             operation.waiting_for = (what,)
             self._changed(operation)
