@@ -1,6 +1,6 @@
-"""Every screen of the console, the keys that lead there, and what holds for each at any size.
+"""A walk to every screen of the console, and the checks that hold for each screen at any size.
 
-Invariant: views are taken from the registry and reached by their digits; pages and dialogs are listed here.
+Invariant: views come from the registry and are opened by their digits; pages and dialogs are listed here.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Stop:
     name: str
     keys: tuple[str, ...]
     times: tuple[str, ...] = ("normal", "disconnected", "overflowing")
-    """The conditions in which it exists; a page about a row needs rows."""
+    """The conditions in which the screen exists. A page about a row needs rows."""
     before_the_silence: bool = True
-    """Without a connection it was opened before the loss, because the rows that lead there are answers."""
+    """Without a connection, the screen is opened before the loss, because the rows on the way are answers."""
 
 
 def _first_row(view: str) -> Stop:
@@ -84,7 +84,10 @@ OPEN_LISTS = ("T", "C", "K", "e", "w")
 
 
 async def walk_to(screen: Screen, stop: Stop, *, silence: bool = False) -> None:
-    """Press its keys, each after the effect of the one before; lose the connection at the end, or before."""
+    """Press the keys of a screen, each after the effect of the one before. With `silence`, lose the connection at the
+    end,
+    or before the keys if the screen needs no answers.
+    """
     await back(screen)
     link = screen.app.connection
     assert isinstance(link, Still)
@@ -103,7 +106,7 @@ def _all_told(screen: Screen, link: Still) -> bool:
     """Wait for all answers, so that none arrives after the loss of the connection."""
     screen.app._paint_new_data()
     view = screen.app.view
-    # Drawing a first answer may cause another query.
+    # Drawing a first answer may start another query.
     drawn = not isinstance(view, QueryPage) or view.scroll.size.height > 0
     first = drawn and (not isinstance(view, QueryPage | QueryTable) or view._answered_at is not None)
     asks = any(each.node is view and each.group != "ask" and not each.is_finished for each in screen.app.workers)
@@ -145,14 +148,14 @@ def _has_rows(screen: Screen) -> bool:
 
 
 async def back(screen: Screen) -> None:
-    """Go back to a view without dialog and notice."""
+    """Return to a view without dialog and notice."""
     while len(screen.app.screen_stack) > 1:
         await press(screen, "escape")
     screen.app.notices = Notices()
 
 
 async def press(screen: Screen, key: str) -> None:
-    """Press a key and wait until it was processed. The pilot's own method waits until all threads are idle."""
+    """Press a key and wait until it is processed. The pilot's own method waits until all threads are idle."""
     taken = asyncio.Event()
     screen.app.post_message(events.Key(key, None))
     screen.app.call_later(taken.set)
@@ -175,7 +178,7 @@ async def answered(screen: Screen) -> None:
 
 
 def sound(screen: Screen, width: int, height: int) -> str:
-    """Check that the screen has the size of the terminal, only text, and the cursor. Returns the text."""
+    """Check that the screen has the size of the terminal, only text, and one cursor. Returns the text."""
     lines = screen.lines
     seen = "\n".join(lines)
     assert len(lines) == height
@@ -195,7 +198,7 @@ def sound(screen: Screen, width: int, height: int) -> str:
 
 
 async def comes_to_be_sound(screen: Screen, width: int, height: int) -> str:
-    """Paint a view that was just opened. Returns its text."""
+    """Paint a view that was just opened until it passes `sound`. Returns its text."""
 
     def is_sound() -> str:
         screen.app._paint_new_data()

@@ -1,4 +1,4 @@
-"""The console against the real sockets of a scripted run, on a terminal of any size."""
+"""The console with the real sockets of a scripted run, on a terminal of any size."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from tui.host import Settings
 HOSTILE = "\x1b]0;owned\x07\x1b[31m[/INST] [red]\u202eevil 界界 \r\n" + "x" * 5000
 SIZES = ((80, 24), (120, 40), (300, 80))
 QUEUES = 8
-"""More message queues than a key passes: the app, a screen, a field, its messages to screen and
-app, and a dialog that leaves."""
+"""More message queues than a key passes: the app, a screen, a field, its messages to screen and app, and a dialog that
+closes.
+"""
 
 
 class Screen:
@@ -54,8 +55,10 @@ class Screen:
         await self._settled()
 
     async def _heard(self) -> None:
-        """On a view that is old nothing is done, and where nobody had processor time for so long, it is old until the
-        next sign of life is heard. Who is silent for good is not connected any more."""
+        """Wait until the view is fresh or the connection is lost. Commands are disabled on a stale view, and on a busy
+        machine
+        the view is stale until the next message arrives.
+        """
         app = self.app
         if app.playback is None:
             await aeventually(
@@ -63,8 +66,10 @@ class Screen:
             )
 
     async def _settled(self) -> None:
-        """What a key sets off goes from queue to queue. The pilot waits until the process does little, and one that
-        gets no processor time does little, too."""
+        """Wait until the effect of a key has passed all queues. The pilot waits only until the process is nearly idle,
+        which it
+        also is when it gets no processor time.
+        """
         for _ in range(QUEUES):
             await self._pilot._wait_for_screen()
 

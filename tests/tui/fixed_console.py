@@ -1,7 +1,9 @@
-"""A console with a fixed clock: the real one, with the rows of a script in its mirror.
+"""A real console with a fixed clock and the rows of a script in its mirror.
 
-Invariants: every row has passed the wire and the mirror; queries go over the real sockets of a scripted coordinator;
-nothing on the screen depends on when, where or how fast a test runs.
+Invariants:
+- every row has passed the wire format and the mirror;
+- queries go over the real sockets of a scripted coordinator;
+- the screen does not depend on the time, the machine or the speed of a test.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Clock:
 
 
 class Still(Connection):
-    """Reads the rows of a script once; then nothing changes, and the test decides whether there is a connection."""
+    """Reads the rows of a script once. Later nothing changes, and the test decides whether it is connected."""
 
     def __init__(self, mirror: Mirror, script: Scripted, clock: Clock, *, heard: bool) -> None:
         super().__init__(mirror, lambda: Client.connect(state_dir=script.state_dir, timeout_s=30.0))
@@ -79,7 +81,7 @@ class Still(Connection):
         return self._client is not None
 
     def can_hear(self) -> bool:
-        """Queries are answered."""
+        """Whether queries can be answered after `hear`."""
         return self._answering is not None
 
     def asked(self) -> bool:
@@ -87,14 +89,14 @@ class Still(Connection):
         return self._answering is not None and bool(self._answering._session._pending)
 
     def hear(self) -> None:
-        """Queries are answered until the connection is lost."""
+        """Answer queries until the connection is lost."""
         self._clock.at = NOW if self._heard else NOW - SILENT_S
         self.mirror.whole(self._clock.at)
         self._client = self._answering
         self._settled.set()
 
     def lose(self) -> None:
-        """The connection was lost some time ago."""
+        """Lose the connection; the last message is some time ago."""
         self._clock.at, self._client = NOW, None
         self.mirror.lost(NOW - SILENT_S, "The coordinator is silent.", "agentrl up starts it again.")
         self._settled.set()
@@ -117,7 +119,7 @@ def one_zone() -> Iterator[None]:
 
 
 def a_home(directory: Path) -> Path:
-    """A home directory with one run of yesterday that is down."""
+    """A home directory with a run of the day before that is down."""
     state = directory / "yesterday"
     state.mkdir(parents=True)
     told = {"name": "yesterday", "uuid": str(uuid.UUID(int=7)), "run_dir": "/runs/yesterday", "created_at": NOW - 86400}
@@ -129,7 +131,7 @@ def a_home(directory: Path) -> Path:
 async def standing(
     script: Scripted, size: tuple[int, int], *, heard: bool = True, settings: Settings | None = None
 ) -> AsyncIterator[Screen]:
-    """A console on the first screen of that run."""
+    """A console on its first screen, with the rows of the script."""
 
     clock = Clock()
 
@@ -208,7 +210,7 @@ def _train(script: Scripted, long: str) -> None:
 
 
 def _overflow(script: Scripted) -> None:
-    """Hundreds of everything."""
+    """Hundreds of rows of every kind."""
     failed = rows.OperationState.FAILED
     for n in range(300):
         at = NOW - 3600 + 7 * n

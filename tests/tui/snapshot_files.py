@@ -1,7 +1,9 @@
 """Snapshots of screens as plain text, one file per screen, and their differences.
 
-Invariants: a snapshot is the text of a terminal, line by line, and below it the tones of every line; a file holds the
-snapshots of one screen in all conditions and sizes, in that order; a snapshot without a screen is a fault.
+Invariants:
+- a snapshot contains the text of a terminal line by line, and then the tones of every line;
+- a file holds the snapshots of one screen in all conditions and sizes, in that order;
+- a snapshot without a screen is an error.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _GROUNDS = {"": "", "bar": "-", "cursor": ">", "match": "?"}
 
 
 def picture(screen: Screen) -> str:
-    """The screen, and below it the tones: `4 S5 d20` is line 4, five cells strong, twenty dim."""
+    """The text of the screen, then its tones: `4 S5 d20` means line 4, five cells strong, twenty dim."""
     strips = screen.app.screen._compositor.render_strips()
     text = [f"{_TEXT}{strip.text.rstrip()}" for strip in strips]
     return "\n".join([*text, *_toned(strips, screen.app.line_styles)])
@@ -51,7 +53,7 @@ def _letter(tone: str, ground: str) -> str:
 def _runs(strip: Strip, names: dict[object, str]) -> str:
     cells: list[tuple[str, int]] = []
     for segment in strip:
-        # What Textual draws itself (inputs, frames) is x.
+        # Cells that Textual draws itself (inputs, frames) are x.
         name, width = names.get(segment.style, "x"), cell_len(segment.text)
         blank = not segment.text.strip() and name in ("p", "x")
         cells.append(("." if blank else name, width))

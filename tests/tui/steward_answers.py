@@ -51,7 +51,7 @@ def story(text: str = "") -> data_commands.RecordStory:
 
 
 def segments(text: str = "") -> tuple[data_commands.TokenStretch, ...]:
-    """A prompt, an answer of two versions with an unlikely token, and two branches after it."""
+    """A prompt, an answer of two versions with one unlikely token, and then two branches."""
     said = ("it ", "costs ", f"7{text}", "\n")
     call = f"{RECORD}/c"
     return (
@@ -74,7 +74,7 @@ def segments(text: str = "") -> tuple[data_commands.TokenStretch, ...]:
 
 
 def answers(coordinator: Scripted, text: str = "") -> list[data_commands.ListRows]:
-    """Set the answers of the steward. Returns the queries."""
+    """Set the answers of the steward. Returns the list that receives all queries."""
     asked: list[data_commands.ListRows] = []
 
     def records(args: Any) -> data_commands.Page:

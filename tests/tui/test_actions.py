@@ -1,4 +1,4 @@
-"""The registry of actions: one meaning per key, a handler for each, an action for every command of the table."""
+"""The registry of actions: one meaning per key, a handler for each, and an action for every command of the table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tui.model.actions import Action, of_view, rebound, sign
 from tui.views.fleet import Fleet
 
 ELSEWHERE: dict[str, str] = {}
-"""Commands that stay in the shell, each with its reason: none."""
+"""Commands that are only in the shell, each with its reason. There are none now."""
 QUERIES = {
     "status": "the feed tells all of it",
     "snapshot": "the feed begins with it",
@@ -73,7 +73,7 @@ def test_every_command_that_changes_something_has_an_action() -> None:
     assert {name for name, spec in COMMANDS.items() if spec.mutates} - reached == set(ELSEWHERE)
 
 
-def test_every_query_command_is_used_by_some_view() -> None:
+def test_every_query_command_is_used_by_a_view() -> None:
     root = Path(__file__).parents[2]
     rooms = (*(root / "tui").rglob("*.py"), root / "agentrl/client/long_answers.py")
     written = "\n".join(path.read_text() for path in rooms)

@@ -1,4 +1,4 @@
-"""Views that are opened before the first connection: a running query is not a failed one."""
+"""Views that open before the first connection show a running query and not a failed one."""
 
 from __future__ import annotations
 

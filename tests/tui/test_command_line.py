@@ -1,4 +1,4 @@
-"""Command lines in the console: typed lines and lines that alerts suggest."""
+"""Command lines in the console: typed lines, and lines that alerts suggest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mirror() -> Mirror:
         ("restrat web-0", "restart"),
     ],
 )
-def test_misspelled_name_is_answered_with_the_nearest_name(mirror: Mirror, line: str, meant: str) -> None:
+def test_misspelled_name_gets_the_nearest_name(mirror: Mirror, line: str, meant: str) -> None:
     with pytest.raises(AgentrlError, match=r"There is no|has no verb") as wrong:
         parse(line, mirror)
     assert f"Did you mean {meant}?" in wrong.value.hint
@@ -92,7 +92,7 @@ def test_typed_line_becomes_the_same_command_as_in_a_shell(mirror: Mirror, line:
         ("alerts", Destination("alerts")),
     ],
 )
-def test_typed_line_that_only_reads_leads_to_its_view(mirror: Mirror, line: str, look: Destination) -> None:
+def test_typed_line_that_only_reads_opens_its_view(mirror: Mirror, line: str, look: Destination) -> None:
     assert parse(line, mirror) == look
 
 
@@ -113,7 +113,7 @@ def test_typed_line_that_only_reads_leads_to_its_view(mirror: Mirror, line: str,
         ("restart 'web-0", "No closing quotation"),
     ],
 )
-def test_line_that_cannot_be_parsed_is_answered_with_a_sentence(mirror: Mirror, line: str, said: str) -> None:
+def test_line_that_cannot_be_parsed_is_refused_with_a_sentence(mirror: Mirror, line: str, said: str) -> None:
     with pytest.raises(AgentrlError) as error:
         parse(line, mirror)
     assert said in error.value.message

@@ -1,5 +1,6 @@
-"""Whatever happens to the rows between look and key, in every list with verbs, whether the feed or answers fill it: an
-act hits the row that was seen under the cursor, in the life that was seen, or nothing.
+"""A command in any list hits the row that the person saw under the cursor, in the incarnation that the person saw, or
+no
+row, whatever happens to the rows between look and key.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NUMBERS = range(9)
 FED = {"fleet": "unit", "alerts": "alert", "tuning": "knob"}
 """Lists with commands, and the kinds of their rows."""
 ASKED = {"tasks": ("7", "T"), "checkpoints": ("8", "C"), "keys": ("9", "K")}
-"""Lists that are filled by answers, and the keys that lead there."""
+"""Lists that are filled by answers, and the keys that open them."""
 LISTS = (*FED, *ASKED)
 AT_NOTHING = ("task.add", "key.new")
 """Commands that need no row."""
@@ -43,7 +44,7 @@ VERBS = {
     for view in (*LISTS, "knob")
 }
 HEIGHTS = (11, 12, 14, 16)
-"""Heights of the terminal; some show fewer lines than there are rows."""
+"""Heights of the terminal; some are lower than the count of rows."""
 AIMS = st.tuples(st.just("aim"), st.sampled_from(["up", "down", "home", "end", "o", "greater_than_sign"]))
 CHANGES = st.tuples(st.sampled_from(["put", "drop", "replaced"]), st.sampled_from(NUMBERS))
 SNAPSHOTS = st.tuples(st.just("snapshot"), st.sets(st.sampled_from(NUMBERS), min_size=1))
@@ -130,7 +131,7 @@ class World:
         self._tell(number, None)
 
     def replaced(self, number: int) -> None:
-        """Replace it by another incarnation, where there are any."""
+        """Replace the row by another incarnation, if its kind has any."""
         known = self._mirror.unit(f"web-{number}")
         self._tell(number, self.row(number, life=known.incarnation + 1 if known else 1))
 
@@ -175,7 +176,7 @@ class Person:
         return bool(table.size.height and table._drawn)
 
     async def act(self, verb: int) -> None:
-        """Press the key of a command without another look; a form is submitted unchanged."""
+        """Press the key of a command without another look, and submit a form unchanged."""
         self.app.taken.clear()
         keys = VERBS[self._view]
         self.app.take_key(keys[verb % len(keys)])
@@ -216,7 +217,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 async def _lived(view: str, steps: list[tuple[str, Any]], height: int = 16) -> int:
-    """Returns how many commands were sent."""
+    """Simulates one person and one run. Returns how many commands were sent."""
     app, acts = Noting(), 0
     async with app.run_test(size=(100, height)) as pilot:
         world, screen = World(app, view), Screen(app, pilot)
@@ -250,7 +251,7 @@ async def _lived(view: str, steps: list[tuple[str, Any]], height: int = 16) -> i
 
 @settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(view=st.sampled_from(sorted(LISTS)), steps=STEPS, height=st.sampled_from(HEIGHTS))
-def test_command_names_the_row_that_was_on_the_screen_or_none(
+def test_command_names_the_row_under_the_drawn_cursor_or_is_not_sent(
     view: str, steps: list[tuple[str, Any]], height: int
 ) -> None:
     asyncio.run(_lived(view, steps, height))
@@ -281,8 +282,8 @@ async def test_answer_to_a_filter_keeps_a_cursor_that_moved_meanwhile() -> None:
         assert person.seen is not None, "an unmoved cursor is on the first row"
 
 
-def test_commands_do_name_a_row() -> None:
-    """The property above does not hold merely because no command is ever sent."""
+def test_commands_are_sent_for_rows() -> None:
+    """The property above must not hold only because no command is ever sent."""
     steps: list[tuple[str, Any]] = [("aim", "down"), ("drop", 0), ("act", 0), ("act", 1), ("act", 2)]
     for view in LISTS:
         assert asyncio.run(_lived(view, steps)) >= 1, view

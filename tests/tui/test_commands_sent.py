@@ -1,4 +1,4 @@
-"""Commands from the console: their questions, what is sent, and their targets."""
+"""Commands from the console: their questions, their requests, and their targets."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_command_without_effect_offers_no_undo(coordinator: Scripted) -> N
         await screen.shows("There is nothing to undo.")
 
 
-async def test_destructive_command_wants_the_run_name(coordinator: Scripted) -> None:
+async def test_destructive_command_needs_the_run_name(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["stop"] = DESTRUCTIVE
     async with opened(coordinator.state_dir) as screen:
@@ -149,7 +149,7 @@ async def test_new_knob_value_is_previewed_before_it_is_set(coordinator: Scripte
         await aeventually(lambda: coordinator.sent("undo_tune") == [commands.UndoTune("pool.work_s", 5)])
 
 
-async def test_scientific_knob_wants_a_note(coordinator: Scripted) -> None:
+async def test_scientific_knob_needs_a_note(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("5", "down", "enter")
@@ -175,7 +175,7 @@ async def test_typed_scientific_change_asks_for_a_note(coordinator: Scripted) ->
         await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("trainer.rate", 0.2, 1, "because")])
 
 
-async def test_destructive_scientific_change_wants_note_and_run_name(coordinator: Scripted) -> None:
+async def test_destructive_scientific_change_needs_note_and_run_name(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["tune"] = Effect(loses=("14 records are lost",), scientific=True)
     async with opened(coordinator.state_dir) as screen:
@@ -232,7 +232,7 @@ async def test_no_command_is_sent_while_the_view_is_stale(coordinator: Scripted)
 
 
 @pytest.mark.parametrize("why", ["read-only", "viewer"])
-async def test_viewer_and_read_only_console_are_offered_no_command(coordinator: Scripted, why: str) -> None:
+async def test_viewer_and_read_only_console_get_no_commands(coordinator: Scripted, why: str) -> None:
     populate(coordinator)
     coordinator.permission = Permission.VIEWER if why == "viewer" else Permission.ADMIN
     async with opened(coordinator.state_dir, settings=Settings(read_only=why == "read-only")) as screen:
@@ -247,7 +247,7 @@ async def test_viewer_and_read_only_console_are_offered_no_command(coordinator: 
         assert not [name for name, _, _ in coordinator.received if name == "restart"]
 
 
-async def test_alerts_are_acknowledged_silenced_and_cured(coordinator: Scripted) -> None:
+async def test_alerts_can_be_acknowledged_silenced_and_repaired(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["restart"] = Effect(starts=("judge-0",))
     async with opened(coordinator.state_dir) as screen:
@@ -322,8 +322,8 @@ async def test_alt_key_closes_a_dialog_or_moves_in_its_text(coordinator: Scripte
         await screen.shows("Needs you")
 
 
-async def test_dialog_is_answered_once_however_many_keys_come(coordinator: Scripted) -> None:
-    """A key behind the answer must not reach the dialog, which ended the console before."""
+async def test_dialog_sends_one_answer_for_several_keys(coordinator: Scripted) -> None:
+    """A key after the answer must not reach the dialog, which ended the console before."""
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         for opens in ("question_mark", "colon"):

@@ -1,4 +1,4 @@
-"""A coordinator that falls silent: answers stay on the screen with their age, and no key ends the console."""
+"""When the coordinator falls silent, answers stay on the screen with their age, and no key ends the console."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_answered_rows_stay_with_their_age(screen: Screen, list: str) -> N
 
 @pytest.mark.parametrize(("key", "still_there"), [("c", "line 0"), ("b", "line 0"), ("r", "line 0"), ("a", "")])
 async def test_unanswered_query_of_a_record_is_reported(screen: Screen, key: str, still_there: str) -> None:
-    """Tokens, branches, the record again, its attempts."""
+    """The lists are tokens, branches, the record again, and its attempts."""
     await all_screens.walk_to(screen, Stop("record", ("7", "end", "enter")), silence=True)
     await all_screens.press(screen, key)
     await _shows(screen, SILENT, still_there)
@@ -50,7 +50,7 @@ async def test_unanswered_query_of_a_record_is_reported(screen: Screen, key: str
     await _shows(screen, "no connection since")
 
 
-async def test_unanswered_attempts_are_not_queried_forever(screen: Screen) -> None:
+async def test_unanswered_attempts_are_not_queried_again_and_again(screen: Screen) -> None:
     await all_screens.walk_to(screen, Stop("attempts", ("7", "end", "a")), silence=True)
     page = screen.app.view
     page._stories.clear()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Curves of steps: the places of steps and events, and the keys from there to their pages."""
+"""Curves of steps: the columns of steps and events, and the keys that open their pages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def incident(at: float) -> Tick:
 
 
 @given(NUMBERS, st.integers(1, 120), st.integers(1, 6), st.data())
-def test_curve_has_a_column_for_every_step_and_its_height_whatever_the_numbers(
+def test_curve_has_a_column_for_every_step_with_any_numbers(
     values: list[float | None], width: int, height: int, data: st.DataObject
 ) -> None:
     found = [point(number, value) for number, value in enumerate(values)]
@@ -59,7 +59,7 @@ def test_curve_has_a_column_for_every_step_and_its_height_whatever_the_numbers(
     assert shown == sum(at >= since for at in ats), "only events since the steps before have a tick"
 
 
-def test_tick_stands_at_the_first_step_after_its_event_and_a_gap_is_not_zero() -> None:
+def test_tick_is_drawn_at_the_first_step_after_its_event_and_a_gap_is_not_zero() -> None:
     found = [point(0, 1.0), point(1, None), point(2, 3.0)]
     chart = Chart(found, [incident(100.5), incident(99.0), incident(500.0)], 7, from_the_first=False)
     assert {column: len(each) for column, each in chart.ticks.items()} == {1: 1, 2: 1}
@@ -74,7 +74,7 @@ def operation(command: str, summary: str, state: OperationState, at: float = 2.0
     return OperationRow(summary, command, summary, "ann", state, at - 1.0, at)
 
 
-def test_events_before_the_first_step_stand_at_it_and_no_tick_hides_another() -> None:
+def test_early_events_are_drawn_at_the_first_step_and_no_tick_hides_another() -> None:
     done = OperationState.SUCCEEDED
     before = curves.ticks(
         [
@@ -145,7 +145,7 @@ def trained(coordinator: Scripted, count: int = 40) -> None:
     coordinator.answers["events"] = lambda _: [tune, died]
 
 
-async def test_keys_go_from_tick_to_tick_to_its_event_and_from_a_step_to_its_records(coordinator: Scripted) -> None:
+async def test_keys_move_between_ticks_and_open_events_and_records_of_a_step(coordinator: Scripted) -> None:
     trained(coordinator)
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.press("8")
@@ -163,7 +163,7 @@ async def test_keys_go_from_tick_to_tick_to_its_event_and_from_a_step_to_its_rec
         await screen.shows("its last words")
 
 
-async def test_unanswered_events_are_queried_again_at_the_pace_of_the_list(coordinator: Scripted) -> None:
+async def test_unanswered_events_are_queried_again_at_the_interval_of_the_list(coordinator: Scripted) -> None:
     trained(coordinator)
     told = coordinator.answers["events"]
 

@@ -1,4 +1,4 @@
-"""Detail pages fold their texts with the same code as the command line, so the words are the same."""
+"""Detail pages fold their texts with the code of the command line, so the words are the same."""
 
 from __future__ import annotations
 

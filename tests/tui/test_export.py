@@ -1,4 +1,4 @@
-"""Exports: rows in three formats, whole trajectories, a picture; with any content."""
+"""Exports with any content: rows in three formats, whole trajectories, and a screenshot."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_exported_rows_equal_the_rows_of_the_table(rows: list[dict[str, Any]]) -
 
 
 async def typed(screen: Screen, text: str) -> None:
-    """Type over the text of the field."""
+    """Replace the text of the field."""
     await screen.press("ctrl+u", "ctrl+k", *text, "enter")
 
 
@@ -63,7 +63,7 @@ def test_export_is_tested_for_every_table() -> None:
     assert set(OPENS) == set(TABLES)
 
 
-async def test_every_table_can_be_exported_and_every_screen_drawn(
+async def test_every_table_can_be_exported_and_every_screen_can_be_drawn(
     coordinator: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

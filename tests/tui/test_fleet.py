@@ -1,4 +1,4 @@
-"""Columns and lines of the fleet: trouble is shown on the narrowest terminal."""
+"""The columns and lines of the fleet view: problems are shown on the narrowest terminal, too."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_host_column_appears_only_with_several_hosts() -> None:
     assert host.show(unit, 0.0).text == "far"
 
 
-def test_waits_of_an_operation_read_as_a_sentence() -> None:
+def test_wait_of_an_operation_is_a_sentence() -> None:
     told = ("trainer-0 is starting (starting on vm)", "web-0 is pending (waits for mongo)")
     assert cell_text.waited_for(told) == "waits: trainer-0 is starting on vm, web-0 is pending (waits for mongo)"
 
 
-def test_running_record_without_a_long_call_says_so() -> None:
+def test_running_record_without_a_long_call_shows_that() -> None:
     assert data_tables.doing({"status": "running", "doing": None}) == "no call over 1 s"
     called = {"what": "tool call a.b", "age_s": 3.0}
     assert data_tables.doing({"status": "running", "doing": called}) == "tool call a.b, 3s"
@@ -53,7 +53,7 @@ def stray(pid: int) -> ProcessInfo:
     return ProcessInfo(pid=pid, command="sleep 3333", why="mark; its incarnation has ended")
 
 
-def test_stray_processes_of_a_host_stand_before_its_load() -> None:
+def test_stray_processes_of_a_host_are_shown_before_its_load() -> None:
     assert hosts() == "far up cpu 7% disk 1T free"
     assert hosts(stray(71)).startswith("far up stray: pid 71 sleep 3333 (mark; its incarnation has ended) cpu 7%")
     assert hosts(stray(71), stray(72), stray(73)).startswith("far up stray: pid 71 sleep 3333 and 2 more (mark; ")
@@ -63,7 +63,7 @@ def test_stray_processes_of_a_host_stand_before_its_load() -> None:
 @pytest.mark.parametrize(
     ("desired", "told", "tone"), [("up", "!web 0/2 stopped 2", Tone.BAD), ("down", "■web stopped", Tone.DIM)]
 )
-def test_stopped_units_are_fine_in_a_run_that_is_down(desired: str, told: str, tone: Tone) -> None:
+def test_stopped_units_are_healthy_in_a_run_that_is_down(desired: str, told: str, tone: Tone) -> None:
     mirror = Mirror()
     mirror.put("run", rows.RunRow("shop", "u", "stopped", desired=desired))
     mirror.put("group/web", rows.GroupRow("web", "sidecar", desired=2, other={"stopped": 2}))

@@ -1,4 +1,4 @@
-"""The lines around a view: nothing important is cut."""
+"""Header, footer and notice line show their important parts uncut."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_footer_has_quit_and_help(view: str) -> None:
     assert "? help" in shown
 
 
-async def test_long_refusal_is_shown_to_its_end(coordinator: Scripted) -> None:
+async def test_long_refusal_is_shown_completely(coordinator: Scripted) -> None:
     populate(coordinator)
     long = "The run is not reachable from other hosts, so a key would open nothing: set `coordinator.listen`, then up."
 

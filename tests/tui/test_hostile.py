@@ -1,4 +1,4 @@
-"""Text of models, tools, units and people is put on every screen at every size and breaks none of them."""
+"""Text of models, tools, units and people appears on every screen at every size and breaks none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tui.host import Settings
 
 SIZES = ((80, 24), (120, 40), (200, 60))
 MARK = "here"
-"""Stands before every hostile text, so that a screen that hides it is detected."""
+"""Precedes every hostile text, so that a screen that hides the text is detected."""
 TEXTS = {
     "markup": f"{MARK} [red]x[/red] [/INST] [@click=app.exit]end[/] [bold on blue] \\[ [[ ]] {{}} %s",
     "escapes": f"{MARK} \x1b[2J\x1b[31mred\x1b[0m\x1b]0;owned\x07\x1b]52;c;b3duZWQ=\x1b\\ \x9b5m\x90q\x9c"
@@ -33,7 +33,7 @@ TEXTS = {
     "endless": f"{MARK} " + "x" * 20_000,
 }
 LINES = 60_000
-"""Length of a result that fills one message; longer ones come in ranges."""
+"""Length of a result that fills one message. Longer results come in ranges."""
 _ESCAPE_REMAINS = re.compile(r"\[2J|\[31m|\]0;|\]52;|owned|b3duZWQ")
 
 

@@ -1,4 +1,4 @@
-"""Log view: marks stay while lines arrive and while a filter is on; long lines can be read."""
+"""The log view: marks stay while lines arrive and while a filter is on, and long lines can be read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINES = [f"line {number} of the log" for number in range(200)]
 
 
 def marked(screen: Screen) -> list[str]:
-    """The visible marked lines without their signs."""
+    """The visible marked lines without their marks."""
     return [line.strip().removeprefix("◆ ") for line in screen.lines if line.strip().startswith("◆ ")]
 
 
@@ -33,7 +33,7 @@ async def test_lines_can_be_marked_found_and_unmarked(coordinator: Scripted) -> 
         await screen.shows("m marks a line.")
         await screen.press("m")
         await see(screen, LINES[-1])
-        # The first line is a remark about the log, so lines stand one further down than their numbers.
+        # The first line is a remark about the log, so each line is one row below its number.
         await screen.press("home", "down", "m")
         await see(screen, LINES[0])
         await screen.press("pagedown", "pagedown", "m")
@@ -57,7 +57,7 @@ async def test_lines_can_be_marked_found_and_unmarked(coordinator: Scripted) -> 
         await see(screen, LINES[0], LINES[-1])
 
 
-async def test_mark_stays_on_its_line_while_lines_come(coordinator: Scripted) -> None:
+async def test_mark_stays_on_its_line_while_lines_arrive(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.answers["read_logs"] = fixed_console.log(LINES[:100])
     async with opened(coordinator.state_dir) as screen:
@@ -73,7 +73,7 @@ async def test_mark_stays_on_its_line_while_lines_come(coordinator: Scripted) ->
         await screen.shows("standing", LINES[100])
 
 
-async def test_key_soon_after_escape_counts_as_both(coordinator: Scripted) -> None:
+async def test_escape_and_a_quick_next_key_are_two_keys(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.answers["read_logs"] = fixed_console.log(LINES)
     async with opened(coordinator.state_dir) as screen:
@@ -101,7 +101,7 @@ async def test_long_log_line_can_be_read_to_its_end(coordinator: Scripted) -> No
         await screen.press("W")
         await screen.shows("… and 4904 more characters")
         assert LINES[59] not in screen.text, "the last line alone is longer than the screen"
-        # Up through the rows of one line, until the lines before it are visible.
+        # Move up through the rows of one line until the lines before it are visible.
         for _ in range(60):
             if "word0" in screen.text:
                 break
@@ -147,7 +147,7 @@ async def test_empty_log_has_nothing_to_mark(coordinator: Scripted) -> None:
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_marks_of_dropped_lines_go_and_others_stay(merged: bool) -> None:
+def test_marks_of_dropped_lines_are_removed_and_others_stay(merged: bool) -> None:
     book = LogBuffer(merged=merged)
     book.add("web-0", [f"line {number}" for number in range(MOST_LINES)])
     assert book.mark(0)

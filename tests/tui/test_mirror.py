@@ -1,4 +1,4 @@
-"""The mirror of a run: complete snapshots, the age of the rows, lost and restored connections."""
+"""The mirror of a run: complete snapshots, the age of the rows, and lost and restored connections."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_stale_view_allows_no_command() -> None:
     assert mirror.fresh(112.0)
 
 
-def test_lost_connection_is_counted_from_its_beginning() -> None:
+def test_duration_of_a_lost_connection_is_counted_from_its_loss() -> None:
     mirror = Mirror()
     whole(mirror, "web-0")
     mirror.lost(50.0, "first")
@@ -86,7 +86,7 @@ def test_mirror_equals_the_newest_rows_in_any_order_of_changes(changes: list[tup
     assert seen.take() == {f"unit/{name}" for name, _ in changes}
 
 
-def test_curves_end_with_their_units() -> None:
+def test_curves_are_removed_with_their_units() -> None:
     mirror = Mirror()
     whole(mirror, "web-0", "web-1")
     mirror.sample(0.0)

@@ -1,4 +1,4 @@
-"""The optional mouse: a click selects, the wheel scrolls, and neither runs a command."""
+"""The optional mouse: a click selects a row, the wheel scrolls, and neither runs a command."""
 
 from __future__ import annotations
 

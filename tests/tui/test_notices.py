@@ -1,4 +1,4 @@
-"""The notice line: every key is answered, and a message belongs to its view."""
+"""The notice line: every key gets a reaction, and a message belongs to its view."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_text_typed_into_a_field_runs_no_action(coordinator: Scripted) -> 
         assert "means nothing" not in screen.text
 
 
-async def test_message_of_a_view_ends_with_the_view(coordinator: Scripted) -> None:
+async def test_message_of_a_view_disappears_with_the_view(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         for elsewhere in (["2"], ["enter"]):

@@ -1,4 +1,4 @@
-"""Playback of a recording: any time as it was, the same screens, no commands, the time of the recording."""
+"""Playback of a recording shows any past time on the same screens, at the time of the recording, without commands."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Recorder:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Recorder:
-    """Nothing happens for two minutes; then a unit dies, is replaced, and another one starts."""
+    """Nothing happens for two minutes; then a unit dies and is replaced, and another one starts."""
     made = Recorder(tmp_path / "shop")
     made.unit(0, status="calm")
     made.wait(125)
@@ -130,7 +130,7 @@ def _stepped(playback: Playback, by: int, times: int) -> list[str]:
 
 
 def test_steps_visit_every_mark_in_both_directions_and_stop_playback(tmp_path: Path) -> None:
-    """Also from the end, at the highest speed, between marks at nearly the same time, and over a gap of a night."""
+    """This includes the end, the highest speed, marks at nearly the same time, and a gap of a night."""
     made = Recorder(tmp_path)
 
     def begins(id: str) -> None:
@@ -318,7 +318,7 @@ def test_refusal_lists_what_can_be_played(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (300, 80)])
 async def test_screens_show_the_time_of_the_recording_and_no_commands(directory: Path, size: tuple[int, int]) -> None:
-    # At this speed it takes minutes until something happens, so the pause comes before, even on a slow machine.
+    # At this speed the first event is minutes away, so the pause comes first even on a slow machine.
     app = Console(recording_lookup.link(str(directory), "14:01", 0.25))
     async with app.run_test(size=size) as pilot:
         screen = Screen(app, pilot)

@@ -1,4 +1,4 @@
-"""The preferences file: its settings apply, and its faults are named."""
+"""The preferences file: its settings take effect, and its errors are named."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_file_shown_in_the_docs_is_valid(tmp_path: Path) -> None:
         ("keys: {nothing: [r]}", "no action 'nothing'"),
     ],
 )
-def test_fault_of_the_file_is_named(tmp_path: Path, text: str, told: str) -> None:
+def test_error_in_the_file_is_named(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "console.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as refused:

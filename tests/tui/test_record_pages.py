@@ -1,4 +1,4 @@
-"""One record in the console: its turns, tokens and branches, and attempts side by side."""
+"""Pages of one record: its turns, tokens and branches, and its attempts side by side."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_record_page_shows_every_turn(coordinator: Scripted) -> None:
         await screen.shows("RECORD")
 
 
-async def test_long_text_is_shown_to_its_end_and_omissions_are_counted(coordinator: Scripted) -> None:
+async def test_long_text_can_be_read_to_its_end_and_omissions_are_counted(coordinator: Scripted) -> None:
     def told(result: str) -> str:
         said = {**story().turns[0], "tool_calls": [{**story().turns[0]["tool_calls"][0], "result": result}]}
         lines = record_detail.of_record(
@@ -58,7 +58,7 @@ def long_story(after: int = -1, of: int = 60) -> data_commands.RecordStory:
 
 
 @pytest.mark.parametrize(("turn", "after"), [(40, -1), (140, 129)])
-async def test_failed_call_leads_to_the_turn_that_made_it(coordinator: Scripted, turn: int, after: int) -> None:
+async def test_failed_call_opens_the_turn_that_made_it(coordinator: Scripted, turn: int, after: int) -> None:
     populate(coordinator)
     answers(coordinator)
     failed = {"id": "x", "record": RECORD, "turn": turn, "server": "shop", "tool": "lookup", "status": "timeout"}
@@ -91,7 +91,7 @@ async def test_failed_call_leads_to_the_turn_that_made_it(coordinator: Scripted,
         await aeventually(lambda: f"turn {turn - 1}" in screen.lines[2])
         await screen.press("escape", "escape", "end", "enter")
         await screen.shows(f"said {turn}")
-        # Text that could not be parsed as a call leads to its turn, too.
+        # Text that could not be parsed as a call opens its turn, too.
         await aeventually(lambda: f"turn {turn}" in screen.lines[2])
         await screen.press("escape", "c")
         await screen.shows("1 failed call")
@@ -104,7 +104,7 @@ def of_250_turns(args: Any) -> data_commands.RecordStory:
     return msgspec.structs.replace(found, record=row(RECORD, turns=250), more_turns=more)
 
 
-async def test_every_turn_of_a_long_record_is_reached_by_keys(coordinator: Scripted) -> None:
+async def test_every_turn_of_a_long_record_can_be_reached_by_keys(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
 
@@ -138,7 +138,7 @@ async def test_every_turn_of_a_long_record_is_reached_by_keys(coordinator: Scrip
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["colours", "ascii without colours"])
-async def test_tokens_are_told_apart_by_signs_and_not_by_colours_alone(coordinator: Scripted, plain: bool) -> None:
+async def test_tokens_differ_by_signs_and_not_by_colours_alone(coordinator: Scripted, plain: bool) -> None:
     populate(coordinator)
     answers(coordinator)
     settings = Settings(ascii_only=plain, colour=not plain)
@@ -164,7 +164,7 @@ async def test_tokens_are_told_apart_by_signs_and_not_by_colours_alone(coordinat
         assert rare not in screen.text
 
 
-async def test_tree_of_branches_leads_to_the_turn(coordinator: Scripted) -> None:
+async def test_tree_of_branches_opens_the_turn(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     coordinator.answers["show_record"] = lambda args: long_story()
@@ -183,7 +183,7 @@ async def test_tree_of_branches_leads_to_the_turn(coordinator: Scripted) -> None
         await aeventually(lambda: "turn 1" in screen.lines[2])
 
 
-async def test_tree_of_branches_leads_to_a_turn_that_is_not_here_yet(coordinator: Scripted) -> None:
+async def test_tree_of_branches_opens_a_turn_that_is_not_loaded_yet(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     far = data_commands.TokenStretch(
@@ -204,7 +204,7 @@ async def test_tree_of_branches_leads_to_a_turn_that_is_not_here_yet(coordinator
         await aeventually(lambda: "turn 150" in screen.lines[2])
 
 
-async def test_late_answer_does_not_move_a_page_that_was_scrolled(coordinator: Scripted) -> None:
+async def test_late_answer_does_not_move_a_scrolled_page(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     coordinator.hold("record_tokens")
@@ -237,7 +237,7 @@ def attempts(*texts: str) -> dict[str, data_commands.RecordStory]:
 
 
 @pytest.mark.parametrize(("size", "fits"), [((80, 24), 2), ((120, 40), 3), ((300, 80), 4)])
-async def test_attempts_stand_side_by_side_and_their_first_difference_is_marked(
+async def test_attempts_are_shown_side_by_side_with_their_first_difference_marked(
     coordinator: Scripted, size: tuple[int, int], fits: int
 ) -> None:
     populate(coordinator)

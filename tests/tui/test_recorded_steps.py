@@ -1,4 +1,4 @@
-"""Steps in playback: those that the trainer reported up to the position, whichever way playback came there."""
+"""Steps in playback: the steps that the trainer reported before the position, however playback reached it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Training(Recorder):
         self._put()
 
     def say(self, **numbers: float) -> None:
-        """Reports numbers between two Steps."""
+        """Reports the numbers of a moment between two Steps."""
         self.numbers |= numbers
         self._put()
 
@@ -125,7 +125,7 @@ def test_steps_depend_on_the_position_only(
         part = playback.fill_steps(steps)
         everything = expected(made, playback.position)
         if part.unread:
-            # Only the newest Steps are certain, with the knowledge of which were taken again.
+            # Only the newest Steps are certain, and it is known which of them were rolled back.
             assert shown(steps) == everything[: len(steps.rows)]
             assert part.more
     read_back(playback)
@@ -139,7 +139,7 @@ def test_steps_depend_on_the_position_only(
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(OFTEN, min_size=10, max_size=60), st.integers(1, 6), st.data())
-def test_steps_are_limited_and_no_frame_is_read_for_more(
+def test_steps_are_limited_and_no_further_frame_is_read(
     tmp_path_factory: pytest.TempPathFactory, things: list[str], most: int, data: st.DataObject
 ) -> None:
     made = Training(tmp_path_factory.mktemp("recording"))
@@ -208,7 +208,7 @@ def test_missing_steps_are_counted(tmp_path: Path) -> None:
     assert shown_steps.untold == 5
 
 
-def test_unreadable_frame_costs_only_its_own_steps(tmp_path: Path) -> None:
+def test_unreadable_frame_loses_only_its_own_steps(tmp_path: Path) -> None:
     made = Training(tmp_path)
     for _ in range(3):
         made.train()
@@ -270,7 +270,7 @@ def test_filters_of_lists_apply(tmp_path: Path) -> None:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """Twelve steps in six minutes: a knob change before the sixth, a death before the ninth."""
+    """Twelve steps in six minutes, with a knob change before the sixth and a death before the ninth."""
     made = Training(tmp_path / "shop")
     made.put("knob/groups", rows.KnobRow("groups", 2, 1, 1, "int", scientific=True))
     for number in range(12):
@@ -291,7 +291,7 @@ def trained(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_table_curves_and_ticks_belong_to_the_position(trained: Path, size: tuple[int, int]) -> None:
+async def test_table_curves_and_ticks_match_the_position(trained: Path, size: tuple[int, int]) -> None:
     app = Console(recording_lookup.link(str(trained), "", 0.25))  # slow, so that the pause comes before the first step
     async with app.run_test(size=size) as pilot:
         screen = Screen(app, pilot)
@@ -344,7 +344,7 @@ async def test_gap_between_steps_is_shown(tmp_path: Path) -> None:
         whole(screen, 80, 24)
 
 
-async def test_first_screen_has_pace_and_dropped_records_if_reported(trained: Path) -> None:
+async def test_first_screen_has_step_rate_and_dropped_records_if_reported(trained: Path) -> None:
     app = Console(recording_lookup.link(str(trained), "-1s", 1.0))
     async with app.run_test(size=(120, 40)) as pilot:
         screen = Screen(app, pilot)

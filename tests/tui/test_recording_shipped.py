@@ -1,4 +1,4 @@
-"""The recording that comes with the package has what the docs promise."""
+"""The recording in the package contains what the docs promise."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_recording_has_a_killed_sampler_a_tightened_bound_and_failed_tool_
             await comes_to_be_sound(screen, *size)
 
 
-def test_run_named_demo_precedes_the_shipped_recording_but_not_its_reserved_name(
+def test_run_named_demo_is_preferred_to_the_shipped_recording_except_by_the_reserved_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
@@ -112,7 +112,7 @@ async def test_hint_about_logs_is_complete_on_a_narrow_terminal(
 
 
 def _played(name: str) -> tuple[int, str]:
-    """Count of frames and name in the banner of the recording that a name plays."""
+    """Count of frames, and the name in the banner, of the recording that a name selects."""
     playback = Console(recording_lookup.link(name, "", 1.0)).playback
     assert playback is not None
     return len(playback.source.frames), header_footer.played(playback).partition(" · ")[0]

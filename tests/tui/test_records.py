@@ -36,7 +36,7 @@ async def test_filter_is_sent_to_the_steward_when_it_is_entered(coordinator: Scr
         await screen.shows("There is no field named nonsense. Did you mean score?")
 
 
-async def test_reason_of_a_refused_filter_and_the_cursor_stay(coordinator: Scripted) -> None:
+async def test_refused_filter_shows_its_reason_and_keeps_the_cursor(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     why = "There is no field named nonsense. Did you mean score?"
@@ -55,7 +55,7 @@ async def test_reason_of_a_refused_filter_and_the_cursor_stay(coordinator: Scrip
         await aeventually(lambda: why not in screen.text)
 
 
-async def test_errors_of_tools_lead_to_a_trajectory_and_steps_to_their_records(coordinator: Scripted) -> None:
+async def test_errors_of_tools_open_a_trajectory_and_steps_open_their_records(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     async with opened(coordinator.state_dir, (120, 40)) as screen:
@@ -71,7 +71,7 @@ async def test_errors_of_tools_lead_to_a_trajectory_and_steps_to_their_records(c
         await screen.shows("gradient_norm 1.5", "its records (1 of 64)", RECORD)
 
 
-async def test_enter_leads_from_steps_tasks_and_attempts_to_records(coordinator: Scripted) -> None:
+async def test_enter_opens_the_records_of_steps_tasks_and_attempts(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     other = "shop/train/0/000012#r1.s3.a0"
@@ -116,7 +116,7 @@ async def test_running_records_are_listed_oldest_first(coordinator: Scripted) ->
         await aeventually(lambda: (asked[-1].filter, asked[-1].sort) == ("", "-started_at"))
 
 
-async def test_account_lists_sums_that_agree_and_that_do_not(coordinator: Scripted) -> None:
+async def test_account_lists_sums_that_agree_and_sums_that_do_not(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     async with opened(coordinator.state_dir, (80, 24)) as screen:
@@ -159,7 +159,7 @@ async def test_unanswered_list_shows_the_reason_in_place_of_rows(coordinator: Sc
         await screen.shows("no records")
 
 
-async def test_list_under_a_page_is_not_queried_and_comes_back_unchanged(coordinator: Scripted) -> None:
+async def test_list_under_a_page_is_not_queried_and_reappears_unchanged(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     async with opened(coordinator.state_dir) as screen:
@@ -200,7 +200,7 @@ async def test_silent_coordinator_is_not_queried_until_it_is_back(coordinator: S
         await aeventually(lambda: not view.why_old(), what="an answer")
 
 
-async def test_reason_of_stale_rows_stays_as_long_as_they_are_stale(coordinator: Scripted) -> None:
+async def test_reason_of_stale_rows_is_shown_as_long_as_they_are_stale(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     told = coordinator.answers["list_records"]
@@ -233,7 +233,7 @@ async def test_reason_of_stale_rows_stays_as_long_as_they_are_stale(coordinator:
         ("7↵", "show_record"),
     ],
 )
-async def test_page_can_be_queried_again_by_key(coordinator: Scripted, keys: str, question: str) -> None:
+async def test_page_can_be_refreshed_by_key(coordinator: Scripted, keys: str, question: str) -> None:
     populate(coordinator)
     answers(coordinator)
     async with opened(coordinator.state_dir) as screen:
@@ -248,7 +248,7 @@ async def test_page_can_be_queried_again_by_key(coordinator: Scripted, keys: str
         await aeventually(lambda: len(coordinator.sent(question)) == 2)
 
 
-async def test_failed_calls_are_one_key_away_from_records(coordinator: Scripted) -> None:
+async def test_failed_calls_open_from_records_by_one_key(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     async with opened(coordinator.state_dir, (120, 30)) as screen:

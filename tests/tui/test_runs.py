@@ -1,4 +1,4 @@
-"""Switching between runs: the list, and that nothing of one run is carried to another."""
+"""Switching between runs: the list of runs, and no state of one run reaches another."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_list_shows_the_state_of_every_run(coordinator: Scripted, other: S
         await screen.shows("demo ← here", "○ down", "/elsewhere", "torn")
 
         def told_of_other() -> bool:
-            """Scale a group; its coordinator answers the preview late."""
+            """The list shows the state and the counts of the other run."""
             words = next(line for line in screen.lines if " other " in line).replace("▸", " ").split()
             return words[:3] == ["other", "●", "running"] and words[4:7] == ["41", "!", "1"]
 
@@ -123,7 +123,7 @@ async def test_pending_command_never_reaches_the_next_run(coordinator: Scripted,
         await screen.press("9", "enter")
         await screen.shows("x is bad")
         coordinator.let_go("restart")
-        asked = [("restart", True)]  # only what it would do
+        asked = [("restart", True)]  # only the preview
         await aeventually(
             lambda: [(name, preview) for name, _, preview in coordinator.received if name == "restart"] == asked,
             what="an answer that comes too late",

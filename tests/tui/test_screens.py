@@ -1,5 +1,6 @@
-"""Every view at three sizes, in good and in bad conditions: nothing wraps, no hostile text gets through, and what
-matters is there.
+"""Every view at three sizes, in good and in bad conditions: no line wraps, hostile text has no effect, and the
+important
+parts are shown.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ async def test_run_that_was_taken_down_shows_no_trouble(coordinator: Scripted) -
         await screen.shows("The run was taken down", "agentrl tui --replay demo")
 
 
-async def test_coordinator_that_was_never_there_is_reported(coordinator: Scripted) -> None:
+async def test_missing_coordinator_is_reported(coordinator: Scripted) -> None:
     (coordinator.state_dir / "coordinator.json").unlink()
     async with opened(coordinator.state_dir, (80, 24), connected=False) as screen:
         await screen.shows("The run demo is not up", "no data")
@@ -126,7 +127,7 @@ async def test_filter_keeps_rows_with_its_words_and_escape_ends_it(coordinator: 
         await screen.shows("web-2")
 
 
-async def test_escape_leads_back_to_where_a_page_was_opened(coordinator: Scripted) -> None:
+async def test_escape_returns_to_the_view_that_opened_the_page(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("2", "end", "enter")
@@ -152,7 +153,7 @@ async def test_palette_runs_the_choice_or_the_typed_line(coordinator: Scripted) 
         await screen.shows("There is no unit named nobody.")
 
 
-async def test_unknown_word_in_the_palette_is_answered_and_does_nothing(coordinator: Scripted) -> None:
+async def test_unknown_word_in_the_palette_gets_a_message_and_has_no_effect(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.press("colon")
@@ -188,7 +189,7 @@ async def test_status_of_a_unit_is_complete_on_a_narrow_terminal(coordinator: Sc
         whole(screen, 80, 24)
 
 
-async def test_frozen_screen_stands_still_while_data_arrives(coordinator: Scripted) -> None:
+async def test_frozen_screen_does_not_change_while_data_arrives(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("2", "z")
@@ -205,7 +206,7 @@ async def test_frozen_screen_stands_still_while_data_arrives(coordinator: Script
     ("view", "key", "beside"), [("4", "alert/bad:judge-0", "exit 1"), ("5", "knob/pool.work_s", "")]
 )
 async def test_first_row_is_selected_when_it_appears(coordinator: Scripted, view: str, key: str, beside: str) -> None:
-    """With no rows before, or with hidden ones only."""
+    """Before it there were no rows, or only hidden ones."""
     populate(coordinator)
     rows = {name: coordinator.rows.pop(name) for name in list(coordinator.rows) if name.startswith(("alert/", "knob/"))}
     row = rows[key]
@@ -221,7 +222,7 @@ async def test_first_row_is_selected_when_it_appears(coordinator: Scripted, view
         await aeventually(lambda: table.model.cursor == key.partition("/")[2])
 
 
-async def test_past_events_are_queried_once_connected(coordinator: Scripted) -> None:
+async def test_past_events_are_queried_when_the_connection_is_made(coordinator: Scripted) -> None:
     coordinator.answers["events"] = lambda _: [IncidentRow("i", "web-7", 1, time.time() - 60, "web-7.1 died")]
     file = coordinator.state_dir / "coordinator.json"
     whereabouts = file.read_text()

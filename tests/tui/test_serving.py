@@ -1,4 +1,4 @@
-"""Serving to browsers: access, and what messages of a page can do."""
+"""Serving the console to browsers: access, and the effects of messages from a page."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_other_requests_are_refused_with_a_sentence(asked: dict[str, Any], why: 
 
 
 @given(shown=st.text())
-def test_no_other_text_passes_as_token_or_cookie(shown: str) -> None:
+def test_other_texts_are_rejected_as_token_or_cookie(shown: str) -> None:
     assert judged(token=shown).decision is Decision.REFUSED
     assert judged(cookies={ACCESS.cookie_name: shown}).decision is Decision.REFUSED
 
@@ -159,7 +159,7 @@ async def test_messages_of_a_page_reach_its_console() -> None:
 
 
 class Pipe:
-    """The process of a console and its pipe; it keeps what is written."""
+    """The process of a console and its pipe, which keeps all written bytes."""
 
     def __init__(self) -> None:
         self.stdin = self
@@ -186,14 +186,14 @@ async def test_console_that_does_not_read_is_ended(monkeypatch: pytest.MonkeyPat
     page: Any = Ends()
     stopped = ConsoleProcess(process)
     with pytest.raises(TimeoutError):
-        # More than the pipe and its buffer hold.
+        # More than the pipe and its buffer can hold.
         await handle_message(json.dumps(["stdin", "a" * (1 << 20)]), stopped, page)
     await stopped.end()
     assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("host", "said"), [(HOST, f"ws://{HOST}"), ("evil.example:8766", "")])
-async def test_foreign_host_name_is_repeated_in_no_header(host: str, said: str) -> None:
+async def test_foreign_host_name_does_not_appear_in_headers(host: str, said: str) -> None:
     application = web_server.Server(ACCESS, ()).application()
     async with TestClient(TestServer(application)) as browser:
         answer = await browser.get("/", headers={"Host": host})

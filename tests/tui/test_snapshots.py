@@ -1,6 +1,6 @@
-"""Every screen at three sizes: with a normal run, with no rows, without a coordinator, and with too many rows.
+"""Snapshots of every screen at three sizes: with a normal run, without rows, without a coordinator, with too many rows.
 
-What changed on purpose is taken over by `pytest tests/tui/test_snapshots.py --renew`.
+After a deliberate change, `pytest tests/tui/test_snapshots.py --renew` replaces them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Walk:
             await _rest(screen)
         else:
             try:
-                # The first difference may only be late; after that it counts.
+                # The first painting may be late; after a real difference the waits are short.
                 await aeventually(same, within_s=2.0 if self.changed else PATIENCE_S)
             except AssertionError:
                 self.changed.append(album.changes(title, snapshot_files.picture(screen)))
@@ -58,7 +58,7 @@ class Walk:
 
 
 def draw(screen: Screen) -> None:
-    """Paint the console; Textual draws the dimmed view behind a dialog when all of it is drawn."""
+    """Paint the console. Textual draws the dimmed view behind a dialog only when all of it is drawn."""
     screen.app._paint_new_data()
     if len(screen.app.screen_stack) > 1:
         screen.app.screen.refresh()
@@ -86,7 +86,7 @@ async def test_every_screen_equals_its_snapshot(
     stops = [stop for stop in (*VIEWS, *PAGES) if times in stop.times]
     async with fixed_console.standing(coordinator, SIZES[0], heard=times != "disconnected") as screen:
         await aeventually(lambda: screen.app.mirror.run is not None)
-        # Answers from before the loss stay, so screens that open after it come first.
+        # Answers from before the loss stay, so screens that open after the loss come first.
         for before, size in itertools.product((False, True), SIZES):
             await screen.resize(*size)
             for stop in (each for each in stops if each.before_the_silence == before):
@@ -98,6 +98,6 @@ async def test_every_screen_equals_its_snapshot(
     assert not walk.changed, f"{len(walk.changed)} pictures have changed.\n\n{shown}{more}\n\n{snapshot_files.HOW}"
 
 
-def test_no_snapshot_is_left_of_a_removed_screen() -> None:
+def test_every_snapshot_belongs_to_a_screen() -> None:
     drawn = {Album(stop.name).path.name for stop in (*VIEWS, *PAGES)}
     assert {path.name for path in snapshot_files.HERE.iterdir()} == drawn, snapshot_files.HOW

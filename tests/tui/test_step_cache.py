@@ -1,4 +1,4 @@
-"""The cache of steps that curves are drawn from: complete and current."""
+"""The cache of steps for the curves is complete and current."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Store:
                 row |= {"status": status, "committed_at": row["leased_at"] + timedelta(seconds=9)}
 
     def lineage(self) -> None:
-        """Roll back to a checkpoint; only the next first step shows it."""
+        """Roll back to a checkpoint; only the first step after it shows the rollback."""
         self.release()
         self._lineage += 1
         for row in self.rows[-3:]:
@@ -87,7 +87,7 @@ def test_cache_has_the_newest_steps_without_gaps(happened: list[str]) -> None:
         if what == "look":
             look(steps, store)
             if not steps.question():
-                look(steps, store)  # A lineage has begun; the next round asks for all.
+                look(steps, store)  # a new lineage has begun, so the next query asks for all steps
             assert list(steps.rows) == store.rows[::-1][:FEW]
             assert steps.more == (len(store.rows) > FEW)
             committed = [row["id"] for row in store.rows[-FEW:] if row["status"] == "committed"]
@@ -108,7 +108,7 @@ def test_known_steps_are_not_queried_again() -> None:
     assert steps.points is before, "an empty answer creates no new list"
 
 
-def test_pace_is_computed_from_the_steps_of_the_run() -> None:
+def test_step_rate_is_computed_from_the_steps_of_the_run() -> None:
     store, steps = Store(), StepCache()
     store.train(60)
     look(steps, store)
@@ -169,7 +169,7 @@ async def test_cursor_follows_the_newest_step_until_it_is_moved(coordinator: Scr
 
 
 async def test_slow_query_is_not_started_again(coordinator: Scripted) -> None:
-    """A query that was restarted at every round was never answered."""
+    """A query that is started again before its answer would never be answered."""
     populate(coordinator)
     store = Store()
     store.train(3)

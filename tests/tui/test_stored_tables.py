@@ -1,4 +1,4 @@
-"""Tasks, checkpoints, keys and run files: the console can do what the command line can."""
+"""Tasks, checkpoints, keys and run files: the console has the commands of the command line."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ async def test_plan_of_a_run_file_is_shown_before_it_is_applied(
 async def test_browser_page_reads_run_files_only_beside_the_runs_own(
     run: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A person with the address of a page is not a user of the serving host."""
+    """The person at a browser page has no account on the serving host."""
     monkeypatch.setenv("AGENTRL_HOME", str(run.state_dir.parent))
     own, elsewhere = tmp_path / "own", tmp_path / "elsewhere"
     for folder in (own, elsewhere):

@@ -1,4 +1,4 @@
-"""Styled text: hostile text, cells, trends, ASCII."""
+"""Styled text: hostile text, widths in cells, trends, and ASCII."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_wrapped_line_loses_only_spaces(texts: list[str], width: int, most: int)
 
 
 @given(text=HOSTILE)
-def test_control_codes_of_a_run_never_reach_the_terminal(text: str) -> None:
+def test_control_codes_in_data_do_not_reach_the_terminal(text: str) -> None:
     shown = span(f"{text}\x1b]0;title\x07\x1b[2J\r\nend", Tone.BAD).text
     assert "\x1b" not in shown
     assert not any(unicodedata.category(sign) in ("Cc", "Cs") for sign in shown)
@@ -69,7 +69,7 @@ def test_trend_is_as_long_as_its_values_or_the_width(values: list[float], width:
     assert len(trend(values, width)) == min(len(values), width)
 
 
-def test_trend_goes_from_least_to_most() -> None:
+def test_trend_is_scaled_from_the_least_to_the_greatest_value() -> None:
     assert trend([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
     assert trend([5, 5, 5], 8) == "▁▁▁"
     assert trend([50], 8, low=0, high=100) == "▅"

@@ -1,4 +1,4 @@
-"""The live table: whatever happens to the rows, a command hits the row that the person selected, or none."""
+"""The live table: whatever happens to the rows, a command hits the row that the person selected, or no row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOADS = st.integers(0, 6)
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Rows come, go and change places between any two keys."""
+    """Rows appear, disappear and move between any two keys."""
 
     keys = Bundle("keys")
 
@@ -53,7 +53,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(rows=st.dictionaries(NAMES, LOADS, max_size=8))
     def replace(self, rows: dict[str, int]) -> None:
-        """A new snapshot."""
+        """Replace all rows by a new snapshot."""
         self.rows = {name: (name, load) for name, load in rows.items()}
         self.model.replace(self.rows)
         self.model.settle(4)
@@ -91,7 +91,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.model.toggle_mark()
         assert before ^ self.model.marked == ({target[0]} if target else set())
 
-    # ---- what holds ----
+    # ---- invariants ----
 
     @invariant()
     def an_act_hits_what_was_aimed_at_or_nothing(self) -> None:
@@ -156,7 +156,7 @@ def test_row_that_comes_back_is_selected_again() -> None:
     assert model.target == ("b", ("b", 2))
 
 
-def test_selected_row_stays_in_view_with_fewer_lines_and_is_no_target_when_scrolled_away() -> None:
+def test_selected_row_stays_visible_with_fewer_lines_and_is_no_target_after_scrolling_away() -> None:
     model = TableModel(COLUMNS, "name")
     model.replace({f"unit-{n}": (f"unit-{n}", n) for n in range(9)})
     model.settle(6)
@@ -201,7 +201,7 @@ Model = TableModel[tuple[str, int]]
 
 
 @pytest.mark.parametrize("elsewhere", [lambda m: m.move(0), lambda m: m.scroll(1), lambda m: m.aim("c")])
-def test_first_row_is_followed_until_a_move_or_scroll(elsewhere: Callable[[Model], None]) -> None:
+def test_first_row_stays_selected_until_a_move_or_scroll(elsewhere: Callable[[Model], None]) -> None:
     model = TableModel(COLUMNS, "name")
     model.replace({"c": ("c", 0)})
     model.settle(1)
@@ -252,7 +252,7 @@ def test_number_has_as_many_digits_as_fit(number: float, width: int, told: str) 
 
 
 AGED: Column[list[int]] = Column("age", "AGE", 30, lambda row, now: Span(f"{row[0]} {now!r}"), lambda row: row[0])
-"""For a row that may be replaced in place."""
+"""A row that may be replaced in place."""
 STEPS = st.sampled_from([0.05, 0.3, 1.0])
 SPEEDS = st.sampled_from([0.0, 1.0, 16.0, -100.0])
 

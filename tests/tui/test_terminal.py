@@ -1,4 +1,4 @@
-"""The bytes that the real program writes to a terminal, over all views."""
+"""The bytes that the real program writes to a terminal while it shows all views."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Terminal:
         os.write(self._master, key.encode())
 
     def drained(self) -> None:
-        """Read the output; a program whose terminal is not read blocks."""
+        """Read the output, because a program blocks if its terminal is not read."""
         while select.select([self._master], [], [], 0)[0]:
             try:
                 self.seen += os.read(self._master, 65536)
             except OSError:
-                break  # It has closed its side.
+                break  # the program has closed its side
 
     def shows(self, what: str, since: int) -> None:
         def there() -> bool:
@@ -101,13 +101,13 @@ def colours(written: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("how", ["NO_COLOR", "--no-color"])
-def test_no_colour_is_written_without_colours(tmp_path: Path, how: str) -> None:
+def test_no_colour_is_written_in_the_mode_without_colours(tmp_path: Path, how: str) -> None:
     options = (how,) if how.startswith("-") else ()
     with terminal(tmp_path, *options, **({} if options else {how: "1"}), COLORTERM="truecolor") as screen:
         assert not colours(past_every_view(screen))
 
 
-def test_terminal_of_16_colours_gets_no_other(tmp_path: Path) -> None:
+def test_terminal_of_16_colours_gets_no_other_colour(tmp_path: Path) -> None:
     with terminal(tmp_path) as screen:
         found = colours(past_every_view(screen))
     assert found
@@ -121,8 +121,8 @@ def test_ascii_mode_writes_only_ascii(tmp_path: Path) -> None:
     assert colours(written)
 
 
-def test_digit_soon_after_escape_is_not_read_as_another_sign(tmp_path: Path) -> None:
-    """An escape and a digit leave a page for the view of the digit."""
+def test_digit_soon_after_escape_is_read_as_a_digit(tmp_path: Path) -> None:
+    """Escape closes a page and the digit opens its view."""
     with terminal(tmp_path) as screen:
         screen.shows("recording", 0)
         screen.press("2")

@@ -1,4 +1,4 @@
-"""The learning blocks of the overview: every known number of the steps, and no unknown one."""
+"""The blocks about learning in the overview show every known number of the steps and no unknown one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def text(lines: list[Line]) -> str:
 
 
 def steps(count: int, **metrics: Any) -> list[Point]:
-    """One a minute, the newest ten seconds ago."""
+    """One step a minute, the newest ten seconds ago."""
     made = []
     for number in range(count):
         values = {name: of(number) if callable(of) else of for name, of in metrics.items()}
@@ -59,7 +59,7 @@ def test_learning_block_shows_intervals_hourly_change_and_time_left() -> None:
     assert "step 120 of 240  one in 60s  time left 2h00" in told
 
 
-def test_change_of_an_evaluation_refers_to_the_value_beside_it() -> None:
+def test_change_of_an_evaluation_refers_to_the_shown_value() -> None:
     """Every step repeats the newest evaluation, so equal values in a row must not be averaged."""
     seen = TrainingFacts(steps(30, evaluation=lambda n: 0.0 if n < 5 else 0.98 if n < 25 else 0.96))
     found = training_status.report([reported(evaluation=0.95)], seen)
@@ -90,13 +90,13 @@ def test_few_steps_give_no_trend_and_unknown_numbers_are_left_out() -> None:
 
 
 def ended(reason: str = "done: complete: all 30 steps are done; version 31", **metrics: float) -> rows.UnitRow:
-    """A trainer that has ended; a coordinator started after that has no metrics of it."""
+    """A trainer that has ended. A coordinator that starts after that has no metrics of it."""
     return rows.UnitRow(
         "trainer-0", "trainer", "trainer", rows.UnitState.STOPPED, reason=reason, done=True, metrics=metrics
     )
 
 
-def test_last_evaluation_and_step_are_known_without_the_trainer_row() -> None:
+def test_last_evaluation_and_step_are_known_without_a_trainer_row() -> None:
     evaluated = {"evaluation": 0.9, "evaluation_margin": 0.02}
     seen = TrainingFacts(steps(30, evaluation=0.5, evaluation_margin=0.1), evaluated=evaluated)
     found = training_status.report([ended()], seen)
@@ -132,12 +132,12 @@ def test_complete_run_shows_its_last_evaluation_and_the_next_actions() -> None:
     assert all("…" not in part.text for line in lines[:3] for part in line), "at 80 columns"
 
 
-def test_next_actions_that_are_not_allowed_are_not_named() -> None:
+def test_forbidden_next_actions_are_not_suggested() -> None:
     watched = [action for action in ACTIONS if action.id != "records.export"]
     assert text([overview_blocks.what_next(watched, up=False)]) == "8 C checkpoints"
 
 
-def test_data_block_shows_age_bound_and_reasons_of_drops() -> None:
+def test_data_block_shows_age_bound_and_drop_reasons() -> None:
     seen = TrainingFacts(
         steps(20, age_mean=1.5, stale_records=1.0, broken_records=lambda n: n == 19, groups_without_signal=2)
     )
@@ -207,7 +207,7 @@ def test_all_blocks_fit_the_screen(
     assert lines[0][0].text.startswith("Needs you"), "alerts are never cut"
 
 
-async def test_overview_queries_what_the_feed_does_not_carry(coordinator: Scripted) -> None:
+async def test_overview_queries_data_that_the_feed_does_not_carry(coordinator: Scripted) -> None:
     trained(coordinator)
     populate(coordinator)
     coordinator.rows["unit/trainer-0"] = reported(step=39, steps_wanted=50, evaluation=0.4)
@@ -239,7 +239,7 @@ async def test_end_of_a_run_is_read_from_its_versions_after_a_coordinator_restar
         whole(screen, 80, 24)
 
 
-async def test_old_steward_without_evaluations_answers_everything_else(
+async def test_old_steward_without_evaluations_answers_all_other_queries(
     coordinator: Scripted,
 ) -> None:
     trained(coordinator)
@@ -258,7 +258,7 @@ async def test_old_steward_without_evaluations_answers_everything_else(
         await screen.shows("step 39 of 50", "3 steps since checkpoint 36")
 
 
-async def test_answer_from_before_another_view_is_shown_with_its_age(coordinator: Scripted) -> None:
+async def test_earlier_answer_is_shown_with_its_age_after_another_view(coordinator: Scripted) -> None:
     trained(coordinator)
     for name in ("list_checkpoints", "list_versions", "list_records"):
         coordinator.answers[name] = lambda _: Page()
@@ -287,7 +287,7 @@ async def test_answer_from_before_another_view_is_shown_with_its_age(coordinator
         await aeventually(asked_again, what="the next answer")
 
 
-async def test_help_of_the_overview_explains_its_words(coordinator: Scripted) -> None:
+async def test_help_of_the_overview_explains_its_terms(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir, (80, 48)) as screen:
         await screen.press("1", "question_mark")
@@ -331,7 +331,7 @@ def test_valid_and_infrastructure_are_shares_of_the_same_attempts() -> None:
     )
 
 
-def test_cut_bottleneck_still_names_its_cause() -> None:
+def test_shortened_bottleneck_still_names_its_cause() -> None:
     slow, waits = "shop.lookup p95 0.87 → 3.2 s since 12:04", "trainer waits 98% for batches; engines 1% busy"
     tools, model = f"episodes 93% in tools: {slow}", "episodes 81% in model calls"
     called = "shop.lookup 2.0/s p95 3.2 s"
@@ -350,7 +350,7 @@ def test_cut_bottleneck_still_names_its_cause() -> None:
     assert shown(model, "engines", 200) == [f"{waits}; {model}, for 60 s", called]
 
 
-def test_long_line_takes_free_rows_and_is_cut_without_them() -> None:
+def test_long_line_uses_free_rows_and_is_cut_without_them() -> None:
     mirror = Mirror()
     mirror.put("run", rows.RunRow("demo", "u" * 8, "running", started_at=NOW - 90))
     long = " ".join(f"word{n}" for n in range(30))

@@ -1,4 +1,4 @@
-"""The knobs: their changes, and previews of another bound before anything is changed."""
+"""The page of knobs: changes of a knob, and previews of another bound before it is changed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_record_is_drawn_and_counted_once(
     assert sum(int(part.text) for part in numbers[1:] if part.text.strip().isdecimal()) == sum(ready.values())
 
 
-async def test_too_old_records_are_counted_by_their_duration(coordinator: Scripted) -> None:
+async def test_too_old_records_are_counted_by_duration(coordinator: Scripted) -> None:
     with_a_bound(coordinator)
     hit = (DurationShare(0.1, 0.4, 50, 0), DurationShare(0.4, 2.0, 50, 10), DurationShare(2.0, 9.5, 50, 25))
     coordinator.answers["staleness"] = lambda _: msgspec.structs.replace(REPORT, dropped=hit)
@@ -71,7 +71,7 @@ def with_a_bound(coordinator: Scripted) -> None:
     coordinator.answers["knob_history"] = history
 
 
-async def test_mark_previews_another_bound_and_enter_asks_for_it(coordinator: Scripted) -> None:
+async def test_mark_previews_another_bound_and_enter_opens_its_question(coordinator: Scripted) -> None:
     with_a_bound(coordinator)
     lost = "3 of 15 ready records would be outside (1 already) and dropped; 1 under way would come too late"
     coordinator.effects["tune"] = Effect(changes=(lost, "bound: 2 -> 1, from the next version on"))
@@ -138,7 +138,7 @@ async def test_fast_typing_into_the_value_field_loses_no_key(coordinator: Script
         await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("bound", 13, 3)])
 
 
-async def test_viewer_sees_the_knob_page_in_place_of_the_form(coordinator: Scripted) -> None:
+async def test_viewer_gets_the_knob_page_in_place_of_the_form(coordinator: Scripted) -> None:
     with_a_bound(coordinator)
     async with opened(coordinator.state_dir, (80, 24), Settings(read_only=True)) as screen:
         await screen.press("5", "b", "enter")
@@ -171,7 +171,7 @@ async def test_unanswered_bound_shows_the_reason(coordinator: Scripted) -> None:
         await screen.shows("What another bound would do is not known: The run has no steward.")
 
 
-async def test_changes_of_a_knob_are_shown_below_and_on_its_page(coordinator: Scripted) -> None:
+async def test_changes_of_a_knob_are_shown_below_the_table_and_on_its_page(coordinator: Scripted) -> None:
     with_a_bound(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("5", "b", "down")
@@ -183,7 +183,7 @@ async def test_changes_of_a_knob_are_shown_below_and_on_its_page(coordinator: Sc
 
 
 async def test_value_of_an_ended_owner_is_not_shown_as_pending(coordinator: Scripted) -> None:
-    """Its owner has ended, so there is no next version."""
+    """The owner of the knob has ended, so there is no next version."""
     coordinator.rows["knob/rate"] = rows.KnobRow(
         "rate", 0.2, 0.1, 2, "float", boundary="next version", owner="trainer", in_force=0.1, changed_at=1.0
     )
