@@ -60,8 +60,8 @@ class PeriodicChecks:
         self._metrics.turned(now, max(0.0, late))
         if late > self._context.supervisor.times.late_after_s:
             log.warning("the coordinator was late by %.1f s; all leases are extended by that", late)
-            self._context.leases.extend_all(late)
-            self._context.host_leases.extend_all(late)
+            self._context.leases.extend_all(late, now)
+            self._context.host_leases.extend_all(late, now)
         self._judge_hosts(now)
         self._judge_units(now)
         self._context.operations.review(now)

@@ -97,6 +97,8 @@ def _resize(life: Lifecycle, name: str, count: int, by: str, idle: frozenset[str
 def _no_longer_wanted(life: Lifecycle, slot: Slot, by: str) -> None:
     slot.wanted, slot.desired_by, slot.held = False, by, ""
     life.touch(slot)
+    # Other units may wait for the group, which is ready without this unit.
+    life.recheck_pending()
 
 
 def _fresh_budget(slot: Slot) -> None:

@@ -86,12 +86,12 @@ class Lifecycle:
         slot.move(to, reason, now)
         if (to in WITH_PROCESS) != (before in WITH_PROCESS):
             self.host_use.change(slot, 1 if to in WITH_PROCESS else -1)
-            self._least_stop_rank = None
+            self._recheck_stop_ranks()
         if before is S.PENDING:
             self._pending[slot.group].discard(slot.unit)
             self._blocked_alone.discard(slot.unit)
         if S.LOST in (before, to):
-            self._least_stop_rank = None
+            self._recheck_stop_ranks()
         # Others may wait for a unit that became ready; one that ended frees resources.
         self.recheck_pending()
         self.touch(slot)
@@ -300,6 +300,12 @@ class Lifecycle:
         else:
             self._waits_for_stop_rank.add(slot.unit)
 
+    def _recheck_stop_ranks(self) -> None:
+        """A unit ended, started, was lost or was found: during a `down` others may stop because of that."""
+        self._least_stop_rank = None
+        if not self.state.run.up:
+            self._dirty |= self._waits_for_stop_rank
+
     def _present_stop_rank(self) -> int:
         if self._least_stop_rank is None:
             slots = self.state.slots.values()
@@ -425,9 +431,7 @@ class Lifecycle:
                 self.move(slot, S.STOPPED, slot.held or slot.reason, now)
         self.touch(slot)
         self.recheck_pending()
-        self._least_stop_rank = None
-        if not self.state.run.up:
-            self._dirty |= self._waits_for_stop_rank
+        self._recheck_stop_ranks()
         self.out.append(Forget(slot.host, slot.unit, slot.incarnation))
 
     def _judge(

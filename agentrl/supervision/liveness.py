@@ -121,12 +121,16 @@ class Leases:
         if lease is not None:
             lease.progress, lease.progressed = progress, now - age_s
 
-    def extend_all(self, by_s: float) -> None:
-        """Extend all leases by the delay of this check."""
+    def extend_all(self, by_s: float, now: float) -> None:
+        """Extend all leases by the delay of this check.
+
+        No time lies in the future afterwards: a peer that sent a heartbeat during the delay would otherwise hide the
+        silence of peers that send one later.
+        """
         for lease in self._leases.values():
-            lease.heard += by_s
-            lease.progressed += by_s
-            lease.phase_began += by_s
+            lease.heard = min(lease.heard + by_s, now)
+            lease.progressed = min(lease.progressed + by_s, now)
+            lease.phase_began = min(lease.phase_began + by_s, now)
 
     def scan(self, now: float, unseen: Collection[str] = ()) -> Iterator[Finding]:
         """Return the peers whose health changed since the last check. No host agent can report on `unseen` peers."""

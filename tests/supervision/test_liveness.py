@@ -56,9 +56,17 @@ def test_phase_excuses_silence_only_with_a_host_agent(leases: Leases) -> None:
 def test_late_check_extends_all_leases(leases: Leases) -> None:
     leases.begin("web-1", 1000.0)
     leases.phase("web-1", 1000.0, phase="step", age_s=0.0, at_most_s=10.0)
-    leases.extend_all(60.0)
+    leases.extend_all(60.0, 1060.0)
     assert healths(leases, 1065.0) == []
     assert healths(leases, 1071.0) == [Health.SUSPECT, Health.HUNG]
+
+
+def test_heartbeat_during_a_late_check_does_not_hide_the_silence_of_others(leases: Leases) -> None:
+    leases.begin("web-1", 1000.0)
+    leases.beat("web-0", 1060.0)
+    leases.extend_all(60.0, 1060.0)
+    leases.beat("web-1", 1061.0)
+    assert healths(leases, 1068.0) == [Health.SUSPECT, Health.SUSPECT]
 
 
 class WallAndMonotonic:
@@ -166,7 +174,7 @@ def test_scan_of_silent_and_unusual_leases_equals_a_scan_of_all(acts: list[tuple
                     leases.end(name)
                 case ("wait", by, True):
                     # The coordinator itself did not run meanwhile.
-                    leases.extend_all(by)
+                    leases.extend_all(by, now + by)
         if act[0] == "wait":
             now += act[1]
         found, expected = (list(leases.scan(now)) for leases in both)
