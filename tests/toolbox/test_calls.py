@@ -235,7 +235,7 @@ async def test_the_breaker_opens_refuses_and_closes(make: MakeToolbox, monkeypat
         await hands.open("s")
         bad = [await hands.call("s", f"bad{number}", "fail") for number in range(4)]
         assert {answer.error_class for answer in bad} == {"infrastructure"}
-        # The call that opened the breaker is counted like the probes that will still fail.
+        # The call that opened the breaker is marked too, because its failure says nothing about its episode.
         assert [answer.breaker_open for answer in bad] == [False, False, False, True]
         with pytest.raises(UnavailableError) as parked:
             await hands.call("s", "c", "echo", text="parked")

@@ -144,7 +144,7 @@ def hosts(mirror: Mirror) -> Line:
 
 
 def _strays(row: HostRow) -> str:
-    """The processes on the host that belong to no living unit: their number, and the name of the first."""
+    """The first process on the host that belongs to no living unit, and the number of the others."""
     if not row.strays:
         return ""
     first, more = row.strays[0], len(row.strays) - 1

@@ -134,7 +134,7 @@ class LogLines(Painted):
     # ---- marks ----
 
     def mark(self) -> str:
-        """Mark or unmark a line: that of the last jump, else the newest one while following, else the top one.
+        """Mark or unmark a line: the line of the last jump, else the newest one while following, else the top one.
         Returns what is wrong, or an empty string."""
         if not len(self.book):
             return "Nothing is written yet."
