@@ -1,4 +1,4 @@
-"""The main loop of an inference engine: `python -m daemons.engine`, as a unit of the role `engine`.
+"""Runs an inference engine as a unit of the role `engine`: `python -m daemons.engine`.
 
 Invariants:
 - The unit is ready once it follows the publications, with or without weights.

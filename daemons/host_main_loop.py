@@ -1,4 +1,4 @@
-"""The event loop of the host agent: its socket, its coordinator and its end. `daemons.host` imports it late."""
+"""Runs the event loop of the host agent: its socket, its coordinator and its end. `daemons.host` imports it late."""
 
 from __future__ import annotations
 

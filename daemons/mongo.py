@@ -1,4 +1,4 @@
-"""The main loop of the embedded MongoDB server: `python -m daemons.mongo`, as a unit of the role `mongo`.
+"""Runs the embedded MongoDB server as a unit of the role `mongo`: `python -m daemons.mongo`.
 
 Invariants:
 - The unit lives exactly as long as its mongod.

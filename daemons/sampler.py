@@ -1,4 +1,4 @@
-"""The main loop of a sampler: `python -m daemons.sampler`, as a unit of the role `sampler`.
+"""Runs a sampler as a unit of the role `sampler`: `python -m daemons.sampler`.
 
 Invariants:
 - The unit opens its owner before any other write to the store, and is ready then.

@@ -1,4 +1,4 @@
-"""The main loop of the steward: `python -m daemons.steward`, as a unit of the role `steward`.
+"""Runs the steward as a unit of the role `steward`: `python -m daemons.steward`.
 
 Invariants:
 - The unit is ready when the indexes exist, the datasets were read and its owner is open.

@@ -1,4 +1,4 @@
-"""The main loop of a toolbox: `python -m daemons.toolbox`, as a unit of the role `toolbox`.
+"""Runs a toolbox as a unit of the role `toolbox`: `python -m daemons.toolbox`.
 
 Invariants:
 - The unit is ready when it listens and every server has come up or failed to.

@@ -1,4 +1,4 @@
-"""The main loop of the trainer: `python -m daemons.trainer`, as a unit of the role `trainer`.
+"""Runs the trainer as a unit of the role `trainer`: `python -m daemons.trainer`.
 
 Invariants:
 - The unit is ready when it has taken over the lineage and published its starting weights.

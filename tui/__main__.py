@@ -1,4 +1,6 @@
-"""`python -m tui [--run NAME | --key FILE | --replay RUN|FILE|@demo] [--read-only] [--ascii] [--theme dark|light]`."""
+"""Starts the console: `python -m tui [--run NAME | --key FILE | --replay RUN|FILE|@demo] [--read-only] [--ascii]
+[--theme dark|light]`.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The command line: one file per group of commands; heavy imports are inside the functions."""
+"""Contains the command line: one file per group of commands. Heavy imports are inside the functions."""

@@ -1,4 +1,4 @@
-"""The commands `alerts list`, `alerts ack`, `alerts silence` and `alerts test`."""
+"""Defines the commands `alerts list`, `alerts ack`, `alerts silence` and `alerts test`."""
 
 from __future__ import annotations
 

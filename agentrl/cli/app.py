@@ -1,9 +1,9 @@
-"""The program `agentrl`: all commands, and the one place where errors become a sentence and an exit code.
+"""Defines the program `agentrl`: registers all commands, and turns errors into a sentence and an exit code.
 
 Invariants:
 - A mistake on the command line never shows a traceback.
 - With `--json`, errors are JSON on stdout.
-- To import this file loads neither zmq, msgspec, pydantic nor rich.
+- An import of this file loads neither zmq, msgspec, pydantic nor rich.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ for module in (
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Execute one command line; returns its exit code."""
+    """Execute one command line and return its exit code."""
     as_json = "--json" in arguments
     _replace_closed_streams()
     try:

@@ -1,7 +1,7 @@
-"""Completion in shells: typer's own, with candidates from the table of commands and from the run.
+"""Completes command lines in shells: by typer, with candidates from the table of commands and from the run.
 
 Invariants:
-- A completion prints candidates and nothing else: a run that does not answer at once has none.
+- A completion prints only candidates, and none if the run does not answer at once.
 - Ordinary commands do no work for completion; candidates are attached only while a shell completes.
 """
 
@@ -133,7 +133,7 @@ def _candidates(name: str) -> Callable[[typer.Context, str], list[str]]:
 
 
 def _aimed(context: typer.Context) -> Cli:
-    """The options of the line so far: they say which run is meant."""
+    """The options of the line so far, which select the run."""
     given: dict[str, Any] = {"run": None, "key": None}
     at: Any = context
     while at is not None:

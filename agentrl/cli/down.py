@@ -1,4 +1,4 @@
-"""The command `down`: stop everything, and prove that nothing is left."""
+"""Defines the command `down`, which stops everything and proves that nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `events`: what happened, oldest first, and with `--follow` what happens next."""
+"""Defines the command `events`, which shows events, oldest first, and with `--follow` new ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST = 10_000
 _ROWS_OF_A_LINE = 3
-"""One line of text may show three rows: the audit, the operation, and the knob that it set."""
+"""One line of text may stand for three rows: the audit, the operation, and the knob that it set."""
 
 
 class Kind(enum.StrEnum):

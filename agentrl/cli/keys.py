@@ -1,4 +1,4 @@
-"""The commands `keys new`, `keys list` and `keys revoke`.
+"""Defines the commands `keys new`, `keys list` and `keys revoke`.
 
 Invariants:
 - A secret is written to a file and never printed.

@@ -1,9 +1,10 @@
-"""Commands on a whole run (up, down, runs forget, runs wipe): prepare, ask, act, then commit or roll back.
+"""Executes commands on a whole run (up, down, runs forget, runs wipe) in stages: prepare, ask, act, then commit or roll
+back.
 
 Invariants:
-- What a command prepared is rolled back unless it was committed, however it ends before.
-- Ctrl-C and SIGTERM before the commit roll back and report what is left; after it they end only the waiting.
-- A terminal that closes before the commit does not end the command: it goes on without output.
+- All preparations of a command are rolled back unless it was committed, for any end before that.
+- Ctrl-C and SIGTERM before the commit roll back and report the remains; after it they end only the waiting.
+- A terminal that closes before the commit does not end the command, which continues without output.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NOTHING_DONE = "Nothing was done."
 
 
 class Signals:
-    """What Ctrl-C, SIGTERM and a closed terminal do to the command that runs.
+    """Handles Ctrl-C, SIGTERM and a closed terminal for the running command.
 
     SIGHUP has a handler, not SIG_IGN, which the started processes would inherit. The streams of a closed terminal lead
     to /dev/null, because writing to it would be an error.
@@ -86,7 +87,7 @@ class Transaction:
         """Connections and the like, which end with the transaction."""
 
     async def prepare(self) -> None:
-        """Do what must precede the question. Raises if the command is impossible."""
+        """Prepare everything that must precede the question. Raises if the command is impossible."""
 
     async def consent(self) -> bool:
         """Whether the command may act. A dry run prints its effect here and has no consent."""
@@ -97,14 +98,14 @@ class Transaction:
         raise NotImplementedError
 
     async def roll_back(self, cause: BaseException | None) -> str:
-        """Undo what was prepared, and say in a sentence what is left; `cause` is None if there was no consent."""
+        """Undo the preparation and return a sentence about the remains; `cause` is None without consent."""
         return ""
 
     def commit(self) -> None:
-        """Keep what was prepared."""
+        """Make the preparation permanent."""
 
     async def finish(self) -> ExitCode:
-        """Wait for the end of what was started, and report it."""
+        """Wait until the started change has ended, and report it."""
         raise NotImplementedError
 
 

@@ -1,7 +1,8 @@
-"""Options and output of all list commands: `--filter`, `--sort`, `--after`, `--limit`, and a page as a table.
+"""Provides the options and the output of all list commands: `--filter`, `--sort`, `--after`, `--limit`, and a page as a
+table.
 
 Invariants:
-- A page that is not the last has the place of the next one, on stderr for people and as `after` for programs.
+- A page that is not the last names the place of the next one, on stderr for people and as `after` for programs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command `logs`: what a unit wrote, followed over rotations and new incarnations."""
+"""Defines the command `logs`, which shows a unit's log and follows it over rotations and new incarnations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of all commands, and how a function becomes a command.
+"""Defines the options of all commands, and turns functions into commands.
 
 Invariants:
 - The shared options mean the same before and after the command.

@@ -1,4 +1,4 @@
-"""The commands `doctor` and `daemon`, which run other programs of agentrl."""
+"""Defines the commands `doctor` and `daemon`, which run other programs of agentrl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of a wait, on stderr: repainted in a terminal, otherwise plain lines.
+"""Shows the progress of a wait on stderr: repainted in a terminal, otherwise as plain lines.
 
 Invariants:
 - Progress never writes to stdout, and never outlives the wait.
@@ -27,7 +27,7 @@ _STATUS_EVERY_S = 5.0
 
 
 class Progress:
-    """Shows what a command waits for, and for how long."""
+    """Shows the waits of a command and their duration."""
 
     def __init__(self, cli: Cli) -> None:
         self._color = cli.color

@@ -1,4 +1,4 @@
-"""The commands `records list`, `records show` and `records export`."""
+"""Defines the commands `records list`, `records show` and `records export`."""
 
 from __future__ import annotations
 

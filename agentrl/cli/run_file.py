@@ -1,4 +1,4 @@
-"""The commands `config show`, `config check` and `config schema`, and loading the run file for other commands."""
+"""Defines the commands `config show`, `config check` and `config schema`, and loads the run file for other commands."""
 
 from __future__ import annotations
 

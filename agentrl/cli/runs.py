@@ -1,4 +1,4 @@
-"""The commands `runs list`, `runs forget` and `runs wipe`."""
+"""Defines the commands `runs list`, `runs forget` and `runs wipe`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - A run that is up on another host is never started here.
-- To start twice is harmless: the second agent finds the lock of the first.
+- A second start is harmless: the second agent finds the lock of the first.
 - The agent has its own session, so a closed terminal does not reach it.
 """
 

@@ -1,4 +1,4 @@
-"""The command `status`: the run at this moment, and with `--follow` each change after it."""
+"""Defines the command `status`, which shows the run at this moment, and with `--follow` each later change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `status` prints: the run, its alerts, groups, units and hosts.
+"""Formats the output of `status`: the run, its alerts, groups, units and hosts.
 
 Invariants:
 - It fits 80 columns; a narrower terminal shows fewer columns.

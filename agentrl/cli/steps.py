@@ -1,4 +1,4 @@
-"""The commands about trained steps, checkpoints and versions."""
+"""Defines the commands about trained steps, checkpoints and versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands `tasks list`, `tasks show`, `tasks requeue` and `tasks add`."""
+"""Defines the commands `tasks list`, `tasks show`, `tasks requeue` and `tasks add`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `train`: a training job without a run.
+"""Defines the command `train`, which runs a training job without a run.
 
 Invariants:
 - This command only starts the program `agentrl.training` and shows its messages.

@@ -1,4 +1,4 @@
-"""The command `tui`: replaces this process by the console."""
+"""Defines the command `tui`, which replaces this process by the console."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `tune`: shows, previews, changes and restores knobs.
+"""Defines the command `tune`, which shows, previews, changes and restores knobs.
 
 Invariants:
 - A change is sent with the revision that the person saw, or with the one just read, so no change is overwritten unseen.

@@ -1,4 +1,4 @@
-"""The commands `scale`, `drain`, `restart`, `stop`, `pause` and `resume`."""
+"""Defines the commands `scale`, `drain`, `restart`, `stop`, `pause` and `resume`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The command `up`: make the run equal to its file.
+"""Defines the command `up`, which makes the run equal to its file.
 
 Invariants:
-- To repeat it changes nothing, and two at once are harmless.
-- Ctrl-C or a closed terminal ends the waiting; the run goes on.
+- A repeated `up` changes nothing, and two at once are harmless.
+- Ctrl-C or a closed terminal ends only the waiting; the run continues.
 """
 
 from __future__ import annotations

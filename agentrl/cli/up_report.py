@@ -1,4 +1,4 @@
-"""What `up` reports at its end: units kept, started, replaced and stopped, settings changed, and which units are up."""
+"""Prints the report of `up`: units kept, started, replaced and stopped, changed settings, and which units are up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client of the coordinator, for the command line, the console, scripts and notebooks.
+"""Provides the client of the coordinator for the command line, the console, scripts and notebooks.
 
 Invariants:
 - Every command of the table has a method.

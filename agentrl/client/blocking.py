@@ -1,4 +1,4 @@
-"""The blocking client, for notebooks and plain scripts.
+"""Provides the blocking client for notebooks and plain scripts.
 
 Invariants:
 - The client runs in an event loop of its own thread, so it also works where a loop is running already (as in a

@@ -1,4 +1,4 @@
-"""The asynchronous client: calls, waiting for operations, snapshots and following the feed.
+"""Implements the asynchronous client: calls, waits for operations, snapshots, and following the feed.
 
 Invariants:
 - `wait` follows the feed, and asks the coordinator only when the feed is silent or lost rows.

@@ -1,4 +1,4 @@
-"""One method of the client per command of the table, made from the table.
+"""Makes one method of the client for each command of the table.
 
 Invariants:
 - A method takes the arguments of its command by the same names and returns the result of the table.

@@ -1,4 +1,4 @@
-"""The connection of a client to the coordinator: hello, requests and answers, over reconnections and restarts.
+"""Keeps the connection of a client to the coordinator: hello, requests and answers, over reconnections and restarts.
 
 Invariants:
 - A request keeps its id when it is sent again after a reconnection, so the coordinator carries it out once.

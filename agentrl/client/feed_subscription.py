@@ -1,4 +1,4 @@
-"""One subscription to the feed.
+"""Implements one subscription to the feed.
 
 Invariants:
 - A lost row is detected (`stale`).

@@ -1,4 +1,4 @@
-"""Answers that are longer than one message: the tokens of a record, exported trajectories.
+"""Reads answers that are longer than one message: the tokens of a record, exported trajectories.
 
 Invariants:
 - A caller that stops at any point has whole segments and whole lines.

@@ -1,8 +1,8 @@
-"""Logs and events of a run that is not up, read from its files on this host.
+"""Reads the logs and events of a run that is not up from its files on this host.
 
 Invariants:
 - The methods have the names, arguments and results of the client.
-- Nothing is changed.
+- The methods change no file.
 """
 
 from __future__ import annotations

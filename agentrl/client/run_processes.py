@@ -1,4 +1,4 @@
-"""The coordinator and the host agents of a run on this host, read from the files of its state directory.
+"""Finds the coordinator and the host agents of a run on this host from the files of its state directory.
 
 Invariants:
 - A process is identified by pid, start time and boot, so a reused pid is not mistaken for it.

@@ -1,4 +1,5 @@
-"""Configuration of alerts: the run's own rules, sinks, and the dead-man ping that shows that alerting works.
+"""Defines the configuration of alerts: the run's own rules, sinks, and the dead-man ping that shows that alerting
+works.
 
 Invariants:
 - A rule has one threshold on one side, and its `clear` value lies on the good side of it.

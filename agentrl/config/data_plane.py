@@ -1,4 +1,4 @@
-"""The sections of the data plane: model, environments, tools, sampling, engines, training.
+"""Defines the sections of the data plane: model, environments, tools, sampling, engines, training.
 
 Invariants:
 - A run has a data plane if and only if it has environments.

@@ -1,4 +1,4 @@
-"""The base class of all sections of the configuration, and the types of their fields.
+"""Defines the base class of all sections of the configuration, and the types of their fields.
 
 Invariants:
 - A section is frozen and refuses unknown keys.

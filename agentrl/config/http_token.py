@@ -1,4 +1,4 @@
-"""The token that every HTTP listener of a run requires, in one file of the state directory.
+"""Provides the token that every HTTP listener of a run requires. It is one file of the state directory.
 
 Invariants:
 - The file has mode 0600, and is complete or missing.

@@ -1,4 +1,4 @@
-"""The knobs of a run, derived from the fields of its configuration that are marked as `Tunable`.
+"""Derives the knobs of a run from the fields of its configuration that are marked as `Tunable`.
 
 Invariants:
 - A knob allows only values that its field allows.

@@ -1,4 +1,4 @@
-"""The log files of a run, `run_dir/logs/UNIT/N.log`, and reading a range of one.
+"""Finds the log files of a run, `run_dir/logs/UNIT/N.log`, and reads ranges of them.
 
 Invariants:
 - A host agent (for clients) and a client (after the end of the run) read the same lines.

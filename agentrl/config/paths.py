@@ -1,4 +1,4 @@
-"""The directories of a run on this host, and the files that list the runs.
+"""Finds and creates the directories of a run on this host, and lists the runs.
 
 Invariants:
 - The name of a run gives exactly one state directory and one uuid, also under concurrent creation.

@@ -1,8 +1,8 @@
-"""The whole configuration of a run, and the rules between its sections.
+"""Defines the whole configuration of a run, and checks the rules between its sections.
 
 Invariants:
 - Every RunConfig is valid as a whole.
-- A named group exists.
+- Every group that a section names exists.
 - No groups wait for each other in a circle.
 """
 

@@ -1,4 +1,4 @@
-"""References to secrets. Files, messages and screens contain the reference, never the secret.
+"""Reads and resolves references to secrets. Files, messages and screens contain the reference, never the secret.
 
 Invariants:
 - A SecretRef holds no value.

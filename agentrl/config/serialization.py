@@ -1,4 +1,4 @@
-"""A configuration as plain data for messages and files, and its JSON schema.
+"""Converts a configuration to plain data for messages and files and back, and makes its JSON schema.
 
 Invariants:
 - `config_from_plain` restores what `config_to_plain` made, and validates it.

@@ -1,4 +1,4 @@
-"""The arguments of an SGLang server that a run file may add.
+"""Lists the arguments of an SGLang server that a run file may add.
 
 Invariants:
 - The list has no argument that changes what is served, to whom, or the meaning of log-probabilities, because the run

@@ -1,4 +1,4 @@
-"""The resolved configuration for people: `agentrl config show` and `check`, and the changes between two.
+"""Formats the resolved configuration for `agentrl config show` and `check`, and the changes between two configurations.
 
 Invariants:
 - A secret is shown as its reference.

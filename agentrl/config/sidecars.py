@@ -1,4 +1,4 @@
-"""Sidecars: groups of foreign commands in the configuration.
+"""Defines sidecars: groups of foreign commands in the configuration.
 
 Invariants:
 - A sidecar is complete: its units can be started from it alone.

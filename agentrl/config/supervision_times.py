@@ -1,7 +1,7 @@
-"""The supervision times and counts of the control plane.
+"""Defines the supervision times and counts of the control plane.
 
 Invariants:
-- No part of the control plane has another supervision time.
+- All parts of the control plane take their supervision times from here.
 - Every SupervisionTimes is consistent (a unit is suspect before it counts as dead, and not before it could have missed
   a beat).
 """

@@ -3,7 +3,7 @@
 Invariants:
 - A mapping has each key once.
 - Numbers, booleans and null are those of YAML 1.2 (`no`, `on` and `12:30` are text).
-- A file can make no Python objects, and no more values than a person would write.
+- A file can make no Python objects, and only a bounded number of values.
 """
 
 from __future__ import annotations

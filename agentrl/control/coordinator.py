@@ -1,8 +1,8 @@
-"""The coordinator: creates its parts, connects them, and runs until `down`.
+"""Implements the coordinator: creates its parts, connects them, and runs until `down`.
 
 Invariants:
 - It locks the state directory before it opens anything else.
-- It may be killed at any moment.
+- A coordinator that is killed at any moment loses nothing that was accepted.
 - Every event goes to the supervisor, and every act on a unit is an instruction of the supervisor.
 """
 

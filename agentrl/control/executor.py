@@ -1,7 +1,7 @@
-"""Collects the instructions of one turn of the event loop, writes the journal, then has them performed.
+"""Collects the instructions of one turn of the event loop, writes the journal, then performs them.
 
 Invariants:
-- What must be durable is written before any other instruction of the turn is performed.
+- Durable instructions are written before any other instruction of the turn is performed.
 - While the journal cannot be written, nothing is performed and no command is accepted.
 - One turn is one transaction, however many events it brought.
 - An instruction that fails does not stop the others.

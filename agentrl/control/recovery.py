@@ -1,7 +1,7 @@
-"""Loads from the journal what earlier coordinators wrote.
+"""Loads the data of earlier coordinators from the journal.
 
 Invariants:
-- Everything durable is loaded.
+- All durable data is loaded.
 - An unreadable entry is logged and left out, never guessed.
 """
 

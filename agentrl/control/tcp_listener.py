@@ -1,7 +1,7 @@
 """Opens the three tcp sockets by which other hosts reach the coordinator, if the configuration has `listen`.
 
 Invariants:
-- Either all three are open or none is.
+- The three sockets are all open or all closed.
 - A configuration whose ports are taken is refused before it is in force.
 - If a restarted coordinator finds its ports taken, it tries again every two seconds.
 """

@@ -1,4 +1,4 @@
-"""The bottleneck of the data plane, and forecasts of full disks."""
+"""The bottleneck of the data plane is named, and full disks are predicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of units, groups and the run; facts for wait chains; which measurements are shown."""
+"""Reports become the rows of units, groups and the run, and the facts for wait chains."""
 
 from __future__ import annotations
 

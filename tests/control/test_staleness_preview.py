@@ -1,4 +1,4 @@
-"""The effect of a staleness bound on the records that are ready."""
+"""A preview of a staleness bound counts the ready records that become too old."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock of the state directory, and the marker in the run directory."""
+"""The lock of the state directory allows one coordinator, and the marker in the run directory names it."""
 
 from __future__ import annotations
 

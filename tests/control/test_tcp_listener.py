@@ -1,4 +1,4 @@
-"""The tcp sockets of the coordinator, with real ports that are taken, released and changed."""
+"""The coordinator opens its tcp sockets together, on real ports that are taken, released and changed."""
 
 from __future__ import annotations
 

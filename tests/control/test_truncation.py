@@ -1,4 +1,4 @@
-"""Whatever a unit reports, its row can be shown and the answers with all rows can be sent."""
+"""For any report of a unit, its row can be shown and the answers with all rows can be sent."""
 
 from __future__ import annotations
 

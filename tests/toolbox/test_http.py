@@ -1,4 +1,4 @@
-"""The HTTP API and its client."""
+"""The HTTP API and its client transmit sessions, calls and refusals."""
 
 from __future__ import annotations
 

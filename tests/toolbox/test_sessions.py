@@ -1,4 +1,4 @@
-"""Reservations: all servers or none, state where it belongs, processes from a pool."""
+"""A session reserves all its servers or none, keeps its state separate, and gets processes from a pool."""
 
 from __future__ import annotations
 

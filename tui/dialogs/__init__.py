@@ -1,1 +1,1 @@
-"""Dialogs over the view that opened them."""
+"""Contains the dialogs, which appear over the view that opened them."""

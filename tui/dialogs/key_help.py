@@ -1,4 +1,4 @@
-"""The help of a view: its keys, from the registry of actions, and the meanings of its short words."""
+"""Shows the help of a view: its keys, from the registry of actions, and the meanings of its short words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of all dialogs.
+"""Defines the base class of all dialogs.
 
 Invariants:
 - A dialog is answered once.

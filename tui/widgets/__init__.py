@@ -1,1 +1,1 @@
-"""Widgets that draw lines and tables, the text field, and the themes."""
+"""Contains the widgets that draw lines and tables, the text field, and the themes."""

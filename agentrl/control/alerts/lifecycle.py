@@ -1,4 +1,4 @@
-"""The life cycle of alerts: pending -> firing -> acknowledged -> resolved, and silences. Pure.
+"""Implements the life cycle of alerts: pending -> firing -> acknowledged -> resolved, and silences. Pure.
 
 Invariants:
 - Durations are measured on the monotonic clock, so a jump of the wall clock fires and ends nothing. Only silences end

@@ -1,4 +1,5 @@
-"""The table of built-in alert rules: metric or condition, threshold, value that clears it, hold time, severity, cure.
+"""Contains the table of built-in alert rules: metric or condition, threshold, value that clears it, hold time,
+severity, cure.
 
 Invariants:
 - A healthy run raises no alert.

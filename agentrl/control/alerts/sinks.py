@@ -1,4 +1,4 @@
-"""The sinks of notifications: a file, a command, a webhook, mail.
+"""Implements the sinks of notifications: a file, a command, a webhook, mail.
 
 Invariants:
 - A sink never raises and never blocks the coordinator.

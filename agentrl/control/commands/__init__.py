@@ -1,1 +1,1 @@
-"""Commands of the coordinator: each prepares its effect and the function that executes it."""
+"""Contains the commands of the coordinator. Each prepares its effect and the function that executes it."""

@@ -2,7 +2,7 @@
 
 Invariants:
 - The configuration in force is in the journal, for the next coordinator.
-- A supervision time is the value of its knob.
+- The supervision times are always the values of their knobs.
 - The value in the run file changes the knob only if the file changed.
 """
 

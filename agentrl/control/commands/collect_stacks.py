@@ -1,4 +1,4 @@
-"""The command `stacks`: writes the stacks of all units, or of the named ones, into one file.
+"""Executes the command `stacks`, which writes the stacks of all units, or of the named ones, into one file.
 
 Invariants:
 - The file names each host that does not answer, with the reason.

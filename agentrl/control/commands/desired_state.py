@@ -1,4 +1,4 @@
-"""Commands that change the desired state of the run and its units.
+"""Executes commands that change the desired state of the run and its units.
 
 Invariants:
 - Preparing a command changes nothing and raises what the execution would raise.

@@ -1,4 +1,4 @@
-"""Commands that admit and revoke keys.
+"""Executes commands that admit and revoke keys.
 
 Invariants:
 - A revocation holds from the next message on and ends every subscription over tcp.

@@ -1,4 +1,4 @@
-"""A command that is ready to be executed: its effect is computed, and nothing is changed yet."""
+"""Represents a command that is ready to be executed: its effect is computed, and nothing is changed yet."""
 
 from __future__ import annotations
 

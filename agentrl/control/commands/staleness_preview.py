@@ -1,4 +1,4 @@
-"""The effect of a staleness bound on the records that are ready: how many would be too old to train.
+"""Computes the effect of a staleness bound on ready records: how many would be too old to train.
 
 Invariants:
 - The steward counts, so the number equals that of every screen, also when no trainer takes steps.

@@ -1,1 +1,1 @@
-"""Handlers of messages: one for clients, one for host agents, one for units."""
+"""Contains the handlers of messages: one for clients, one for host agents, one for units."""

@@ -1,7 +1,7 @@
-"""Truncates what units report about themselves, so that rows and answers fit into messages.
+"""Truncates the reports of units, so that rows and answers fit into messages.
 
 Invariants:
-- Whatever a unit sends, its row stays small, and an answer with the rows of all units can be sent.
+- The row of a unit stays small for any report, and an answer with the rows of all units can be sent.
 - Text is truncated.
 - Of long lists the first entries are kept.
 - The value of a knob is kept whole or dropped.

@@ -1,1 +1,1 @@
-"""Connected peers, and requests to them that wait for their answers."""
+"""Keeps the connected peers, and requests to them that wait for their answers."""

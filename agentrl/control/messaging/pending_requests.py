@@ -1,4 +1,4 @@
-"""Requests of the coordinator to host agents and units, and their answers.
+"""Sends requests of the coordinator to host agents and units, and waits for their answers.
 
 Invariants:
 - Every request ends: with its answer, at its deadline, or when the incarnation that received it ends.

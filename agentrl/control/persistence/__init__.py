@@ -1,1 +1,1 @@
-"""The files of the coordinator: journal, keys, locks and its address."""
+"""Contains the files of the coordinator: journal, keys, locks and its address."""

@@ -1,4 +1,5 @@
-"""`coordinator.json` in the state directory: the addresses of the coordinator, for clients, host agents and `doctor`.
+"""Writes `coordinator.json` in the state directory: the addresses of the coordinator for clients, host agents and
+`doctor`.
 
 Invariants:
 - If its coordinator is dead, pid, start time and boot id show that.

@@ -1,4 +1,4 @@
-"""The journal: desired state, operations, incidents and audit in SQLite, one transaction per batch.
+"""Implements the journal: desired state, operations, incidents and audit in SQLite, one transaction per batch.
 
 Invariants:
 - A batch is durable as a whole when `commit` returns.

@@ -1,4 +1,4 @@
-"""The tables of the journal.
+"""Defines the tables of the journal.
 
 Invariants:
 - Every row has a checksum of its content, so that rows read from a damaged file can be trusted.

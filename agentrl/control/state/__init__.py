@@ -1,1 +1,1 @@
-"""The state that the coordinator holds in memory: rows, metrics, operations and knobs."""
+"""Contains the state that the coordinator holds in memory: rows, metrics, operations and knobs."""

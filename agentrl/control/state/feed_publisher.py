@@ -1,4 +1,4 @@
-"""The feed: holds every row of the run and publishes the rows that change.
+"""Implements the feed: holds every row of the run and publishes the rows that change.
 
 Invariants:
 - Rows are whole, so the newest one of a key replaces all earlier ones.

@@ -1,4 +1,4 @@
-"""The knobs of a live run: values, history and undo.
+"""Holds the knobs of a live run: values, history and undo.
 
 Invariants:
 - A value is one that its declaration allows.

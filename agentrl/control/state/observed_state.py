@@ -1,4 +1,4 @@
-"""The newest reports and measurements of every unit and host, and the rows of the feed that show them.
+"""Holds the newest reports and measurements of every unit and host, and builds the rows of the feed that show them.
 
 Invariants:
 - Only this module builds these rows.

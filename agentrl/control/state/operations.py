@@ -1,4 +1,4 @@
-"""Operations: accepted commands and their progress. Accepted is not done.
+"""Tracks operations: accepted commands and their progress. Accepted is not done.
 
 Invariants:
 - An id is accepted once.

@@ -1,10 +1,10 @@
-"""Bounded series of samples, and straight lines through them.
+"""Keeps bounded series of samples, and fits straight lines to them.
 
 A trend is computed at every measurement of every unit, so each sample updates it in constant time.
 
 Invariants:
 - An updated line equals least squares over the same samples.
-- Memory per series is bounded.
+- The memory of a series is bounded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The newest metrics of every unit, and the history that alert rules read.
+"""Holds the newest metrics of every unit, and the history that alert rules read.
 
 Invariants:
 - The memory per unit is bounded, whatever it reports.
