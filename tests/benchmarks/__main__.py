@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def _measure(name: str, outcomes: dict[str, Outcome], failed: dict[str, str], console: Console) -> None:
-    """One that fails does not take the figures of the others with it."""
+    """Run one benchmark. If it fails, the figures of the others are kept."""
     began = time.monotonic()
     try:
         outcomes[name] = importlib.import_module(BENCHMARKS[name]).measure()

@@ -1,4 +1,4 @@
-"""Time from the kill of the coordinator until its successor has adopted every unit."""
+"""Measures the time from the kill of the coordinator until its successor has adopted every unit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def measure() -> Outcome:
 
 
 def _once() -> float:
-    """Seconds. Each time with a new run, because the restart after a second death is delayed on purpose."""
+    """Returns seconds. Each measurement has a new run, because a restart after a second death is delayed on purpose."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         run = Run(Path(folder), f"bench-{os.getpid()}", factor=1.0)
         run.sidecar("web", ["sleep", "100000"], count=SIDECARS)

@@ -1,4 +1,4 @@
-"""The floor of every supervisor: starts COUNT processes and restarts each one that ends, and does nothing else.
+"""The minimal supervisor, as a lower limit: starts COUNT processes and restarts each one that ends.
 
 `python bare_respawn.py SCRIPT COUNT [CGROUP]`. With CGROUP, a writable cgroup, each process gets a cgroup of its own
 below it, because ending whole process trees needs one; the child enters the cgroup before it executes its program.

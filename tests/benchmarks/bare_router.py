@@ -1,4 +1,4 @@
-"""The floor of `many_peers`: a ROUTER that reads every heartbeat without decoding it and answers every fifth.
+"""The lower limit for `many_peers`: a ROUTER that reads every heartbeat without decoding it and answers every fifth.
 
 `python bare_router.py ADDRESS WELCOME ACK`, the two answers in hexadecimal; the first message of a peer is its hello.
 """

@@ -1,4 +1,4 @@
-"""Claimed and finished records per second of eight sampler processes, compared with the raw driver."""
+"""Measures claimed and finished records per second of eight sampler processes, compared with the raw driver."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ MARK = "BENCHMARK_OF"
 
 @contextmanager
 def nothing_behind() -> Iterator[list[str]]:
-    """Surrounds all benchmarks. At the end the list names the killed processes."""
+    """Surrounds all benchmarks. At the end the list contains the names of the killed processes."""
     os.environ[MARK] = str(os.getpid())
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)

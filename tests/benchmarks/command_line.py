@@ -1,4 +1,4 @@
-"""Latency of the command line, compared with the bare interpreter."""
+"""Measures the latency of the command line, compared with the bare interpreter."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def measure() -> Outcome:
 
 
 def _in_turn(commands: dict[str, list[str]], environ: Mapping[str, str]) -> dict[str, float]:
-    """Milliseconds. The commands take turns, so that a busy moment of the machine affects all of them."""
+    """Returns milliseconds. The commands take turns, so that a busy moment of the machine affects all of them."""
     taken: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(REPEATS):
         for name, command in commands.items():

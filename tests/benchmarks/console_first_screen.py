@@ -1,4 +1,4 @@
-"""Latency of the console: its first screen, and the first page of many records.
+"""Measures the latency of the console: its first screen, and the first page of many records.
 
 The first screen is timed from the start of `python -m tui` until a pseudo-terminal shows rows of the run; the page is
 a query of the console to the steward's query handler with a real mongod.
@@ -60,7 +60,7 @@ def _starts() -> list[float]:
 
 
 def _first_paint(script: Scripted) -> float:
-    """Seconds until the screen shows the units of the run."""
+    """Returns the seconds until the screen shows the units of the run."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     environ = {**os.environ, "AGENTRL_HOME": str(script.state_dir.parent), "TERM": "xterm-256color"}

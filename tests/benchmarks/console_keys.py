@@ -1,4 +1,4 @@
-"""The console's live table compared with Textual's DataTable: the same rows, updates and keys.
+"""Compares the console's live table with Textual's DataTable: the same rows, updates and keys.
 
 Measured from the key event to the bytes for a terminal of 120×40 that only counts them. The console is complete; only
 its mirror is fed directly instead of by a connection. On a busy machine the CPU time of a key is more reliable than its
@@ -224,7 +224,7 @@ async def _updates(subject: _Subject) -> None:
 
 
 async def _key_to_paint(app: App[Any]) -> tuple[float, float]:
-    """Wall and CPU seconds."""
+    """Returns wall and CPU seconds."""
     await asyncio.sleep(0.037)
     before, began, cpu = _Counting.last, time.perf_counter(), time.process_time()
     app.post_message(events.Key("down", None))
@@ -233,7 +233,7 @@ async def _key_to_paint(app: App[Any]) -> tuple[float, float]:
 
 
 async def _settled() -> None:
-    """Waits until nothing is painted any more."""
+    """Waits until no painting is pending."""
     quiet = 0
     while quiet < 5:
         before = _Counting.written

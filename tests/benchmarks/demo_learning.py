@@ -1,4 +1,4 @@
-"""Time from `up`, with the warm-up, until the demo's agent prices held-out orders correctly.
+"""Measures the time from `up`, with the warm-up, until the demo's agent prices held-out orders correctly.
 
 Each seed gives other data, weights and samples.
 """

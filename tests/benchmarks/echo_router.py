@@ -1,4 +1,4 @@
-"""The floor of a ROUTER: `python echo_router.py ADDRESS` returns every message without decoding it."""
+"""The lower limit for a ROUTER: `python echo_router.py ADDRESS` returns every message without decoding it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes without model and tools: all writes of a sampler, by the code of the sampler."""
+"""Simulates episodes without model and tools: the code of the sampler makes all its writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of the feed of two hundred working units, for a subscriber and in the recording."""
+"""Measures the bytes of the feed of two hundred working units, for a subscriber and in the recording."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e.running import Run
 
 SIDECARS, SPEAKING = 180, 20
 FOR_S = 60.0
-"""The length of a recording frame, so that one snapshot is counted."""
+"""The length of a recording frame, so that exactly one snapshot is counted."""
 SETTLE_S = 6.0
 LIMIT_KB = 20.0
 RECORDED_KB = 3.0
@@ -55,7 +55,7 @@ def _feed_address(run: Run) -> str:
 
 
 def _listen(address: str) -> Counter[str]:
-    """Bytes by kind of row."""
+    """Returns the bytes by kind of row."""
     volume: Counter[str] = Counter()
     with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
         subscriber.subscribe(b"")

@@ -1,4 +1,4 @@
-"""Time from the kill of a process to the first act of its replacement.
+"""Measures the time from the kill of a process to the first act of its replacement.
 
 Each unit is killed once per supervisor, because a supervisor may delay the restart after a second death.
 """
@@ -76,7 +76,7 @@ def _in_a_life(kind: type[Supervisor], moments: Callable[[], list[float]]) -> li
         try:
             supervisor.start(UNITS)
             start_times.wait_count(UNITS)
-            # The supervisor has finished its work after the start by then.
+            # By then the supervisor has finished its work after the start.
             time.sleep(max(SETTLE_S, supervisor.settle_s))
             return _kill_all(start_times, moments())
         finally:
@@ -93,7 +93,7 @@ def _at_once() -> list[float]:
 
 
 def _kill_all(start_times: StartTimes, moments: list[float]) -> list[float]:
-    """Kills one unit at each time. Returns the latency of each replacement."""
+    """Kills one unit at a time. Returns the latency of each replacement."""
     before, killed, began = dict(start_times.latest), {}, time.monotonic()
     for (name, arrival), moment in zip(before.items(), moments, strict=True):
         time.sleep(max(0.0, began + moment - time.monotonic()))

@@ -1,6 +1,7 @@
-"""Ten thousand registered units that send a heartbeat every second: CPU time of the coordinator, and lost units.
+"""Measures ten thousand registered units that send a heartbeat every second: CPU time of the coordinator, and lost
+units.
 
-The same peers then send to a bare ROUTER, which tells a slow machine from a slow coordinator.
+The same peers then send to a bare ROUTER, which shows whether the machine or the coordinator is slow.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def of_bare_router(peers: int = PEERS) -> tuple[float, Counter[str]]:
 
 
 def _share_of_a_core(process: psutil.Process, members: list[Member]) -> tuple[float, Counter[str]]:
-    """CPU share in percent, kernel included, and what the peers counted meanwhile."""
+    """Returns the CPU share in percent, kernel included, and the counts of the peers in that time."""
     time.sleep(2)
     _reports(members)
     before, began = process.cpu_times(), time.monotonic()
@@ -89,7 +90,7 @@ def _lost_since(real: FakeFleet, since: float) -> int:
 
 @contextmanager
 def _peer_processes(address: str, hellos: list[bytes]) -> Iterator[list[Member]]:
-    """The processes of the peers, once all peers are welcomed."""
+    """Yields the processes of the peers when all peers are welcomed."""
     with ExitStack() as ends:
         members = [ends.enter_context(_member(address, hellos[n::PROCESSES])) for n in range(PROCESSES)]
         for member in members:
@@ -119,7 +120,7 @@ def _line(member: Member) -> str:
 
 
 def _reports(members: list[Member]) -> Counter[str]:
-    """What the peers counted since the last report, and their own largest delay in milliseconds."""
+    """Returns the counts of the peers since the last report, and their own largest delay in milliseconds."""
     seen: Counter[str] = Counter()
     for member in members:
         assert member.stdin is not None

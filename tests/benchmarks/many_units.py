@@ -1,8 +1,9 @@
-"""One thousand units on a hundred simulated hosts: what they cost the coordinator at rest, and what one event costs.
+"""Measures a coordinator of one thousand units on a hundred simulated hosts: its cost at rest, and the cost of one
+event.
 
 A tenth of the units wait for GPUs that no host has. Every other unit beats every two seconds, every host measures its
-units every two seconds, and every tenth unit reports metrics once a second. The floor is a bare ROUTER that reads the
-same number of messages and understands none.
+units every two seconds, and every tenth unit reports metrics once a second. The lower limit is a bare ROUTER that reads
+the same number of messages without decoding them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tests.waiting import eventually
 UNITS = int(os.environ.get("BENCH_UNITS", "1000"))
 HOSTS = int(os.environ.get("BENCH_HOSTS", "100"))
 WAITING = UNITS // 10
-"""Units among them that wait for GPUs which no host has, so that `up` is not done either."""
+"""Units that wait for GPUs which no host has, so `up` does not complete either."""
 STATS_S = 2.0
 FOR_S = 20.0
 DEATHS, WITHIN_S = 300, 15.0
@@ -67,7 +68,7 @@ def measure() -> Outcome:
         snapshot_s = _snapshot_s(real)
         fleet.tell("change")
         refresh_s = _seconds_until_all_rows_were_sent(real)
-    # As many peers that beat once a second as there are messages in a second.
+    # As many peers with one heartbeat a second as there are messages in a second.
     floor, _ = of_bare_router(round(seen["messages"] / FOR_S))
     outcome.at_most("the coordinator's share of a core at rest", rest, "%", 30.0)
     outcome.plain("a bare ROUTER with as many messages", floor, "%")
@@ -125,7 +126,7 @@ def _seconds_until_all_rows_were_sent(real: FakeFleet) -> float:
 
 
 class _Process:
-    """The fleet, driven by lines."""
+    """The process of the fleet, controlled by lines on its stdin."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process

@@ -102,7 +102,7 @@ class Group:
 
 @dataclass(slots=True)
 class StepResult:
-    """The result, for comparisons."""
+    """The result of a step, for comparisons."""
 
     records: int = 0
     trained_records: int = 0
@@ -221,7 +221,7 @@ class OneProcess:
     # ---- training ----
 
     def _next_batch(self, freshness: Freshness) -> Batch | None:
-        """The next batch, or None if a run would wait."""
+        """Returns the next batch, or None if a run would wait."""
         ready = [_as_ready(group, self._tree, self._version) for group in self._ready]
         wanted = self._config.training.groups
         decision = batch_cut.decide(Situation(ready=ready), Wanted(groups=wanted, max_refill=wanted), freshness)

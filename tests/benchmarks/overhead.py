@@ -1,4 +1,4 @@
-"""Overhead of a run: the demo's run compared with one process with the same engine, trainer and tools.
+"""Measures the overhead of a run: the demo's run compared with one process with the same engine, trainer and tools.
 
 Both start with the same warmed-up weights and are measured between two steps, so that start-up does not count. CPU time
 is that of all processes, with the database and the coordinator.
@@ -65,7 +65,7 @@ def measure() -> Outcome:
 
 
 async def _in_one_process(config: RunConfig, folder: Path) -> tuple[Spent, Path]:
-    """The cost, and the weights after the warm-up."""
+    """Returns the cost, and the weights after the warm-up."""
     (server,) = config.tools.values()
     async with connected(server) as tools:
         one = OneProcess(config, folder, tools)
@@ -106,7 +106,7 @@ def _up(folder: Path, file: Path) -> Iterator[RunStore]:
 
 
 def _at_step(store: RunStore, step: int) -> tuple[int, float, float]:
-    """Trained records, wall and CPU seconds when this step is committed."""
+    """Returns trained records, wall and CPU seconds when this step is committed."""
     deadline = time.monotonic() + WITHIN_S
     # A cheap query, because the observer must not cost the run anything.
     while (trained := store.trained())[0] < step:
@@ -117,7 +117,7 @@ def _at_step(store: RunStore, step: int) -> tuple[int, float, float]:
 
 
 def _of_the_run() -> list[psutil.Process]:
-    """The host agent, the ancestor of all processes of the run."""
+    """Returns the host agent, the ancestor of all processes of the run."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -1,4 +1,4 @@
-"""The result of a benchmark, and its output as table, JSON and Markdown.
+"""Represents the result of a benchmark and prints it as table, JSON and Markdown.
 
 Invariant: a line with an aim shows whether it was reached; a line without one is for orientation only.
 """

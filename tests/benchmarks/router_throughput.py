@@ -1,4 +1,5 @@
-"""Commands and heartbeats of 1 KB through the coordinator's ROUTER, 64 in flight, compared with a bare echo loop.
+"""Measures commands and heartbeats of 1 KB through the coordinator's ROUTER, 64 in flight, compared with a bare echo
+loop.
 
 The same program drives both. The coordinator decodes and authorises every message, executes it and encodes the answer;
 the bare loop returns the bytes.
@@ -39,7 +40,7 @@ def measure() -> Outcome:
         client = encode(messages.ClientHello(PROTOCOL_MAJOR, PROTOCOL_MINOR, who="bench"))
         rates: dict[str, list[float]] = {"heartbeats": [], "commands": [], "bare loop": []}
         for _ in range(REPEATS):
-            # In turn, so that a busy moment of the machine affects all of them.
+            # The two take turns, so that a busy moment of the machine affects both.
             rates["bare loop"].append(_pump(bare, b"hello", beat))
             rates["heartbeats"].append(_pump(real.address, real.hello_of(spawn), beat))
             rates["commands"].append(_pump(real.address, client, request))

@@ -1,11 +1,11 @@
-"""A fleet in one process: host agents and the units that they start, each with a connection of its own.
+"""Simulates a fleet in one process: host agents and the units that they start, each with a connection of its own.
 
-The first line on stdin is a JSON object: `address`, `run`, `hosts`, `stats_every_s`, `pid`, `ticks`. `ready` goes out
-when every host was welcomed; then each line on stdin is a command:
+The first line on stdin is a JSON object: `address`, `run`, `hosts`, `stats_every_s`, `pid`, `ticks`. `ready` is printed
+when every host is welcomed; then each line on stdin is a command:
 
 * `stats S`: hosts measure their units every S seconds;
 * `die N S`: N units end within S seconds, one after another, and are started again;
-* `change`: the next measurement of every unit is news;
+* `change`: the next measurement of every unit differs from the last;
 * `report`: answers with what happened since the last report.
 """
 

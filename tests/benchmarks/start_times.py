@@ -1,4 +1,4 @@
-"""Start times of processes: each one writes a line into a pipe as its first act.
+"""Measures start times of processes: each one writes a line into a pipe as its first act.
 
 Invariant: the time is taken when the line is read, by the same clock as the time of the kill.
 """

@@ -1,4 +1,4 @@
-"""Time to start fifty units from nothing, fifty more, ten more, and to stop ten.
+"""Measures the time to start fifty units from nothing, fifty more, ten more, and to stop ten.
 
 Measured from the command to the first act or the end of the last child. From nothing, it contains the start of the
 supervisor; later only that of the command line.
@@ -72,14 +72,14 @@ def _one_life(kind: type[Supervisor], times: Times) -> None:
 
 
 def _more(supervisor: Supervisor, start_times: StartTimes, by: int) -> float:
-    """Milliseconds until this many more units have started."""
+    """Returns the milliseconds until this many more units have started."""
     before, began = len(start_times.latest), time.monotonic()
     supervisor.scale(by)
     return (start_times.wait_count(before + by) - began) * 1e3
 
 
 def _fewer(supervisor: Supervisor, start_times: StartTimes) -> float:
-    """Milliseconds until ten units have ended."""
+    """Returns the milliseconds until ten units have ended."""
     before, began = start_times.alive(), time.monotonic()
     supervisor.scale(-BY)
     return (_when(lambda: start_times.alive() <= before - BY) - began) * 1e3

@@ -1,4 +1,4 @@
-"""Size of a trajectory of a hundred turns, compared with one document per turn that contains the whole history.
+"""Measures the size of a trajectory of a hundred turns, compared with one document per turn with the whole history.
 
 Both have the same tokens, log-probs and tool results in the same encoding; sizes are those of BSON, uncompressed.
 """
@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
 
 
 async def sizes(url: str, shape: Shape) -> Sizes:
-    """Sizes of one trajectory, in a temporary database."""
+    """Returns the sizes of one trajectory, in a temporary database."""
     database = connect(url, f"bench-{os.getpid()}")
     try:
         await indexes.ensure(database)
@@ -62,7 +62,7 @@ async def _size_of(database: Database, collection: str) -> int:
 
 
 async def _with_history(database: Database, record: str) -> list[dict[str, Any]]:
-    """Documents that each have the whole prompt of a turn and its conversation."""
+    """Returns documents that each have the whole prompt of a turn and its conversation."""
     calls = (await trajectories.calls_of(database, [record]))[record]
     prompts = full_prompts(trajectories.stored_calls(calls))
     answers = {call.turn: call for call in await trajectories.tool_calls_of(database, record)}

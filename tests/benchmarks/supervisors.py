@@ -1,4 +1,4 @@
-"""The compared supervisors, each used as its users do, with the same child.
+"""Starts the compared supervisors, each used as its users do, with the same child.
 
 Invariant: each runs with its defaults; every deviation has its reason here.
 """
@@ -92,7 +92,7 @@ class BareLoop(_Daemon):
     name = "bare respawn loop"
 
     def command(self, count: int) -> list[str]:
-        # By its path, because the package would import modules that the loop does not need.
+        # Started by its path, because the package would import modules that the loop does not need.
         return [
             sys.executable,
             str(Path(__file__).with_name("bare_respawn.py")),

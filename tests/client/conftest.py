@@ -12,7 +12,10 @@ from tests.client.small_coordinator import SmallCoordinator
 
 @pytest.fixture
 async def coordinator(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SmallCoordinator]:
-    """One that is up, with a feed that beats five times a second. Its directory's name is short enough for a socket."""
+    """A started coordinator whose feed sends five beats a second. Its directory has a short name, because socket paths
+    are
+    limited.
+    """
     monkeypatch.setattr(feed_module, "BEAT_S", 0.2)
     with tempfile.TemporaryDirectory(prefix="arl") as directory:
         small = SmallCoordinator(Path(directory))

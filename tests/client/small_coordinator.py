@@ -1,4 +1,4 @@
-"""A small coordinator on real sockets: it answers hellos, keeps rows, executes an id once, and can die."""
+"""A small coordinator on real sockets: it answers hellos, keeps rows, executes each request id once, and can die."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TICK_S = 0.05
 
 
 class SmallCoordinator:
-    """`start` and `die` may alternate; what was carried out survives, connections and the epoch do not."""
+    """`start` and `die` may alternate. Executed requests survive a death; connections and the epoch do not."""
 
     def __init__(self, directory: Path, *, listen: tuple[str, str] = ("", "")) -> None:
         self.directory = directory
@@ -48,7 +48,7 @@ class SmallCoordinator:
         self.requests: list[Request] = []
         self.hellos: list[ClientHello] = []
         self.mute = False
-        """Requests are carried out but not answered."""
+        """Requests are executed but not answered."""
         self.feed_works = True
         self.refuse_hello: Refused | None = None
         self.before_answer: Callable[[Request], None] | None = None
@@ -96,7 +96,7 @@ class SmallCoordinator:
         self.set(f"op/{id}", OperationRow(id, "scale", "scale web to 3", "me", state, 0.0, reason=reason))
 
     def lose(self, count: int) -> None:
-        """Rows that are published and reach nobody."""
+        """Publish rows that no subscriber receives."""
         works, self.feed_works = self.feed_works, False
         for number in range(count):
             self.feed.set("group/lost", GroupRow("lost", "sidecar", number), urgent=True)

@@ -44,7 +44,7 @@ async def test_methods_block_and_answer(coordinator: SmallCoordinator) -> None:
 
 
 async def test_works_inside_a_running_event_loop(coordinator: SmallCoordinator) -> None:
-    """As in a notebook: the coordinator lives elsewhere, the caller's own loop is busy with the caller."""
+    """As in a notebook: the coordinator is another process, and the loop of the caller is busy."""
 
     async def cell() -> object:
         with agentrl.connect(address=coordinator.address, timeout_s=60) as client:

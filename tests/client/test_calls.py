@@ -1,4 +1,4 @@
-"""Every call ends with an answer or one clear error, also while the coordinator restarts or dies."""
+"""Every call ends with an answer or with one clear error, also while the coordinator restarts or dies."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_call_carries_the_consent(coordinator: SmallCoordinator) -> None:
     assert coordinator.requests[-1].consent == preview
 
 
-async def test_refusal_for_a_changed_effect_brings_the_new_effect(coordinator: SmallCoordinator) -> None:
+async def test_refusal_for_a_changed_effect_contains_the_new_effect(coordinator: SmallCoordinator) -> None:
     given = Consent(Effect(), Tier.NONE, 60.0)
     async with dial(coordinator) as client:
         with pytest.raises(EffectChangedError, match="became worse") as caught:
@@ -73,7 +73,7 @@ async def test_refusal_for_a_changed_effect_brings_the_new_effect(coordinator: S
     assert caught.value.consent.effect == Effect(starts=("web-1",))
 
 
-async def test_same_id_is_carried_out_once(coordinator: SmallCoordinator) -> None:
+async def test_same_request_id_is_executed_once(coordinator: SmallCoordinator) -> None:
     async with dial(coordinator) as client:
         first = await client.scale("web", by=1, request_id="mine")
         second = await client.scale("web", by=1, request_id="mine")
@@ -90,7 +90,7 @@ async def test_many_calls_at_once_get_their_own_answers(coordinator: SmallCoordi
 
 
 async def test_request_is_sent_again_if_a_crash_lost_its_answer(coordinator: SmallCoordinator) -> None:
-    """Carried out, died before the answer, restarted: the caller sees one command and one answer."""
+    """The coordinator executes, dies before the answer, and restarts: the caller sees one command and one answer."""
     async with dial(coordinator) as client:
         coordinator.mute = True
         call = asyncio.create_task(client.scale("web", to=3, request_id="once", deadline_s=30))
@@ -104,7 +104,7 @@ async def test_request_is_sent_again_if_a_crash_lost_its_answer(coordinator: Sma
         assert len(coordinator.hellos) == 2
 
 
-async def test_call_made_while_the_coordinator_is_away_waits_for_it(coordinator: SmallCoordinator) -> None:
+async def test_call_without_a_coordinator_waits_for_its_restart(coordinator: SmallCoordinator) -> None:
     async with dial(coordinator) as client:
         coordinator.die()
         await aeventually(lambda: not client.connected)
@@ -134,7 +134,7 @@ async def test_passed_deadline_is_an_error_with_a_sentence(coordinator: SmallCoo
         assert "agentrl up" in gone.value.hint
 
 
-async def test_deadline_is_sent_on_the_clock_of_the_coordinator(coordinator: SmallCoordinator) -> None:
+async def test_deadline_is_sent_in_the_time_of_the_coordinator(coordinator: SmallCoordinator) -> None:
     async with dial(coordinator) as client:
         before = time.monotonic()
         await client.scale("web", to=1, deadline_s=7)
@@ -201,14 +201,14 @@ async def test_refusal_of_another_major_version_names_both_versions(
             raise AssertionError("welcomed")
 
 
-async def test_unreadable_answer_is_an_error_with_our_version(coordinator: SmallCoordinator) -> None:
+async def test_unreadable_answer_is_an_error_with_the_own_version(coordinator: SmallCoordinator) -> None:
     coordinator._send = lambda peer, message: coordinator.hub.send(peer, b"\x81\xa4type\xa5alien")  # type: ignore[assignment]
     with pytest.raises(VersionMismatchError, match=rf"protocol {PROTOCOL_MAJOR}\.{PROTOCOL_MINOR} "):
         async with dial(coordinator):
             raise AssertionError("welcomed")
 
 
-async def test_keys_over_tcp(coordinator: SmallCoordinator) -> None:
+async def test_client_with_a_key_connects_over_tcp(coordinator: SmallCoordinator) -> None:
     port = free_triplet()
     coordinator.die()
     coordinator.listen, coordinator.feed_listen = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"

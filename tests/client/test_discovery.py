@@ -143,7 +143,7 @@ def test_address_of_a_dead_coordinator_is_removed_and_of_a_living_one_kept(env: 
         assert (state / "coordinator.json").exists() == alive
 
 
-async def test_coordinator_that_a_host_agent_restarts_is_awaited(env: dict[str, str]) -> None:
+async def test_client_waits_for_a_coordinator_that_a_host_agent_restarts(env: dict[str, str]) -> None:
     state = make_run("mine")
     agent = state / "hosts" / "here" / "agent.json"
     agent.parent.mkdir(parents=True)
@@ -171,7 +171,7 @@ def test_damaged_file_is_named_in_the_error(env: dict[str, str], body: bytes) ->
         ("both", "replaces a coordinator that is silent"),
     ],
 )
-def test_run_that_is_just_ending_is_not_reported_as_a_failure(env: dict[str, str], there: str, hint: str) -> None:
+def test_run_that_is_ending_is_not_reported_as_a_failure(env: dict[str, str], there: str, hint: str) -> None:
     state = make_run("mine", up=there in ("coordinator", "both"), alive=True)
     if there in ("agent", "both"):
         agent = state / "hosts" / "here" / "agent.json"

@@ -1,4 +1,4 @@
-"""Waiting for operations and following the feed miss nothing, even if messages are lost."""
+"""Waiting for operations and following the feed miss no change, even if messages are lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def group(name: str, desired: int) -> GroupRow:
 
 
 class Mirror:
-    """Keeps rows as a console would, in a task of its own."""
+    """Keeps rows as a console does, in a task of its own."""
 
     def __init__(self, client: Client, kinds: tuple[str, ...] = ()) -> None:
         self.rows: dict[str, Any] = {}
@@ -80,7 +80,7 @@ async def test_wait_for_an_ended_operation_returns_at_once(coordinator: SmallCoo
         assert (await client.wait("op", timeout_s=30)).state is OperationState.SUCCEEDED
 
 
-async def test_wait_does_not_ask_while_the_feed_works(coordinator: SmallCoordinator) -> None:
+async def test_wait_sends_no_query_while_the_feed_works(coordinator: SmallCoordinator) -> None:
     coordinator.operation("op", OperationState.RUNNING)
 
     async def beats_for(seconds: float) -> None:
@@ -89,7 +89,7 @@ async def test_wait_does_not_ask_while_the_feed_works(coordinator: SmallCoordina
 
     async with dial(coordinator) as client:
         wait = asyncio.create_task(client.wait("op", timeout_s=60))
-        # One question at once, one when the feed was first heard, and perhaps one between them.
+        # One query at the beginning, one at the first message of the feed, and perhaps one between them.
         await aeventually(lambda: len(coordinator.requests) >= 2)
         await beats_for(0.5)
         asked = len(coordinator.requests)
@@ -99,7 +99,7 @@ async def test_wait_does_not_ask_while_the_feed_works(coordinator: SmallCoordina
         assert len(coordinator.requests) == asked <= 3
 
 
-async def test_wait_asks_when_the_feed_is_silent(
+async def test_wait_queries_when_the_feed_is_silent(
     coordinator: SmallCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core, "ASK_EVERY_S", 0.05)
@@ -113,7 +113,7 @@ async def test_wait_asks_when_the_feed_is_silent(
         assert (await wait).state is OperationState.SUCCEEDED
 
 
-async def test_wait_asks_when_rows_were_lost(coordinator: SmallCoordinator) -> None:
+async def test_wait_queries_when_rows_were_lost(coordinator: SmallCoordinator) -> None:
     coordinator.operation("op", OperationState.RUNNING)
     async with dial(coordinator) as client:
         wait = asyncio.create_task(client.wait("op", timeout_s=60))
@@ -222,7 +222,7 @@ async def test_lost_rows_are_detected_and_fetched(coordinator: SmallCoordinator)
 
 
 async def test_loss_of_the_last_row_is_detected_at_the_next_beat(coordinator: SmallCoordinator) -> None:
-    """No later row would ever show the gap."""
+    """No later row would reveal the gap."""
     async with dial(coordinator) as client:
         coordinator.set("group/web", group("web", 1))
         mirror = Mirror(client)
@@ -275,7 +275,7 @@ async def test_feed_that_cannot_be_reached_is_an_error_that_names_it(
 
 
 async def test_slow_follower_sees_the_newest_rows_only(coordinator: SmallCoordinator) -> None:
-    """It costs the memory of one row per key, not of all that happened meanwhile."""
+    """It needs the memory of one row per key and not of all changes."""
     coordinator.set("group/web", group("web", 0))
     async with dial(coordinator) as client:
         changes = client.follow()

@@ -1,4 +1,4 @@
-"""The hints for a coordinator that is silent, stopped or dead."""
+"""Error hints for a coordinator that is silent, stopped or dead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import eventually
 
 @pytest.fixture
 def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The coordinator of the run `mine`: a process that was stopped by a signal."""
+    """The coordinator of the run `mine`: a process that is stopped by a signal."""
     monkeypatch.setenv("AGENTRL_HOME", str(tmp_path))
     paths.create_run("mine", tmp_path / "run")
     state = paths.state_dir("mine")
@@ -60,7 +60,7 @@ def dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def agent(state: Path, **more: str) -> None:
-    """One that lives, as far as its file can tell: this process."""
+    """The file of a host agent whose process is alive: this one."""
     file = state / "hosts" / "here" / "agent.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), **more}))

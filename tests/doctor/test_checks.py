@@ -1,4 +1,4 @@
-"""The doctor finds what is wrong, says what to do, and fails only for what stops a run."""
+"""The checks of the doctor: each finding has a verdict and a hint, and only one that prevents a run is a failure."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_every_line_has_a_verdict_and_a_hint(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists(), "a look leaves nothing behind"
 
 
-def test_people_get_lines(tmp_path: Path) -> None:
+def test_output_for_people_has_one_line_per_check(tmp_path: Path) -> None:
     told = run(home=tmp_path)
     assert any(line.startswith("ok    python") for line in told.stdout.splitlines())
 
 
-def test_run_file_adds_what_that_run_needs(tmp_path: Path) -> None:
+def test_run_file_adds_the_checks_of_its_run(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -64,7 +64,7 @@ def test_run_file_adds_what_that_run_needs(tmp_path: Path) -> None:
     assert told.returncode == ExitCode.UNHEALTHY
 
 
-def test_wrong_run_file_is_a_line_like_the_others(tmp_path: Path) -> None:
+def test_wrong_run_file_is_one_finding(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("name: probe\nsidecar: {}\n")
     told = run("--json", str(file), home=tmp_path)
@@ -171,7 +171,7 @@ def test_terminal_that_cannot_show_text_warns() -> None:
     assert doctor.check_terminal(False, "", "ANSI_X3.4-1968").verdict == "warn"
 
 
-def test_ports_in_use_are_fine_while_the_own_coordinator_is_up() -> None:
+def test_ports_in_use_are_no_problem_while_the_own_coordinator_is_up() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -188,7 +188,7 @@ def test_missing_proc_fails(tmp_path: Path) -> None:
     assert doctor.check_processes().verdict != "fail"
 
 
-def test_datasets_are_read_as_the_steward_will(tmp_path: Path) -> None:
+def test_datasets_are_checked_with_the_code_of_the_steward(tmp_path: Path) -> None:
     (tmp_path / "fine.jsonl").write_text('{"query": "a"}\n{"query": "b", "split": "test"}\n')
     (tmp_path / "bad.jsonl").write_text('{"query": "a"}\n[]\n')
     file = tmp_path / "run.yaml"

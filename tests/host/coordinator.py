@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Listener:
-    """The hub's side."""
+    """Handler of the hub's messages."""
 
     home: Home
     address: str

@@ -57,7 +57,7 @@ class Sent:
         *,
         that: Callable[[M], bool] = lambda _: True,
     ) -> M:
-        """The first such message, waited for."""
+        """Wait for the first such message."""
 
         def found() -> M | None:
             return next((m for m in self.all(kind, unit, incarnation) if that(m)), None)
@@ -67,7 +67,7 @@ class Sent:
 
 @dataclass
 class Bench:
-    """One agent with its home; `again()` is the next agent on the same ledger."""
+    """The home of an agent. `again()` creates the next agent with the same ledger."""
 
     home: Home
     sent: Sent = field(default_factory=Sent)
@@ -119,14 +119,14 @@ SLEEP = ("sleep", "1000")
 
 
 def identity_of(pid: int) -> procfs.Identity:
-    """Of a process that lives."""
+    """The identity of a living process."""
     stat = procfs.read_stat(pid)
     assert stat
     return procfs.Identity(pid, stat.start_ticks, procfs.boot_id())
 
 
 def marked_sleeper(home: Home, incarnation: str, *, host: str = "h1") -> subprocess.Popen[bytes]:
-    """A process that carries the marks of a unit without having been started by an agent."""
+    """A process with the marks of a unit that no agent has started."""
     marks = {"AGENTRL_RUN": home.run, "AGENTRL_INCARNATION": incarnation, "AGENTRL_HOST": host}
     process = subprocess.Popen(SLEEP, start_new_session=True, env={**os.environ, **marks})
     eventually(lambda: procfs.marks(process.pid), what="the environment of a process that is being executed")

@@ -1,4 +1,4 @@
-"""An agent dies and another one takes over."""
+"""After the death of a host agent, the next one adopts its processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waiting import aeventually
 
 @pytest.fixture
 def swept(bench: Bench) -> Iterator[Bench]:
-    """Nothing of the run outlives the test, whatever the test did to its agents."""
+    """Kill every process of the run after the test."""
     yield bench
     assert not process_scan.scan(bench.home.run, "h1", kill=True).found
 
@@ -54,11 +54,11 @@ async def test_all_units_survive_a_kill_of_their_agent_and_are_adopted(swept: Be
         }
         assert all(u.exit is None for u in hello.inventory)
         assert all(map(alive, units))
-        # Asked once more for the same incarnation, the new agent knows it.
+        # The new agent knows the incarnation and does not start it twice.
         listener.sent.messages.clear()
         listener.tell(spawn("web-3", *SLEEP))
         assert (await listener.sent.one(Spawned, "web-3")).pid == units[3].pid
-        # The end of an adopted process is seen, with its status where the kernel tells it.
+        # The end of an adopted process is seen, with its status if the kernel reports it.
         os.kill(units[0].pid, signal.SIGKILL)
         exited = await listener.sent.one(Exited, "web-0")
         assert exited.exit.signal == signal.SIGKILL or "not its parent" in exited.exit.unknown

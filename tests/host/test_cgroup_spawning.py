@@ -134,7 +134,7 @@ async def test_helper_that_hangs_delays_one_start_and_nothing_runs_twice(
         assert await spawns.output_of("echo once") == ["once"]
 
 
-async def test_kernel_without_clone3_into_a_cgroup_is_asked_once(
+async def test_kernel_that_lacks_clone3_into_a_cgroup_is_tried_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []

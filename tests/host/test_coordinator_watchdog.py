@@ -1,4 +1,4 @@
-"""The agent keeps one coordinator alive."""
+"""The host agent keeps exactly one coordinator alive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agentrl.protocol.messages import CoordinatorTrouble, Spawned, Welcome
 from tests.host.harness import SLEEP, Bench, identity_of, spawn
 from tests.waiting import aeventually, eventually
 
-# Stands in for the coordinator: writes who it is, as the real one does, and lives until it is killed.
+# Replaces the coordinator: writes its pid file like the real one and lives until it is killed.
 COORDINATOR = """
 import json, os, sys, time
 folder = sys.argv[1]
@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def ended() -> list[int]:
-    """Kills what is left of the run; returns the pids. A process during an exec has its mark, but no command yet."""
+    """Kill the processes of the run and return their pids. During an exec a process has its mark, but no command."""
     found = [pid for pid in procfs.all_pids() if (procfs.marks(pid) or {}).get(procfs.MARK_RUN) == RUN.encode()]
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
@@ -110,7 +110,7 @@ async def test_next_agent_adopts_the_living_coordinator_and_restarts_it_when_it_
 @pytest.mark.parametrize(
     ("code", "words"), [(78, "configuration is wrong"), (6, "Another coordinator holds"), (0, "by itself")]
 )
-async def test_end_that_a_restart_cannot_cure_is_final(folder: Path, code: int, words: str) -> None:
+async def test_end_that_a_restart_cannot_repair_is_final(folder: Path, code: int, words: str) -> None:
     (folder / "code").write_text(str(code))
     gave_up: list[str] = []
     async with guarding(folder, gave_up) as watchdog:
@@ -160,7 +160,7 @@ def sleeper() -> subprocess.Popen[bytes]:
 async def test_pauses_between_restarts_grow_with_repeated_deaths(folder: Path) -> None:
     (folder / "code").write_text("1")
     loop = asyncio.get_running_loop()
-    # From before the first: whoever looks late at one of them in between has seen less of the pauses.
+    # Measured from before the first start, because a later beginning would miss parts of the pauses.
     then = loop.time()
     async with guarding(folder, []) as watchdog:
         await aeventually(lambda: len((folder / "starts").read_text()) >= 5)
@@ -176,7 +176,7 @@ def nobody_listens(message: Message) -> bool:
 
 
 def told(watchdog: CoordinatorWatchdog) -> list[CoordinatorTrouble]:
-    """The reports that the next coordinator gets."""
+    """The reports for the next coordinator."""
     said: list[Message] = []
     watchdog.received(WELCOME, lambda message: said.append(message) is None)
     return [each for each in said if isinstance(each, CoordinatorTrouble)]
@@ -209,7 +209,7 @@ async def test_stopped_coordinator_is_continued_once_and_replaced_if_it_stays_si
         os.kill(first, signal.SIGSTOP)
         await aeventually(lambda: state_of(first) == "T")
         watchdog.received(WELCOME, nobody_listens)
-        # Only to wait again, it needs processor time.
+        # It needs processor time only to wait again.
         await aeventually(lambda: state_of(first) != "T")
         (trouble,) = told(watchdog)
         assert (trouble.pid, trouble.exit) == (first, None)

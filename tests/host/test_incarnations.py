@@ -1,4 +1,4 @@
-"""An incarnation from its spawn to the end of its last process."""
+"""One incarnation from its spawn to the end of its last process."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_spawn_that_can_never_succeed_is_final(
         assert agent.incarnations == {}
 
 
-async def test_process_finds_its_marks_secrets_and_placeholders(
+async def test_process_gets_its_marks_secrets_and_placeholders(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DEEP_SECRET", "swordfish")
@@ -144,8 +144,8 @@ def test_unit_computes_with_as_many_threads_as_it_reserves(
     assert found["OMP_NUM_THREADS"] == expected
 
 
-def test_unit_s_allocator_sets_its_own_thresholds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A threshold that is given stays as it is, and then every larger tensor is mapped, cleared and unmapped anew."""
+def test_allocator_of_a_unit_adjusts_its_own_thresholds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fixed threshold is never adjusted, and then every larger tensor is mapped, cleared and unmapped again."""
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
     found = spawn_environment.of_unit(spawn("web-0", "true"), bench.home, heartbeat_s=1.0)
@@ -153,7 +153,7 @@ def test_unit_s_allocator_sets_its_own_thresholds(bench: Bench, monkeypatch: pyt
 
 
 @both
-async def test_stopped_process_is_seen_and_seen_again_when_it_runs(bench: Bench, use_cgroups: bool) -> None:
+async def test_stop_and_continuation_of_a_process_are_reported(bench: Bench, use_cgroups: bool) -> None:
     async with bench.tidy_agent(use_cgroups=use_cgroups) as agent:
         agent.receive(spawn("web-0", *SLEEP))
         spawned = await bench.sent.one(Spawned)
@@ -228,7 +228,7 @@ async def test_end_without_a_coordinator_is_in_the_next_hello(bench: Bench) -> N
 
 
 @pytest.mark.parametrize(("argument", "reason"), [("a\0b", "null byte"), ("x" * (1 << 20), "Argument list too long")])
-async def test_impossible_command_fails_for_good(bench: Bench, argument: str, reason: str) -> None:
+async def test_command_that_cannot_be_executed_is_a_final_failure(bench: Bench, argument: str, reason: str) -> None:
     async with bench.tidy_agent() as agent:
         agent.receive(spawn("web-0", "ls", argument))
         failed = await bench.sent.one(SpawnFailed)

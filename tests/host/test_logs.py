@@ -1,4 +1,4 @@
-"""Logs: cut under a writing child, read in ranges, cleaned for people."""
+"""Logs: cut while the child writes, read in ranges, and cleaned for people."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_log_is_cut_while_its_process_continues_to_write(bench: Bench) -> 
         await aeventually(lambda: cuts(logs.path("web-0", 1)) >= 3)
         agent.incarnations["web-0.1"].kill_tree()
         await bench.sent.one(Exited)
-        # Whatever is being cut at this moment is cut before the measurement is told.
+        # A cut in progress is complete before the next measurement is sent.
         bench.sent.messages.clear()
         await bench.sent.one(HostStats)
         path = logs.path("web-0", 1)
@@ -45,7 +45,7 @@ async def test_log_is_cut_while_its_process_continues_to_write(bench: Bench) -> 
         assert "\0" not in path.read_text()[:100], "the process appends; it does not write where it was before"
 
 
-def test_ranges_and_the_number_of_cuts(tmp_path: Path) -> None:
+def test_ranges_are_read_and_cuts_are_counted(tmp_path: Path) -> None:
     logs = Logs(tmp_path)
     fd = logs.open("web-0", 3)
     os.write(fd, b"0123456789\n" * 100)
@@ -134,7 +134,7 @@ def test_tail_is_safe_for_a_terminal(tmp_path: Path) -> None:
     assert logs.tail("nobody-0", 1) == ()
 
 
-def test_clean_leaves_text_alone() -> None:
+def test_cleaning_keeps_ordinary_text() -> None:
     assert clean("Zoë → 100 %\t✓") == "Zoë → 100 %\t✓"
     assert clean("a\x9b31mb\x00\x85") == "a31mb"
 

@@ -89,7 +89,7 @@ async def test_probe_command_that_hangs_is_killed_with_its_children(bench: Bench
         no = await bench.sent.one(Probed)
         assert no.detail == "no answer within 0.3 s"
         told = bench.home.run_dir / "pids"
-        # One that was killed before it had said who it is comes again.
+        # A command that is killed before it has written its pid runs again.
         await aeventually(lambda: told.exists() and len(told.read_text().split()) >= 2)
         agent.incarnations["web-0.1"].kill_tree()
         await bench.sent.one(Exited)
@@ -99,7 +99,7 @@ async def test_probe_command_that_hangs_is_killed_with_its_children(bench: Bench
         )
 
 
-async def test_hung_server_fails_liveness_only_after_it_once_answered(bench: Bench) -> None:
+async def test_hung_server_fails_liveness_only_after_its_first_answer(bench: Bench) -> None:
     port = free_port()
     async with bench.tidy_agent() as agent:
         live = Probe(http=f"http://127.0.0.1:{port}/ok", interval_s=0.05, timeout_s=0.3, failures=2)
@@ -134,7 +134,7 @@ async def rude_server(answer: bytes) -> AsyncIterator[int]:
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
-    # One may have come in the last moment; what is left open is a warning in whichever test comes later.
+    # A connection may arrive in the last moment, and one that stays open causes a warning in a later test.
     for writer in visitors:
         writer.transport.abort()
     for writer in visitors:
@@ -153,7 +153,7 @@ async def test_http_error_is_a_failure(bench: Bench) -> None:
 @pytest.mark.parametrize("question", ["tcp", "http"])
 async def test_closed_port_gives_a_reason_in_words(bench: Bench, question: str) -> None:
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # so nobody else listens at it meanwhile
+        held.bind(("127.0.0.1", 0))  # so that no other program listens there meanwhile
         address = f"127.0.0.1:{held.getsockname()[1]}"
         probe = Probe(tcp=address, **QUICK) if question == "tcp" else Probe(http=f"http://{address}/", **QUICK)
         async with bench.tidy_agent() as agent:
@@ -181,13 +181,13 @@ async def test_chunked_answer_with_a_broken_length_breaks_nothing(bench: Bench) 
         assert not (await bench.sent.one(Probed)).ok
 
 
-def test_failures_count_only_in_a_row() -> None:
+def test_only_consecutive_failures_count() -> None:
     verdict = Verdict(failures=3)
     answers = [True, False, False, True, False, False, False, False, True]
     assert [verdict.changed_by(ok) for ok in answers] == [True, False, False, False, False, False, True, False, True]
 
 
-def test_metrics_lines() -> None:
+def test_metric_lines_are_parsed() -> None:
     text = b'# TYPE a counter\na 1\nb{x="1"} 2.5 123\n\nbroken\nc abc\nd +Inf\ne 1e3\n'
     assert parse_metrics(text) == {"a": 1.0, 'b{x="1"}': 2.5, "e": 1000.0}
 
@@ -195,8 +195,8 @@ def test_metrics_lines() -> None:
 async def test_answer_of_another_program_at_the_port_does_not_make_a_dying_unit_ready(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The port is taken: the unit dies because of it, while another program answers the probe."""
-    monkeypatch.setattr(probes, "_OTHER_LISTENER_S", PATIENCE_S)  # a busy machine is no reason to believe it sooner
+    """The port is in use: the unit dies because of it, while another program answers the probe."""
+    monkeypatch.setattr(probes, "_OTHER_LISTENER_S", PATIENCE_S)  # a busy machine does not shorten the wait
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         at = f"127.0.0.1:{stranger.getsockname()[1]}"
         async with bench.tidy_agent() as agent:
@@ -206,7 +206,7 @@ async def test_answer_of_another_program_at_the_port_does_not_make_a_dying_unit_
 
 
 async def test_success_at_a_port_with_an_unknown_listener_counts_after_a_while(bench: Bench) -> None:
-    """A container's port is held by the container's own house."""
+    """The port of a container is held by a process in another network namespace."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         at = f"127.0.0.1:{stranger.getsockname()[1]}"
         async with bench.tidy_agent() as agent:

@@ -1,4 +1,4 @@
-"""The processes that a unit leaves are found and killed, and no others."""
+"""The processes that a unit leaves are found and killed, and no other process is."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.waiting import PATIENCE_S, aeventually, eventually
 
 both = pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroups", "marks"])
 
-# Forks twice with a session of its own, clears its environment and lets go of all files: nothing but
-# the cgroup, or its way to the agent as the parent of orphans, tells where it came from.
+# Forks twice with a session of its own, clears its environment and closes all files. Only its cgroup, or its adoption
+# by the agent as the parent of orphans, shows where it came from.
 HIDE = """
 import os, sys
 if os.fork() == 0:
@@ -46,7 +46,7 @@ async def hidden(bench: Bench, number: int = 0) -> procfs.Identity:
     text = await aeventually(lambda: path.exists() and path.read_text())
     found = identity_of(int(str(text)))
     await aeventually(lambda: procfs.command(found.pid).startswith("sleep"))
-    # It belongs to nobody else any more once the one between has ended, too.
+    # The agent is its parent only after the process between has ended, too.
     await aeventually(lambda: (stat := procfs.read_stat(found.pid)) is not None and stat.ppid == os.getpid())
     return found
 
@@ -64,7 +64,7 @@ async def test_children_that_hide_are_swept_after_their_leader_died(bench: Bench
         assert not any(process.alive() for process in lost)
 
 
-async def test_without_cgroups_a_hidden_process_that_could_belong_to_another_unit_is_left_alone(bench: Bench) -> None:
+async def test_without_cgroups_a_process_of_unknown_owner_is_kept(bench: Bench) -> None:
     async with bench.tidy_agent(use_cgroups=False) as agent:
         agent.receive(spawn("other-0", *SLEEP))
         agent.receive(spawn("web-0", *hider(stay=True)))
@@ -74,7 +74,7 @@ async def test_without_cgroups_a_hidden_process_that_could_belong_to_another_uni
             life.tree.remembered = {}
         os.kill(spawned.pid, signal.SIGKILL)
         await bench.sent.one(GroupEmpty, "web-0")
-        # It cannot be told whose it is while another unit lives; the scan of the run still finds it.
+        # Its owner is unknown while another unit lives. The scan of the run still finds it.
         try:
             agent.receive(Ask("a", ScanRun()))
             answer = await bench.sent.one(Answer)
@@ -149,7 +149,7 @@ def test_pid_with_another_start_time_is_not_killed(stranger: subprocess.Popen[by
     eventually(lambda: not identity.alive())
 
 
-async def test_stray_is_reported(bench: Bench) -> None:
+async def test_stray_process_is_reported(bench: Bench) -> None:
     strays = [marked_sleeper(bench.home, "web-9.4"), marked_sleeper(bench.home, "web-9.5", host="h2")]
     try:
         async with bench.tidy_agent() as agent:

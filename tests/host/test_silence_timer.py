@@ -1,4 +1,4 @@
-"""The silence of a coordinator, measured in the agent's own looks."""
+"""The silence of the coordinator is counted in the agent's own checks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from agentrl.host.coordinator_watchdog import START_WITHIN_S, SilenceTimer
 
 
 def looked(silence: SilenceTimer, began: float, for_s: float) -> float:
-    """Looks at its own pace for a time; the time then."""
+    """Check at the timer's interval for some time. Returns the time at the end."""
     now = began
     while now < began + for_s:
         now += silence.pace_s
@@ -40,7 +40,7 @@ def test_time_in_which_the_agent_was_stopped_does_not_count() -> None:
     assert not silence.too_long
 
 
-def test_coordinator_without_a_first_message_has_the_time_of_a_slow_start() -> None:
+def test_coordinator_before_its_first_message_has_the_time_of_a_slow_start() -> None:
     silence = heard(2.0)
     silence.begin(0.0)
     now = looked(silence, 0.0, START_WITHIN_S - 1)

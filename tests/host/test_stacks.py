@@ -1,4 +1,4 @@
-"""Stacks of units with the runtime, the kernel's view of all others."""
+"""Stacks of units: Python stacks of units with the runtime, kernel stacks of all others."""
 
 from __future__ import annotations
 

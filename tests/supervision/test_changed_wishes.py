@@ -1,4 +1,4 @@
-"""Desired state changes while units are in transition, and an interrupted transition is completed."""
+"""The desired state changes during a transition, and an interrupted transition is completed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def a_world(*specs: object) -> World:
 
 
 def up(world: World, *specs: object) -> tuple[str, ...]:
-    """What the plan says is kept."""
+    """An `up` whose plan keeps these units."""
     plan = world.supervisor.plan(specs)  # type: ignore[arg-type]
     world.handle(events.Applied(specs=specs, by="again"))  # type: ignore[arg-type]
     return plan.kept
@@ -118,7 +118,7 @@ def test_repeated_restart_requests_are_delayed() -> None:
     assert world.state_of("web-0") == "ready", "and it is never given up for that"
 
 
-def test_group_that_comes_back_while_its_units_live_keeps_them() -> None:
+def test_returning_group_keeps_its_living_units() -> None:
     web = spec("web", speaks=True)
     world = a_world(web)
     up(world, spec("other"))
@@ -127,7 +127,7 @@ def test_group_that_comes_back_while_its_units_live_keeps_them() -> None:
     assert (world.state_of("web-0"), world.slot("web-0").incarnation) == ("ready", 1)
 
 
-def test_run_is_up_since_the_first_up_after_a_down_whatever_else_happens() -> None:
+def test_run_is_up_since_the_first_up_after_a_down() -> None:
     web = spec("web")
     world = a_world(web)
     began = world.supervisor.state.run.up_since_at

@@ -1,4 +1,4 @@
-"""The deaths that count against a unit: those since an operator last wanted it."""
+"""Only deaths since the last operator command for a unit count against it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_up_without_a_change_keeps_the_deaths() -> None:
     assert counted(world.slot("web-0")) == (2, 2, KILLED)
 
 
-def test_failed_starts_count_since_the_last_success_or_wish() -> None:
+def test_failed_starts_count_since_the_last_success_or_operator_command() -> None:
     world = World(hosts=("a",))
     web = spec("web", speaks=True)
     world.handle(events.Applied(specs=(web,), by="op1"))
@@ -105,7 +105,7 @@ def fail_to_start(world: World, times: int) -> None:
 
 
 def obey(world: World) -> None:
-    """Orders and reports, and no unit that says that it is ready."""
+    """Deliver all orders and reports; no unit becomes ready."""
     host = world.hosts["a"]
     while host.orders or host.reports:
         while host.orders:

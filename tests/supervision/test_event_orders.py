@@ -45,7 +45,7 @@ class AnyOrder(RuleBasedStateMachine):
     def units(self) -> list[str]:
         return sorted(u for u, s in self.world.supervisor.state.slots.items() if s.wanted)
 
-    # ---- people ----
+    # ---- operators ----
 
     @rule(which=st.integers(0, len(CONFIGS) - 1))
     def up(self, which: int) -> None:
@@ -98,7 +98,7 @@ class AnyOrder(RuleBasedStateMachine):
                 self.world.handle(events.RestartWanted(units=(unit,), by=self.by(), at_once=now))
             case "vouch":
                 slot = self.world.slot(unit)
-                # A person vouches only for what is dead indeed.
+                # An operator confirms a death only if the process is dead.
                 process = self.world.hosts[slot.host].ledger.get((unit, slot.incarnation)) if slot.host else None
                 if process is not None and slot.state == "lost":
                     process.exit, process.children = ExitStatus(signal=9), 0
@@ -108,7 +108,7 @@ class AnyOrder(RuleBasedStateMachine):
     def drain_host(self, host: str, draining: bool) -> None:
         self.world.handle(events.HostDrained(host=host, by=self.by(), draining=draining))
 
-    # ---- weather ----
+    # ---- faults ----
 
     @rule(host=hosts, data=st.data(), exit=st.sampled_from(EXITS), children=st.integers(0, 1))
     def die(self, host: str, data: st.DataObject, exit: ExitStatus, children: int) -> None:
@@ -131,13 +131,13 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(host=hosts)
     def blink(self, host: str) -> None:
-        """A link that breaks and is back before anybody noticed."""
+        """A link that breaks and returns before the coordinator notices."""
         self.world.cut(self.world.hosts[host])
         self.world.connect(self.world.hosts[host])
 
     @rule(after=st.integers(0, 8), host=hosts)
     def crash(self, after: int, host: str) -> None:
-        """The coordinator dies in the middle of carrying out its instructions."""
+        """The coordinator dies while it executes its instructions."""
         reports = self.world.hosts[host].reports
         event = reports.pop(0) if reports else events.TimerFired(unit="nobody-0", at=0.0)
         self.world.handle(event, crash_after=after)
@@ -182,7 +182,7 @@ class AnyOrder(RuleBasedStateMachine):
     def pass_time(self, by: float) -> None:
         self.world.advance(by)
 
-    # ---- promises ----
+    # ---- invariants ----
 
     @invariant()
     def every_state_has_a_reason(self) -> None:

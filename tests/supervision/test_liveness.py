@@ -1,4 +1,4 @@
-"""Leases: silence, phases, a late check, and a wall clock that jumps."""
+"""Leases: silence, phases, late checks, and jumps of the wall clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_silent_unit_is_suspect_then_dead_each_reported_once(leases: Leases) -> 
     assert healths(leases, 1021.0) == [Health.WELL]
 
 
-def test_inside_a_phase_its_deadline_alone_counts(leases: Leases) -> None:
+def test_inside_a_phase_only_its_deadline_counts(leases: Leases) -> None:
     leases.phase("web-0", 1000.0, phase="step", age_s=0.0, at_most_s=100.0)
     assert healths(leases, 1099.0) == []
     assert list(leases.scan(1101.0)) == [
@@ -103,7 +103,7 @@ def test_jump_of_the_wall_clock_moves_no_lease_and_no_deadline(jump_s: float) ->
 
 
 def test_hanging_unit_is_reported_until_its_next_heartbeat() -> None:
-    """At the first report there may have been no host that could act."""
+    """At the first report there may be no host that can act."""
     leases = Leases(SUSPECT_S, DEAD_S)
     leases.begin("web-0", 100.0)
     assert healths(leases, 100.0 + DEAD_S) == [Health.HUNG]
@@ -113,8 +113,8 @@ def test_hanging_unit_is_reported_until_its_next_heartbeat() -> None:
     assert healths(leases, 103.0 + DEAD_S) == []
 
 
-def test_suspect_unit_is_well_after_a_restart_of_the_coordinator() -> None:
-    """Or it would stay suspect for good: nothing changes in what the new one sees."""
+def test_suspect_unit_recovers_after_a_restart_of_the_coordinator() -> None:
+    """It would stay suspect otherwise, because the new coordinator sees no change."""
     leases = Leases(SUSPECT_S, DEAD_S)
     leases.begin("web-0", 100.0, Health.SUSPECT)
     assert healths(leases, 100.1) == []
@@ -141,7 +141,7 @@ def test_restarted_coordinator_uses_the_reported_age_of_progress() -> None:
 
 
 class EveryLease(Leases):
-    """Judges every lease at every scan."""
+    """A reference that judges every lease at every scan."""
 
     def scan(self, now: float, unseen: Collection[str] = ()) -> Iterator[Finding]:
         self._unusual.update(self._leases)

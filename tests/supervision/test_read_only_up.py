@@ -1,4 +1,4 @@
-"""A run that is up only to be read from: its store and the steward start, and no other group."""
+"""After `up --read-only`, only the store and its readers run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def apply(world: World, specs: tuple[GroupSpec, ...], *, reading: bool = False) 
 
 
 def a_run_that_ended() -> World:
-    """Scaled to three samplers, its training done, and taken down."""
+    """A run that was scaled to three samplers, completed its training, and was taken down."""
     world = World(hosts=("a",))
     apply(world, WHOLE)
     world.handle(events.Scaled(group="sampler", count=3, by="somebody"))
@@ -62,7 +62,7 @@ def test_only_the_store_and_its_readers_start() -> None:
     assert set(states(world).values()) == {"stopped"}
 
 
-def test_whole_run_starts_from_there_unchanged() -> None:
+def test_full_up_after_a_read_only_up_starts_the_whole_run_unchanged() -> None:
     world = a_run_that_ended()
     apply(world, READ, reading=True)
     mongo = world.slot("mongo-0").incarnation

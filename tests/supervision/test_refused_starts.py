@@ -1,4 +1,4 @@
-"""Starts that fail: what a host lacks costs the unit nothing, and an impossible start gives its reason."""
+"""Starts that fail: a problem of the host does not count against the unit, and an impossible start gives its reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FULL = "The disk is full."
 
 
 def refuse(world: World) -> None:
-    """The host says of the newest life that it cannot even make the process."""
+    """The host reports that it cannot create the process of the newest incarnation."""
     world.hosts["a"].orders.clear()
     incarnation = world.slot("web-0").incarnation
     world.handle(events.SpawnFailed(unit="web-0", incarnation=incarnation, reason=FULL, final=False))
@@ -34,7 +34,7 @@ def test_unit_is_retried_while_its_host_lacks_something() -> None:
     assert world.now - began > 5 * world.times.backoff_max_s
     assert "cannot be started now" in world.incidents[-1].what
 
-    # There is room again, and its budget is whole.
+    # The host has space again, and the restart budget of the unit is unused.
     world.quiesce()
     slot = world.slot("web-0")
     assert (slot.state, slot.refused_starts, slot.failed_starts, slot.deaths) == ("ready", 0, 0, [])
@@ -47,7 +47,7 @@ def test_impossible_start_is_fatal_at_once() -> None:
     assert world.state_of("web-0") == "fatal"
 
 
-def test_reason_of_a_wrong_configuration_is_the_units_own() -> None:
+def test_fatal_unit_shows_its_own_reason_for_a_wrong_configuration() -> None:
     world = World(hosts=("a",))
     world.handle(events.Applied(specs=(spec("web"),), by="op1"))
     why = "rollout.code: /x/agents.py, line 3: SyntaxError: expected ':'."

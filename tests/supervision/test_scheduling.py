@@ -1,4 +1,4 @@
-"""The choice of a host for a unit, and the sentence if there is none."""
+"""The choice of a host for a unit, and the reason if no host fits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_unit_goes_to_the_host_with_the_fewest_units() -> None:
     assert place(spec("web"), hosts(3), (), used) == ("host-001", "")
 
 
-def test_refusal_stays_short_however_many_hosts_refuse() -> None:
+def test_refusal_stays_short_with_many_hosts() -> None:
     wanted = spec("big", resources=Resources(gpus=8))
     assert place(wanted, hosts(100), (), {})[1] == (
         "no host can take it (host-000, host-001, host-002 and 97 more: needs 8 GPU, 0 of 0 free)"

@@ -1,4 +1,4 @@
-"""Wait chains: each ends at a cause with a reason."""
+"""Every wait chain ends at a cause with a reason."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_culprit_is_named_with_its_reason() -> None:
 
 
 def test_broken_unit_is_found_behind_slow_units() -> None:
-    """The first wait of a unit need not be the one that holds it up."""
+    """The first wait of a unit need not be the one that delays it."""
     chains = explain(
         world(
             unit("a-0", Wait("busy-0", age_s=90.0), Wait("b-0", age_s=80.0)),
@@ -166,7 +166,7 @@ def test_starting_unit_is_not_late_and_shows_its_status() -> None:
     assert only(world(unit("sampler-0", limited), unit("trainer-0", **warm_up))).amiss, "the limit is its own"
 
 
-def test_chain_says_whether_a_person_is_needed() -> None:
+def test_chain_shows_whether_an_operator_is_needed() -> None:
     work = unit("b-0", progress_age_s=1.0)
     assert not only(world(unit("a-0", Wait("b-0", age_s=900.0)), work)).amiss, "b-0 makes progress"
     assert only(world(unit("a-0", Wait("b-0", age_s=900.0)), unit("b-0"))).amiss, (

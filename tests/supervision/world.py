@@ -1,7 +1,7 @@
-"""A small world around the supervisor: hosts with ledgers, dying processes, breaking links, a coordinator that crashes.
+"""A simulated world around the supervisor: hosts with ledgers, dying processes, breaking links, a crashing coordinator.
 
-It does what host agents promise (idempotent spawns, one Exited, GroupEmpty after it, the whole ledger in every hello)
-and nothing more, so that whatever holds here holds for any order of events.
+Invariant: it keeps the promises of host agents (idempotent spawns, one Exited, GroupEmpty after it, the whole ledger in
+every hello) and gives no others, so a property that holds here holds for any order of events.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Host:
     linked: bool = True
     ledger: dict[tuple[str, int], Process] = field(default_factory=dict)
     orders: list[do.Instruction] = field(default_factory=list)
-    """On their way from the coordinator; lost when the link breaks."""
+    """Messages from the coordinator on their way; a broken link loses them."""
     reports: list[events.Event] = field(default_factory=list)
-    """On their way to the coordinator."""
+    """Messages to the coordinator on their way."""
 
     def live(self) -> list[Process]:
         return [p for p in self.ledger.values() if p.alive]
@@ -76,7 +76,7 @@ class World:
         for host in self.hosts.values():
             self.connect(host)
 
-    # ---- the coordinator's hands ----
+    # ---- execution of the coordinator's instructions ----
 
     def handle(self, event: events.Event, crash_after: int | None = None) -> list[do.Instruction]:
         out = self.supervisor.handle(event, self.now)
@@ -110,7 +110,7 @@ class World:
             self.hosts[host].orders.append(order)
 
     def _check_alone(self, unit: str, incarnation: int) -> None:
-        """When a spawn is decided, no other life of the unit is on any host that can be reached."""
+        """When a spawn is decided, no other incarnation of the unit is on any reachable host."""
         if (unit, incarnation) in self.ordered:
             return
         self.ordered.add((unit, incarnation))
@@ -126,7 +126,7 @@ class World:
             self.disk[kind, key] = msgspec.msgpack.encode(thing())
 
     def crash(self) -> None:
-        """The coordinator dies and comes back with nothing but what is on disk."""
+        """The coordinator dies and restarts with only the state on disk."""
         kinds = {"run": RunState, "group": GroupState, "slot": Slot}
         state = State(RunState())
         for (kind, key), body in self.disk.items():
@@ -158,10 +158,10 @@ class World:
         host.orders.clear()
         host.reports.clear()
 
-    # ---- the hosts' hands ----
+    # ---- hosts ----
 
     def obey(self, host: Host) -> None:
-        """The agent carries out the oldest order."""
+        """The agent executes the oldest order."""
         order = host.orders.pop(0)
         key = (order.unit, order.incarnation)  # type: ignore[attr-defined]
         process = host.ledger.get(key)
@@ -194,7 +194,7 @@ class World:
             host.reports.append(events.Exited(unit=process.unit, incarnation=process.incarnation, exit=exit))
 
     def sweep(self, host: Host) -> None:
-        """The agent ends what outlived its leader."""
+        """The agent kills the processes that outlived their leader."""
         for process in host.ledger.values():
             if process.exit is not None and not process.reported_empty:
                 process.children, process.reported_empty = 0, True
@@ -207,7 +207,7 @@ class World:
     # ---- time ----
 
     def advance(self, by_s: float) -> None:
-        """Timers that become due on the way fire in order."""
+        """Timers that become due meanwhile fire in order."""
         end = self.now + by_s
         while due := [t for t in self.timers if t[0] <= end]:
             at, unit = min(due)
@@ -217,7 +217,7 @@ class World:
         self.now = end
 
     def quiesce(self) -> None:
-        """Everything reachable behaves from now on; the world must come to rest."""
+        """From now on every reachable part works correctly, and the world must become quiet."""
         for host in self.hosts.values():
             if not host.linked:
                 self.connect(host)

@@ -85,8 +85,7 @@ OPEN_LISTS = ("T", "C", "K", "e", "w")
 
 async def walk_to(screen: Screen, stop: Stop, *, silence: bool = False) -> None:
     """Press the keys of a screen, each after the effect of the one before. With `silence`, lose the connection at the
-    end,
-    or before the keys if the screen needs no answers.
+    end, or before the keys if the screen needs no answers.
     """
     await back(screen)
     link = screen.app.connection

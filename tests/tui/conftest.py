@@ -56,8 +56,7 @@ class Screen:
 
     async def _heard(self) -> None:
         """Wait until the view is fresh or the connection is lost. Commands are disabled on a stale view, and on a busy
-        machine
-        the view is stale until the next message arrives.
+        machine the view is stale until the next message arrives.
         """
         app = self.app
         if app.playback is None:
@@ -67,8 +66,7 @@ class Screen:
 
     async def _settled(self) -> None:
         """Wait until the effect of a key has passed all queues. The pilot waits only until the process is nearly idle,
-        which it
-        also is when it gets no processor time.
+        which it also is when it gets no processor time.
         """
         for _ in range(QUEUES):
             await self._pilot._wait_for_screen()

@@ -1,6 +1,5 @@
 """A command in any list hits the row that the person saw under the cursor, in the incarnation that the person saw, or
-no
-row, whatever happens to the rows between look and key.
+no row, whatever happens to the rows between look and key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Every view at three sizes, in good and in bad conditions: no line wraps, hostile text has no effect, and the
-important
-parts are shown.
+important parts are shown.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The other end of a unit's conversation: a real hub that welcomes, answers and remembers, and nothing more.
+"""A fake coordinator for one unit: a real hub that welcomes, answers and keeps all messages.
 
-Invariant: what a test asks of it is what the unit really sent, decoded by the coordinator's own decoder.
+Invariant: every kept message was sent by the unit and decoded by the coordinator's own decoder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEARTBEAT_S = 0.2
 
 
 class Counterpart:
-    """Use it inside a running loop: `start`, then ask `of(kind)` for what arrived."""
+    """Works inside a running loop: call `start`, then `of(kind)` for the received messages."""
 
     def __init__(self, directory: Path, *, orphan_lease_s: float = 60.0) -> None:
         self.directory = directory
@@ -37,7 +37,7 @@ class Counterpart:
         self.paused = False
         self.refusal: messages.Refused | None = None
         self.silent = False
-        """Hear everything, answer nothing."""
+        """Receives all messages and answers none."""
         self.heard: list[tuple[float, object]] = []
         self.peer: Peer | None = None
         self._gate: Gate | None = None
@@ -72,7 +72,7 @@ class Counterpart:
         return (self.of(messages.UnitReport) or [messages.UnitReport()])[-1]
 
     async def byes(self) -> list[messages.Bye]:
-        """Its last words, and with them all before. A process may have ended before they were read."""
+        """Wait for the unit's Bye, after which all its earlier messages are here. The process may end earlier."""
         await aeventually(lambda: self.of(messages.Bye), what="a goodbye")
         return self.of(messages.Bye)
 

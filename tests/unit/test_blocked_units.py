@@ -1,4 +1,4 @@
-"""Units that block, wait in hundreds of tasks, or hang: what the coordinator learns."""
+"""Units that block, wait in hundreds of tasks, or hang: what the coordinator receives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_phase_is_announced_before_its_body_silences_the_thread(counterpar
     await aeventually(lambda: counterpart.report.phase == "native" and counterpart.report.at_most_s == 60)
 
     def silent_after_it_said_so() -> bool:
-        """It blocks repeatedly: if one announcement and its end arrive late together, the next one is seen."""
+        """The unit blocks repeatedly. If the start and the end of one phase arrive together, the next one counts."""
         reports = ((at, each) for at, each in counterpart.heard if isinstance(each, messages.UnitReport))
         said = [at for at, report in reports if report.phase == "native"]
         beats = counterpart.times_of(messages.Beat)
@@ -35,7 +35,7 @@ async def test_phase_is_announced_before_its_body_silences_the_thread(counterpar
     await aeventually(silent_after_it_said_so, what="the silence of a GIL that is held")
 
 
-async def test_announcements_are_rare_when_a_long_phase_is_entered_again_and_again(
+async def test_announcements_are_rare_when_a_long_phase_is_entered_very_often(
     counterpart: Counterpart, start: Start
 ) -> None:
     start(
@@ -57,7 +57,7 @@ async def test_announcements_are_rare_when_a_long_phase_is_entered_again_and_aga
     assert len(counterpart.of(messages.UnitReport)) < 15
 
 
-async def test_200_waits_at_a_time(counterpart: Counterpart, start: Start) -> None:
+async def test_200_simultaneous_waits_are_reported(counterpart: Counterpart, start: Start) -> None:
     unit = start("-m", "assets.units.many_waits", "--waits", "200", "--on", "judge-0")
     await aeventually(lambda: "200 waits" in counterpart.report.status)
     report = counterpart.report
@@ -86,7 +86,7 @@ async def test_lag_of_a_blocked_async_loop_is_reported(counterpart: Counterpart,
         run_unit(main)
         """
     )
-    # It blocks once: whoever looks late finds it among all that was heard.
+    # The unit blocks once, so search all received messages and not only the newest.
     await aeventually(lambda: any(beat.loop_lag_s > 1.0 for beat in counterpart.of(messages.Beat)))
     heard = [message for _, message in counterpart.heard]
     late = next(n for n, each in enumerate(heard) if isinstance(each, messages.Beat) and each.loop_lag_s > 1.0)
@@ -148,7 +148,7 @@ async def test_preview_is_computed_by_the_unit(counterpart: Counterpart, start: 
     assert "no knob no.such" in answers["q3"].error
 
 
-async def test_stopped_process_does_not_count_its_sleep_against_the_lease(
+async def test_time_in_a_stopped_process_does_not_count_against_the_lease(
     counterpart: Counterpart, start: Start
 ) -> None:
     counterpart.orphan_lease_s = 5.0
@@ -163,7 +163,7 @@ async def test_stopped_process_does_not_count_its_sleep_against_the_lease(
     assert not any(report.draining for report in counterpart.of(messages.UnitReport))
 
 
-async def test_daemons_of_the_forker_outlive_its_process_group(counterpart: Counterpart, start: Start) -> None:
+async def test_detached_children_survive_a_kill_of_the_process_group(counterpart: Counterpart, start: Start) -> None:
     unit = start("-m", "assets.units.detached_children", "--children", "2")
     await aeventually(lambda: counterpart.report.ready)
     pids = [int(pid) for pid in (counterpart.directory / "children-web-3.pids").read_text().split()]

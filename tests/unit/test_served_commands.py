@@ -1,4 +1,4 @@
-"""A real unit serves commands: concurrently, each with an end, whatever the handler does."""
+"""A real unit serves commands concurrently, and each command ends with an answer, whatever the handler does."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_commands_are_served_while_others_never_end(counterpart: Counterpa
         ("nonsense", ExitCode.FAILED, "nobody thought of this"),
     ],
 )
-async def test_failed_command_is_answered_with_its_code(
+async def test_failed_command_is_answered_with_its_error_code(
     counterpart: Counterpart, start: Start, name: str, code: ExitCode, says: str
 ) -> None:
     unit = start(SERVING)
@@ -83,7 +83,7 @@ async def test_failed_command_is_answered_with_its_code(
     assert (await asked(counterpart, "2", "echo")).error == "", "it serves on"
 
 
-async def test_few_commands_are_served_at_once_and_too_many_are_refused(counterpart: Counterpart, start: Start) -> None:
+async def test_concurrent_commands_are_limited_and_others_are_refused(counterpart: Counterpart, start: Start) -> None:
     start(SERVING)
     await ready(counterpart)
     for number in range(80):

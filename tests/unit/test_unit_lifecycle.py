@@ -1,4 +1,4 @@
-"""Real unit processes against a real hub: hello, heartbeats, orders, and every way to end."""
+"""Real unit processes with a real hub: hello, heartbeats, orders, and every way to end."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ async def test_unit_sends_hello_heartbeats_and_bye(counterpart: Counterpart, sta
     assert "finished" in unit.text()
 
 
-async def test_it_reports_at_most_twice_a_second_besides_announcements(counterpart: Counterpart, start: Start) -> None:
+async def test_unit_reports_at_most_twice_a_second_besides_announcements(
+    counterpart: Counterpart, start: Start
+) -> None:
     unit = start(
         """
         import time
@@ -87,7 +89,7 @@ async def test_it_reports_at_most_twice_a_second_besides_announcements(counterpa
         """
     )
     await counterpart.byes()
-    # From its own first moment: several may have been read in one go.
+    # Measured from the first moment of the unit, because several reports may be read at once.
     lasted_s = counterpart.times_of(messages.Bye)[0] - float(unit.text().split()[0])
     assert 2 <= len(counterpart.of(messages.UnitReport)) <= 2 * lasted_s + 3
     assert 2 <= len(counterpart.of(messages.UnitMetrics)) <= lasted_s + 3
@@ -272,7 +274,7 @@ async def test_children_forked_without_exec_can_be_ended_by_sigterm(counterpart:
 
 
 async def test_request_for_stacks_never_kills_a_starting_or_ending_unit(counterpart: Counterpart, start: Start) -> None:
-    """Whoever finds the file of its stacks sends the signal."""
+    """The coordinator sends this signal when the file for the stacks exists."""
     unit = start(
         """
         import atexit, os, pathlib, signal
@@ -335,7 +337,7 @@ async def test_connected_but_silent_coordinator_counts_as_gone(counterpart: Coun
     assert "no message from the coordinator" in unit.text()
 
 
-async def test_acknowledged_beats_keep_the_lease(counterpart: Counterpart, start: Start) -> None:
+async def test_acknowledged_heartbeats_keep_the_lease(counterpart: Counterpart, start: Start) -> None:
     counterpart.orphan_lease_s = 2.0
     unit = start(LOOP)
     await ready(counterpart)
@@ -352,7 +354,7 @@ async def test_exception_is_in_the_log_and_in_the_bye(counterpart: Counterpart, 
     assert await counterpart.byes() == [messages.Bye(1, "RuntimeError: the disk of the tape is gone")]
 
 
-async def test_configuration_error_ends_with_78_and_a_sentence(counterpart: Counterpart, start: Start) -> None:
+async def test_configuration_error_ends_with_78_and_one_sentence(counterpart: Counterpart, start: Start) -> None:
     unit = start(_raising("ConfigError('batch is 0.', hint='Make it 1.')"))
     assert await unit.code() == ExitCode.CONFIG
     assert "batch is 0. Make it 1." in unit.text()

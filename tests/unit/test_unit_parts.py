@@ -79,7 +79,7 @@ def test_tick_restarts_the_deadlines_around_it() -> None:
     assert account.progress == 1
 
 
-async def test_of_concurrent_phases_the_one_with_the_nearest_deadline_is_reported() -> None:
+async def test_concurrent_phases_are_reported_as_the_one_with_the_nearest_deadline() -> None:
     clock = Clock()
     account = ReportedState(clock=clock)
     entered, done = asyncio.Barrier(3), asyncio.Event()
@@ -126,7 +126,7 @@ def test_oldest_waits_are_listed_and_the_others_counted() -> None:
     assert told.status == "busy"
 
 
-def test_waits_of_others_age_by_themselves_and_are_reported_again_only_after_a_change() -> None:
+def test_waits_of_others_age_and_are_reported_again_only_after_a_change() -> None:
     clock = Clock()
     account = ReportedState(clock=clock)
     task = messages.Wait("task g1", "is not done", 10.0, 60.0, who="batch")
@@ -252,7 +252,7 @@ def test_late_drain_callback_is_called_at_once() -> None:
     assert told == ["early", "late"]
 
 
-# ---- conversation ----
+# ---- protocol ----
 
 ME = UnitEnvironment(
     unit="web-3", group="web", slot=3, incarnation=7, run_dir=Path("/r"), run="u", coordinator="ipc://x"
@@ -261,7 +261,7 @@ WELCOME = messages.Welcome(epoch="e", run="u", run_name="n", now_ct=0, heartbeat
 
 
 class Talk:
-    """A conversation with everything it needs."""
+    """A protocol object with all that it needs."""
 
     def __init__(self) -> None:
         self.account, self.orders, self.knobs = ReportedState(), ControlFlags(), KnobSet()
