@@ -368,6 +368,11 @@ class Lifecycle:
             self._signal(slot, signal.SIGTERM, leader_only=slot.spec.speaks)
 
     def kill(self, slot: Slot, why: str, now: float) -> None:
+        host = self.state.hosts.get(slot.host)
+        if host is not None and not host.connected:
+            # Nobody there can execute it, so waiting for the end would never end.
+            self.lose(slot, f"{why}; host {slot.host} is silent", now)
+            return
         if slot.state is S.STOPPING:
             slot.reason = why
             self.touch(slot)
