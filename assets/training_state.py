@@ -103,7 +103,7 @@ async def _figures(database: Database) -> Figures:
     metrics = [step["metrics"] for step in steps]
     ages = [one["age_mean"] for one in metrics if "age_mean" in one]
     generated = await database.aggregate("Record", [{"$group": {"_id": None, "n": {"$sum": "$generated_tokens"}}}])
-    failed = {"error_class": "infrastructure"}
+    tools = await _tool_calls(database)
     return Figures(
         version=None if served is None else int(served["_id"]),
         rewards=tuple(one["reward_mean"] for one in metrics if "reward_mean" in one),
@@ -111,10 +111,17 @@ async def _figures(database: Database) -> Figures:
         trained_records=sum(len(step["records"]) for step in steps),
         staleness=ages[-1] if ages else None,
         tokens=int(generated[0]["n"]) if generated else 0,
-        tool_calls=await database.count("ToolCall", {}),
-        tool_errors=await database.count("ToolCall", failed),
+        tool_calls=tools["made"],
+        tool_errors=tools["failed"],
         held_out=await _held_out(database),
     )
+
+
+async def _tool_calls(database: Database) -> dict[str, int]:
+    broken = {"$sum": {"$cond": [{"$eq": ["$tool_calls.error_class", "infrastructure"]}, 1, 0]}}
+    sums = {"$group": {"_id": None, "made": {"$sum": 1}, "failed": broken}}
+    found = await database.aggregate("DispatchedSamplingTask", [{"$unwind": "$tool_calls"}, sums])
+    return found[0] if found else {"made": 0, "failed": 0}
 
 
 async def _held_out(database: Database) -> dict[int, float]:

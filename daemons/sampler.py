@@ -28,11 +28,11 @@ from agentrl.rollout.sampler import FINISH_WITHIN_S, Sampler
 from agentrl.rollout.sampler_knobs import SamplerKnobs
 from agentrl.rollout.scorers import close_scorers
 from agentrl.rollout.service_directory import ServiceDirectory
-from agentrl.rollout.toolbox_protocol import OfferedTool, RefusalKind, ToolAnswer, ToolRefusedError
+from agentrl.rollout.toolbox_protocol import OfferedTool, OpenedSession, RefusalKind, ToolAnswer, ToolRefusedError
 from agentrl.store import run_database
+from agentrl.store.call_writer import Writer
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.owners import Lease
-from agentrl.store.trajectories import Writer
 from agentrl.telemetry.services import BUSY, IN_MODEL, IN_TOOLS, Meter
 from agentrl.toolbox import api_messages
 from agentrl.toolbox.client import ToolboxClient
@@ -212,9 +212,10 @@ class PluggedToolbox:
             self._asked_at = time.monotonic()
         return self._offered
 
-    async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> bool:
+    async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> OpenedSession:
         with _refusals():
-            return (await self._tools.open(session, servers, wait_s=wait_s)).created
+            opened = await self._tools.open(session, servers, wait_s=wait_s)
+        return OpenedSession(opened.created, opened.calls)
 
     async def call(
         self, session: str, call: str, server: str, tool: str, arguments: dict[str, Any], *, timeout_s: float

@@ -104,11 +104,10 @@ RECORDS = fields(
     age="started_at",
 )
 CALLS = fields(
-    text="record task turn status base finish_reason engine error",
-    number="index base_length sampling.temperature sampling.top_p",
+    text="record task status base finish_reason engine error",
+    number="index turn base_length sampling.temperature sampling.top_p",
     time="sent_at done_at",
 )
-TURNS = fields(text="record task text call reason", number="index", time="started_at done_at", texts="tool_calls")
 TOOL_CALLS = fields(
     text="record task owner server tool status error_class tried_again result session",
     number="turn latency_s",

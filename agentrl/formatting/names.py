@@ -15,7 +15,6 @@ _PLURALS = {
     "Record": "records",
     "ToolCall": "tool calls",
     "DispatchedSamplingTask": "model calls",
-    "Turn": "turns",
     "Step": "steps",
     "Checkpoint": "checkpoints",
     "Publication": "versions",

@@ -157,8 +157,9 @@ class ToolErrors(Args, frozen=True):
 class ToolErrorSample(msgspec.Struct, frozen=True, omit_defaults=True):
     record: str
     call: str
-    """The tool call, or the turn in which it could not be parsed."""
+    """The tool call, or the model call in which it could not be parsed."""
     text: str = ""
+    turn: int | None = None
 
 
 VARIES = "…"

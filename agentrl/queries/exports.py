@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 
 from agentrl.protocol.data_commands import ExportPart, ExportRecords
-from agentrl.store import chunks, lists, trajectories
+from agentrl.store import calls, chunks, lists
+from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, load_if
+from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, load, load_if, within
 from agentrl.tokens import version_runs
 from agentrl.tokens.binary_format import unpack_floats, unpack_ids
 from agentrl.tokens.spans import Span, StoredCall, full_prompts, span_ids
@@ -53,26 +54,28 @@ async def trajectory(database: Database, record: Plain) -> Plain:
     """Everything of one record, complete in itself."""
     id = record["id"]
     task = await database.find_one("Task", {"_id": record["task"]}, projection={"shares": 0})
-    calls = (await trajectories.calls_of(database, [id]))[id]
-    turns, tool_calls = await _of(database, "Turn", id, "index"), await _of(database, "ToolCall", id, "turn")
+    found = await database.find(CALLS, {"_id": within(id)}, sort=[("index", 1)])
+    answered = [load(DispatchedSamplingTask, one) for one in found if one["status"] in calls.WITH_TOKENS]
+    turns = [lists.shown(calls.turn_row(one)) for one in found if one.get("over_at")]
+    tool_calls = [lists.shown(tool) for one in found for tool in calls.tool_rows(one)]
     data = load_if(DBRecordData, await database.find_one("DBRecordData", {"_id": id}))
     return {
         "record": record,
         "task": None if task is None else lists.shown(task),
         "turns": [await _whole_text(database, turn, "text") for turn in turns],
         "tool_calls": [await _whole_text(database, call, "result") for call in tool_calls],
-        "calls": [_call(call) for call in calls],
-        "segments": segments(calls, data),
+        "calls": [_call(call) for call in answered],
+        "segments": segments(answered, data),
         "advantage": data.advantage if data else None,
         "capped": data.capped if data else False,
     }
 
 
-def segments(calls: Sequence[DispatchedSamplingTask], data: DBRecordData | None) -> list[Plain]:
+def segments(answered: Sequence[DispatchedSamplingTask], data: DBRecordData | None) -> list[Plain]:
     """The token tree, every token once. `parent` is the index of the segment before it, -1 at the root. Empty if the
     calls were pruned."""
-    stored = trajectories.stored_calls(calls)
-    by_index = {call.index: call for call in calls}
+    stored = calls.stored_calls(answered)
+    by_index = {call.index: call for call in answered}
     trains = data is not None and data.advantage is not None
     spans = data.spans if data else _spans(stored)
     if not all(span.call in by_index for span in spans):
@@ -108,11 +111,6 @@ def _call(call: DispatchedSamplingTask) -> Plain:
         "new_prompt_tokens": len(unpack_ids(call.prompt)),
         "output_tokens": len(unpack_ids(call.output)),
     }
-
-
-async def _of(database: Database, kind: str, record: str, order: str) -> list[Plain]:
-    found = await database.find(kind, {"record": record}, sort=[(order, 1), ("_id", 1)])
-    return [lists.shown(document) for document in found]
 
 
 async def _whole_text(database: Database, row: Plain, field: str) -> Plain:

@@ -13,10 +13,12 @@ from agentrl.errors import UnknownNameError
 from agentrl.filters.mongo import Query
 from agentrl.policies.status_tables import CallStatus, RecordStatus, ToolCallStatus
 from agentrl.protocol.data_commands import ListRows, Page
-from agentrl.store import list_cursors, lists, service_registry
+from agentrl.store import calls, list_cursors, lists, service_registry
+from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 
 LONGEST_TEXT = 500
+_OPEN_TOOLS = [ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING]
 COUNTED = {"Step": ("tasks", "filtered", "records")}
 """Lists of ids that a row only counts."""
 LEFT_OUT = {"Task": ("extra",), "Checkpoint": ("files",)}
@@ -75,24 +77,17 @@ async def _tell_who_serves(database: Database, rows: list[Plain]) -> None:
 
 async def _calls_under_way(database: Database, records: list[str], now: datetime) -> dict[str, Plain]:
     """The oldest of each record: that is the one it waits for."""
-    open_tools = [ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING]
-    tools = await database.find(
-        "ToolCall",
-        {"record": {"$in": records}, "status": {"$in": open_tools}},
-        projection=["record", "server", "tool", "requested_at"],
-    )
-    calls = await database.find(
-        "DispatchedSamplingTask",
-        {"record": {"$in": records}, "status": CallStatus.SENT},
-        projection=["record", "engine", "sent_at"],
-    )
-    found = [
-        (tool["requested_at"], tool["record"], f"tool call {tool['server']}.{tool['tool']}", tool["_id"])
-        for tool in tools
-    ]
-    for call in calls:
+    of_them = {"record": {"$in": records}}
+    found = []
+    for call in await database.find(CALLS, of_them | {"status": CallStatus.SENT}, projection=calls.UNDER_WAY):
         at = f" at {call['engine']}" if call.get("engine") else ""
         found.append((call["sent_at"], call["record"], f"model call{at}", call["_id"]))
+    asked = of_them | {"tool_calls.status": {"$in": _OPEN_TOOLS}}
+    for call in await database.find(CALLS, asked, projection=calls.UNDER_WAY):
+        for tool in call["tool_calls"]:
+            if tool["status"] in _OPEN_TOOLS:
+                what = f"tool call {tool['server']}.{tool['tool']}"
+                found.append((tool["requested_at"], call["record"], what, tool["id"]))
     doing: dict[str, Plain] = {}
     for since, record, what, id in sorted(found, key=lambda one: one[0]):
         doing.setdefault(record, {"what": what, "call": id, "since": since, "age_s": age_s(since, now)})

@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.protocol.data_commands import RecordTokens, TokenPart, TokenStretch
 from agentrl.queries import exports
 from agentrl.queries.details import whole
-from agentrl.store import publications, trajectories
+from agentrl.store import calls, publications
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, load_if
 from agentrl.tokens import version_runs
@@ -44,15 +44,13 @@ class Spelling:
 
 async def part(database: Database, spelling: Spelling, args: RecordTokens) -> TokenPart:
     await whole(database, "Record", args.id, hint="See `agentrl records list`.")
-    calls = (await trajectories.calls_of(database, [args.id]))[args.id]
+    answered = (await calls.with_tokens(database, [args.id], texts=False))[args.id]
     data = load_if(DBRecordData, await database.find_one("DBRecordData", {"_id": args.id}))
-    segments = exports.segments(calls, data)
+    segments = exports.segments(answered, data)
     if not segments:
         return TokenPart(note=PRUNED if data is not None and data.spans else NONE_YET)
     tokenizer, note = await _tokenizer(spelling)
-    found = await database.find("Turn", {"record": args.id}, projection=["index", "call"])
-    turns = {turn["call"]: int(turn["index"]) for turn in found}
-    by_index = {call.index: call for call in calls}
+    by_index = {call.index: call for call in answered}
     start, end = max(0, args.start), max(0, args.start) + max(1, min(args.limit, MOST_TOKENS))
     stretches, at = list[TokenStretch](), 0
     for place, segment in enumerate(segments):
@@ -61,13 +59,13 @@ async def part(database: Database, spelling: Spelling, args: RecordTokens) -> To
         if first < last:
             call = by_index[segment["call"]]
             texts = await _spelt(tokenizer, segment["ids"], first, last)
-            stretches.append(_stretch(place, segment, call, turns.get(call.id, -1), first, last, texts))
+            stretches.append(_stretch(place, segment, call, first, last, texts))
         at += length
     return TokenPart(tuple(stretches), end if end < at else None, at, note)
 
 
 def _stretch(
-    place: int, segment: Plain, call: DispatchedSamplingTask, turn: int, first: int, last: int, texts: tuple[str, ...]
+    place: int, segment: Plain, call: DispatchedSamplingTask, first: int, last: int, texts: tuple[str, ...]
 ) -> TokenStretch:
     generated = segment["kind"] == "model"
     runs = version_runs.cut(segment["versions"], first, last - first) if generated else []
@@ -76,7 +74,7 @@ def _stretch(
         parent=segment["parent"],
         kind=segment["kind"],
         call=call.id,
-        turn=turn,
+        turn=call.turn if call.over_at is not None else -1,
         trains=segment["trains"],
         offset=first,
         ids=tuple(segment["ids"][first:last]),

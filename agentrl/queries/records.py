@@ -6,8 +6,7 @@ by their stored size and never loaded; a text that is cut says so, and how much 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from agentrl.formatting.amounts import counted
@@ -15,8 +14,10 @@ from agentrl.policies.status_tables import RecordStatus, StepStatus
 from agentrl.protocol.data_commands import RecordStory, ShowRecord
 from agentrl.queries import pages
 from agentrl.queries.details import whole
-from agentrl.store import chunks, lists
+from agentrl.store import calls, chunks, lists
+from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
+from agentrl.store.documents import within
 
 MOST_TURNS = 1000
 BYTES_A_NUMBER = 4
@@ -27,6 +28,10 @@ _CALL: Mapping[str, Any] = {
     "prompt_bytes": {"$binarySize": "$prompt"},
     "output_bytes": {"$binarySize": "$output"},
 }
+_AROUND: Mapping[str, Any] = {**_CALL, **dict.fromkeys(("record", "task", "owner"), 1)}
+_TURN: Mapping[str, Any] = {**_AROUND, **dict.fromkeys(("text", "parsed", "tool_calls", "began_at", "over_at"), 1)}
+_TOOLS = "id server tool status error_class tried_again latency_s session requested_at done_at"
+_UNDER_WAY: Mapping[str, Any] = {**_AROUND, **{f"tool_calls.{name}": 1 for name in _TOOLS.split()}}
 
 
 async def show(database: Database, args: ShowRecord) -> RecordStory:
@@ -65,63 +70,42 @@ def ending_of(record: Mapping[str, Any]) -> Plain:
 
 async def _turns(database: Database, args: ShowRecord) -> tuple[list[Plain], bool]:
     limit = max(1, min(args.limit, MOST_TURNS))
-    asked = {"record": args.id, "index": {"$gt": args.after_turn}}
-    found = await database.find("Turn", asked, sort=[("index", 1)], limit=limit + 1)
-    turns = [lists.shown(document) for document in found[:limit]]
-    if not turns:
-        return [], False
-    calls = await _calls(database, args.id, [turn["call"] for turn in turns])
-    tools = await _tool_calls(database, args, turns[0]["index"], turns[-1]["index"])
-    for turn in turns:
-        text = turn["text"] if args.chars else await _uncut(database, turn["id"], "text", turn["text"])
-        turn["text"] = _both_ends(text, args.chars)
-        turn["seconds"] = _seconds(turn.get("started_at"), turn.get("done_at"))
-        turn["call"] = calls.get(turn["call"])
-        turn["tool_calls"] = tools.get(turn["index"], [])
+    over = {"_id": within(args.id), "turn": {"$gt": args.after_turn}, "over_at": {"$ne": None}}
+    found = await database.find(CALLS, over, sort=[("turn", 1)], limit=limit + 1, projection=_TURN)
+    return [await _turn(database, document, args.chars) for document in found[:limit]], len(found) > limit
+
+
+async def _turn(database: Database, document: Plain, chars: int) -> Plain:
+    turn = lists.shown(calls.turn_row(document))
+    turn["text"] = await _text(database, turn, "text", chars)
+    turn["seconds"] = _seconds(turn["started_at"], turn["done_at"])
+    turn["call"] = _call(document)
+    turn["tool_calls"] = [lists.shown(one) for one in calls.tool_rows(document)]
+    for call in turn["tool_calls"]:
+        call["result"] = await _text(database, call, "result", chars)
+        call["arguments"] = {name: _both_ends(value, chars) for name, value in call["arguments"].items()}
+    for row in (turn, *turn["tool_calls"]):
         for internal in ("record", "task", "owner"):
-            turn.pop(internal, None)
-    return turns, len(found) > limit
-
-
-async def _calls(database: Database, record: str, ids: Sequence[str]) -> dict[str, Plain]:
-    asked = {"record": record, "_id": {"$in": list(ids)}}
-    found = await database.find("DispatchedSamplingTask", asked, projection=_CALL)
-    return {document["_id"]: _call(document) for document in found}
+            row.pop(internal, None)
+    return turn
 
 
 def _call(document: Mapping[str, Any]) -> Plain:
-    call = lists.shown(document)
+    call = lists.shown({name: value for name, value in document.items() if name in _CALL or name == "_id"})
     call["new_prompt_tokens"] = _numbers(call.pop("prompt_bytes", None))
     call["output_tokens"] = _numbers(call.pop("output_bytes", None))
     call["seconds"] = _seconds(call.get("sent_at"), call.get("done_at"))
     return call
 
 
-async def _tool_calls(database: Database, args: ShowRecord, first: int, last: int) -> dict[int, list[Plain]]:
-    asked = {"record": args.id, "turn": {"$gte": first, "$lte": last}}
-    by_turn: dict[int, list[Plain]] = defaultdict(list)
-    for document in await database.find("ToolCall", asked, sort=[("turn", 1), ("_id", 1)]):
-        call = lists.shown(document)
-        text = call["result"] if args.chars else await _uncut(database, call["id"], "result", call["result"])
-        call["result"] = _both_ends(text, args.chars)
-        call["arguments"] = {name: _both_ends(value, args.chars) for name, value in call["arguments"].items()}
-        for internal in ("record", "task", "owner"):
-            call.pop(internal, None)
-        by_turn[call["turn"]].append(call)
-    return by_turn
-
-
 async def _outside_of_turns(database: Database, record: str) -> list[Plain]:
-    """A turn is written when it is over; until then its calls stand alone, and so do those that failed."""
-    last = await database.find_one("Turn", {"record": record}, sort=[("index", -1)], projection=["index"])
-    of_turns = await database.distinct("Turn", "call", {"record": record})
-    alone = {"record": record, "_id": {"$nin": of_turns}}
-    calls = await database.find("DispatchedSamplingTask", alone, sort=[("index", 1)], projection=_CALL)
-    beyond = {"record": record, "turn": {"$gt": last["index"] if last else -1}}
-    tools = await database.find(
-        "ToolCall", beyond, sort=[("turn", 1), ("_id", 1)], projection={"arguments": 0, "result": 0, "task": 0}
-    )
-    return [_call(call) for call in calls] + [lists.shown(tool) for tool in tools]
+    """Calls of the turn that is not over, and those that failed or were continued."""
+    alone = {"_id": within(record), "over_at": None}
+    found = await database.find(CALLS, alone, sort=[("index", 1)], projection=_UNDER_WAY)
+    tools = [lists.shown(tool) for document in found for tool in calls.tool_rows(document)]
+    for tool in tools:
+        tool.pop("task")
+    return [_call(document) for document in found] + tools
 
 
 async def _attempts(database: Database, record: Mapping[str, Any]) -> list[Plain]:
@@ -142,8 +126,11 @@ async def _training(database: Database, record: Mapping[str, Any]) -> Plain:
     return told | {"steps": [lists.shown(step) for step in steps], "trained_in": counting}
 
 
-async def _uncut(database: Database, document: str, field: str, inline: str) -> str:
-    return await chunks.whole(database, document, field) or inline
+async def _text(database: Database, row: Plain, field: str, chars: int) -> Any:
+    """All of it without a limit, else both ends of what is inline."""
+    if chars:
+        return _both_ends(row[field], chars)
+    return await chunks.whole(database, row["id"], field) or row[field]
 
 
 def _both_ends(text: Any, most: int) -> Any:

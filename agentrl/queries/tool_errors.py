@@ -22,12 +22,12 @@ from agentrl.filters.parser import parse
 from agentrl.formatting.repeated_lines import pattern_of
 from agentrl.protocol.data_commands import VARIES, ToolErrorGroup, ToolErrors, ToolErrorSample
 from agentrl.queries.error_clusters import cluster
+from agentrl.store import calls
+from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 
 MALFORMED = "malformed"
 """The status of a call that could not be read, which no tool ever saw."""
-FAILED = {"error_class": {"$gt": ""}}
-"""In MongoDB's own words."""
 READ_CHARS = 400
 """Of a message; what an error is stands at its beginning."""
 SAMPLES = 3
@@ -57,7 +57,7 @@ class _Seen:
             self.first_at = min(self.first_at or at, at)
             self.last_at = max(self.last_at, at)
         if len(self.samples) < SAMPLES:
-            self.samples.append(ToolErrorSample(error["record"], error["id"], error["result"]))
+            self.samples.append(ToolErrorSample(error["record"], error["id"], error["result"], error.get("turn")))
 
     def join(self, other: _Seen) -> None:
         """Every name gives a sample, as long as there is room."""
@@ -119,31 +119,29 @@ def _kind(error: Plain) -> Kind:
 
 
 async def _errors(database: Database, asked: Expression, now: datetime) -> AsyncIterator[Plain]:
-    failed = {"$and": [FAILED, to_mongo(asked, now)]}
-    shown = ("record", "server", "tool", "status", "error_class", "requested_at")
-    projection = {**dict.fromkeys(shown, 1), "result": {"$substrCP": ["$result", 0, READ_CHARS]}}
-    async for call in database.stream("ToolCall", failed, projection=projection):
+    text = {"$substrCP": ["$result", 0, READ_CHARS]}
+    stages = [{"$match": calls.FAILED_TOOLS}, *calls.TOOL_ROWS, {"$match": calls.FAILED_TOOL_ROW}]
+    shown = ("record", "turn", "server", "tool", "status", "error_class", "requested_at")
+    stages += [{"$match": to_mongo(asked, now)}, {"$project": {**dict.fromkeys(shown, 1), "result": text}}]
+    async for call in database.stream_aggregate(CALLS, stages):
         yield {**call, "id": call["_id"]}
-    async for turn in database.stream(
-        "Turn",
-        {"parsed.error": {"$gt": ""}},
-        projection=["record", "task", "index", "owner", "parsed.name", "parsed.error", "started_at", "done_at"],
-    ):
-        for error in _malformed(turn):
+    parts = ("record", "task", "turn", "owner", "parsed.name", "parsed.error", "began_at", "over_at")
+    async for call in database.stream(CALLS, {"parsed.error": {"$gt": ""}}, projection=parts):
+        for error in _malformed(call):
             if matches(asked, error, now):
                 yield error
 
 
 def _malformed(turn: Plain) -> list[Plain]:
-    """The calls of a turn that could not be read, as if they had been made."""
+    """The tool calls of a turn that could not be parsed, as if they had been made."""
     same = {
         "id": turn["_id"],
         "record": turn["record"],
         "task": turn.get("task", ""),
-        "turn": turn["index"],
+        "turn": turn["turn"],
         "owner": turn.get("owner", ""),
-        "requested_at": turn.get("started_at") or turn.get("done_at"),
-        "done_at": turn.get("done_at"),
+        "requested_at": turn.get("began_at") or turn.get("over_at"),
+        "done_at": turn.get("over_at"),
         "server": "",
         "status": MALFORMED,
         "error_class": "policy",

@@ -29,10 +29,10 @@ from agentrl.rollout.record_ending import RecordEnder, structure
 from agentrl.rollout.service_directory import ServiceDirectory
 from agentrl.rollout.tool_calls import ToolCalls
 from agentrl.store import claims
+from agentrl.store.call_writer import Writer
 from agentrl.store.claims import Claim, Ending
 from agentrl.store.database import Database
 from agentrl.store.owners import Lease
-from agentrl.store.trajectories import Writer
 
 log = logging.getLogger("sampler")
 GIVEN_BACK_WITHIN_S = 10.0
@@ -161,6 +161,7 @@ class Attempt:
             context.directory,
             recorder,
             task.servers,
+            repeatable=[name for name, server in context.config.tools.items() if server.try_again],
             tool_s=settings.tool_s,
             wait_s=tool_call_within_s(longest_s),
             stateless=all(server.session == "shared" for server in servers),

@@ -23,7 +23,7 @@ from agentrl.rollout.episode_errors import EndedError
 from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.model_calls import ModelCalls, Wanted
 from agentrl.rollout.tool_calls import ToolCalls
-from agentrl.store.documents import ParsedCall, Task, Turn, turn_id
+from agentrl.store.documents import ParsedCall, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,8 @@ class Episode:
         self._models = model_calls
         self._tools = tool_calls
         self._random = random
-        self._turn: Turn | None = None
+        self._turn: int | None = None
+        """The index of the turn that is not over."""
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -108,17 +109,8 @@ class Episode:
         text = self.template.tokenizer.decode(made.ids[:-1] if ended else made.ids)
         parsed = tool_call_parsers.parse(self.environment.parser, text, self.tools)
         self.texts.append(text)
-        self._turn = Turn(
-            id=turn_id(self.recorder.record.id, index),
-            record=self.recorder.record.id,
-            task=self.task.id,
-            index=index,
-            text=text,
-            parsed=_parsed_calls(parsed),
-            call=made.call,
-            started_at=began,
-            reason=made.finish,
-        )
+        self._turn = index
+        self.recorder.parsed(index, text, _parsed_calls(parsed), began)
         if made.finish == "length":
             raise EndedError(Outcome.TOKEN_LIMIT if room > self.limits.max_tokens else Outcome.CONTEXT_FULL)
         return Reply(made.ids, text, ended, parsed)
@@ -126,9 +118,7 @@ class Episode:
     async def call_tools(self, calls: Sequence[Call]) -> list[str]:
         """All at once; their results in the order of the calls."""
         assert self._turn is not None, "tools are called by a turn"
-        texts, ids = await self._tools.run(self._turn.index, calls)
-        self._turn.tool_calls = [*self._turn.tool_calls, *ids]
-        return texts
+        return await self._tools.run(self._turn, calls)
 
     def over(self) -> None:
         """The last turn is complete."""

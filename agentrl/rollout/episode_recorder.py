@@ -1,20 +1,20 @@
-"""What one episode did, as it is stored; and what of it was stored before, if another sampler began it.
+"""Stores what one episode does, and reads what of it was stored before, if another sampler began it.
 
-Invariants: model calls, tool calls and turns are written in the order in which they happened; a tool call is durable,
-with everything before it, before it is asked; `settled` returns when everything is durable. A write that fails ends the
-episode, and one that finds another owner drops it. Ids are never used twice, also not over a hand-over. That something
-is under way is written once it takes so long that somebody may ask what is waited for.
+Invariants: a turn is one document: its model call, the parsed text, the tool calls; it is written when the turn is
+over, when it takes long enough that a person may ask what is waited for, and before a tool is called that must not run
+twice; the documents of an episode are written in their order; `settled` returns when everything is durable. A write
+that fails ends the episode, and one that finds another owner drops it. Ids are never used twice, also not over a
+hand-over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import dataclasses
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -25,28 +25,22 @@ from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import CallStatus, ToolCallStatus
 from agentrl.rollout.episode_errors import DroppedError, EndedError
 from agentrl.rollout.toolbox_protocol import ToolAnswer
-from agentrl.store import chunks, claims, trajectories
+from agentrl.store import calls, chunks, claims
+from agentrl.store.call_writer import OwnershipError, Writer, now
 from agentrl.store.claims import Claim, Reached
 from agentrl.store.database import Database
-from agentrl.store.documents import (
-    DispatchedSamplingTask,
-    Record,
-    ToolCall,
-    Turn,
-    call_id,
-    tool_call_id,
-    turn_id,
-)
-from agentrl.store.trajectories import OwnershipError, Writer
+from agentrl.store.documents import DispatchedSamplingTask, ParsedCall, Record, ToolCall, call_id, tool_call_id
 from agentrl.tokens import spans as span_lists
-from agentrl.tokens import version_runs as version_runs
+from agentrl.tokens import version_runs
 from agentrl.tokens.binary_format import pack_floats, pack_ids, unpack_ids
 from agentrl.tokens.token_tree import TokenTree
 
 SHOWN_AFTER_S = 1.0
-"""What is answered sooner is written once, with its answer."""
+"""What is over sooner is written once, whole."""
 PROGRESS_EVERY_S = 2.0
 """After the first turn, which says how old the Record is."""
+_ANSWER = ("status", "output", "log_probs", "versions", "finish_reason", "engine", "error", "done_at")
+_UNDER_WAY = (ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING)
 
 
 @dataclasses.dataclass(slots=True)
@@ -62,6 +56,22 @@ class KnownCall:
         return self.document.status == CallStatus.DONE
 
 
+@dataclasses.dataclass(slots=True, eq=False)
+class _Draft:
+    """A document as it is here, and what of it was not handed to the writer yet."""
+
+    call: DispatchedSamplingTask
+    stored: bool = False
+    fields: set[str] = dataclasses.field(default_factory=set)
+    moved: dict[str, ToolCall] = dataclasses.field(default_factory=dict)
+    new: list[ToolCall] = dataclasses.field(default_factory=list)
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_dirty(self) -> bool:
+        return not self.stored or bool(self.fields or self.moved or self.new)
+
+
 class Recorder:
     """Of one episode. Made by `begin`."""
 
@@ -73,13 +83,14 @@ class Recorder:
         self._tree = TokenTree()
         self._next_call = 0
         self._calls: dict[int, KnownCall] = {}
+        """Those with tokens."""
         self._tool_calls: dict[str, ToolCall] = {}
-        self._turns: dict[int, Turn] = {}
-        self._open_calls: dict[str, DispatchedSamplingTask] = {}
-        self._pending: set[asyncio.Task[None]] = set()
-        self._unshown: dict[str, asyncio.TimerHandle] = {}
-        """What is under way and not written as such, by id."""
-        self._told_at = float("-inf")
+        self._turns: dict[int, _Draft] = {}
+        """The document in which each turn ends."""
+        self._drafts: dict[str, _Draft] = {}
+        """All documents of this process, by id."""
+        self._pending: set[asyncio.Future[None]] = set()
+        self._progress_at = float("-inf")
         self._failed: DroppedError | EndedError | None = None
         """Why something of it is not stored."""
 
@@ -92,28 +103,30 @@ class Recorder:
         return recorder
 
     def close(self) -> None:
-        """Nobody waits for it any more."""
-        for timer in self._unshown.values():
-            timer.cancel()
-        self._unshown.clear()
+        """Nothing is written any more."""
+        for draft in self._drafts.values():
+            _stop(draft)
+        self._drafts.clear()
 
     # ---- what is known ----
 
     def calls_of(self, turn: int) -> list[KnownCall]:
         """The stored calls of a turn that gave tokens, in their order."""
-        name = turn_id(self.record.id, turn)
-        return [call for call in self._calls.values() if call.document.turn == name]
+        return [call for call in self._calls.values() if call.document.turn == turn]
 
     def tool_calls_of(self, turn: int) -> list[ToolCall]:
-        return [call for call in self._tool_calls.values() if call.turn == turn]
+        return list(self._turns[turn].call.tool_calls) if turn in self._turns else []
 
     @property
     def has_tool_calls(self) -> bool:
         """Of any turn, also of one that is not over: what was requested may have been carried out."""
         return any(call.status != ToolCallStatus.REFUSED for call in self._tool_calls.values())
 
+    def has_requested(self, tool_call: str) -> bool:
+        return tool_call in self._tool_calls
+
     async def whole_result(self, call: ToolCall) -> str:
-        """What the tool said, also where only the ends of it are in the document."""
+        """The whole result, also if only the ends of it are in the document."""
         return await chunks.whole(self._database, call.id, "result") or call.result
 
     @property
@@ -126,7 +139,7 @@ class Recorder:
         """What is stored once everything is settled."""
         versions = sorted({version for run in self.runs.values() for version, count in run if count})
         return Reached(
-            turns=len(self._turns),
+            turns=sum(draft.call.over_at is not None for draft in self._turns.values()),
             generated_tokens=sum(len(call.output) for call in self._calls.values()),
             oldest_version=min(versions, default=None),
             newest_version=max(versions, default=None),
@@ -145,14 +158,14 @@ class Recorder:
     # ---- model calls ----
 
     def sent(self, turn: int, prompt: list[int], sampling: Sampling, engine: str) -> DispatchedSamplingTask:
-        """A call that goes to an engine now."""
+        """A call that goes to an engine now. It need not be durable: nothing has seen what is not stored."""
         index, self._next_call = self._next_call, self._next_call + 1
         base, length = self._tree.base(prompt)
         call = DispatchedSamplingTask(
             id=call_id(self.record.id, index),
             record=self.record.id,
             task=self.record.task,
-            turn=turn_id(self.record.id, turn),
+            turn=turn,
             index=index,
             owner=self._owner,
             base="" if base is None else call_id(self.record.id, base),
@@ -160,11 +173,10 @@ class Recorder:
             prompt=pack_ids(prompt[length:]),
             sampling=msgspec.to_builtins(sampling),
             engine=engine,
-            sent_at=datetime.now(UTC),
+            sent_at=now(),
         )
-        self._open_calls[call.id] = call
-        # Nothing hangs on its being durable before the engine has it: what was not stored was not seen by anybody.
-        self._show_later(call.id, lambda: self._writer.sent(copy.copy(call)))
+        self._drafts[call.id] = draft = _Draft(call)
+        self._write_soon(draft)
         return call
 
     def answered(self, call: DispatchedSamplingTask, prompt: list[int], made: Generated) -> None:
@@ -173,148 +185,180 @@ class Recorder:
         call.output = pack_ids(made.ids)
         call.log_probs = pack_floats(made.log_probs)
         call.versions = version_runs.joined(made.versions)
-        self._open_calls.pop(call.id, None)
         self._remember(call, prompt, list(made.ids))
-        self._later(self._writer.answered(call, shown=self._was_shown(call.id)))
+        self._turns[call.turn] = draft = self._answered(call)
+        if call.status == CallStatus.PARTIAL:
+            self._write(draft)
 
     def failed(self, call: DispatchedSamplingTask, why: str) -> None:
         call.status = CallStatus.FAILED
         call.error = why[:2000]
-        self._open_calls.pop(call.id, None)
-        self._later(self._writer.answered(call, shown=self._was_shown(call.id)))
+        self._write(self._answered(call))
+
+    # ---- turns ----
+
+    def parsed(self, turn: int, text: str, parsed: Sequence[ParsedCall], began_at: datetime) -> None:
+        """What the output of a turn says."""
+        draft = self._turns[turn]
+        if draft.call.over_at is None:
+            draft.call.text, draft.call.parsed, draft.call.began_at = text, list(parsed), began_at
+            draft.fields |= {"text", "parsed", "began_at"}
+            self._write_soon(draft)
+
+    def turn_over(self, turn: int, *, last: bool = False) -> None:
+        """The turn with all its tool calls is complete. After the last one the Record's own end has its progress."""
+        draft = self._turns[turn]
+        if draft.call.over_at is not None:
+            return
+        draft.call.over_at = now()
+        draft.fields.add("over_at")
+        self._write(draft)
+        if not last and time.monotonic() >= self._progress_at + PROGRESS_EVERY_S:
+            self._progress_at = time.monotonic()
+            update = claims.progress(self.record.id, self._owner, self.reached)
+            self._watch(self._writer.progress(self.record.id, self._owner, update))
 
     # ---- tool calls ----
 
     async def requested(
-        self, turn: int, number: int, *, server: str, tool: str, arguments: dict[str, Any], session: str
+        self,
+        turn: int,
+        number: int,
+        *,
+        server: str,
+        tool: str,
+        arguments: dict[str, Any],
+        session: str,
+        durable: bool = True,
     ) -> ToolCall:
-        """Durable, with all that led to it, when this returns."""
+        """A tool call that may be sent when this returns; `durable`: it is stored then, with all that led to it."""
+        draft = self._turns[turn]
         call = ToolCall(
-            id=tool_call_id(self.record.id, turn, number),
-            record=self.record.id,
-            task=self.record.task,
-            turn=turn,
-            owner=self._owner,
+            id=tool_call_id(draft.call.id, number),
             server=server,
             tool=tool,
             arguments=arguments,
             session=session,
+            requested_at=now(),
         )
         self._tool_calls[call.id] = call
-        # It goes out behind what led to it, if not with it.
-        self._later(self._unless_failed(self._writer.requested(copy.copy(call))))
-        await self.settled()
+        draft.call.tool_calls.append(call)
+        draft.new.append(call)
+        self._write_soon(draft)
+        if durable:
+            # Calls that begin at the same moment go out together.
+            await asyncio.sleep(0)
+            await self.settled()
         return call
 
     def tool_runs(self, call: ToolCall) -> None:
         """A toolbox has it now."""
-        call.status = ToolCallStatus.RUNNING
-        self._show_later(call.id, lambda: self._writer.tool_moved(copy.copy(call)))
+        self._moved(call, ToolCallStatus.RUNNING)
 
     def tool_moved(self, call: ToolCall, status: ToolCallStatus, answer: ToolAnswer | None = None) -> None:
         """Its end."""
-        self._was_shown(call.id)
-        call.status = status
         if answer is not None:
             call.error_class = answer.fault
             call.result = answer.content
             call.latency_s = answer.latency_s
             call.tried_again = answer.tried_again
-        self._later(self._writer.tool_moved(copy.copy(call)))
-
-    # ---- turns ----
-
-    def turn_over(self, turn: Turn, *, last: bool = False) -> None:
-        """A turn with all its tool calls is complete. After the last one the Record's own end tells its progress."""
-        if turn.index in self._turns:
-            return
-        turn.owner = self._owner
-        self._turns[turn.index] = turn
-        self._later(self._after(set(self._pending), self._unless_failed(self._writer.turn(copy.copy(turn)))))
-        if not last and time.monotonic() >= self._told_at + PROGRESS_EVERY_S:
-            self._told_at = time.monotonic()
-            told = claims.progress(self.record.id, self._owner, self.reached)
-            self._later(self._writer.progress(self.record.id, self._owner, told))
+        call.done_at = now()
+        self._moved(call, status)
 
     # ---- durability ----
 
     async def settled(self) -> None:
         """Everything up to now is durable."""
+        for draft in list(self._drafts.values()):
+            if draft.is_dirty and draft.call.status != CallStatus.SENT:
+                self._write(draft)
         while self._pending:
             await asyncio.wait(self._pending)
-            done = [task for task in self._pending if task.done()]
+            done = [write for write in self._pending if write.done()]
             self._pending.difference_update(done)
-            for task in done:
-                if (failed := task.exception()) is not None:
-                    raise failed
+        if self._failed is not None:
+            raise self._failed
 
     def give_up_open(self, why: str, *, tool_calls: bool = True) -> None:
-        """Nobody waits for what is still open. Tool calls are left open for a sampler that will join them."""
-        for call in list(self._open_calls.values()):
-            self.failed(call, why)
+        """Ends what is still open. Tool calls are left open for a sampler that will join them."""
+        for draft in list(self._drafts.values()):
+            if draft.call.status == CallStatus.SENT:
+                self.failed(draft.call, why)
         for tool_call in self._tool_calls.values() if tool_calls else ():
-            if tool_call.status in (ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING):
+            if tool_call.status in _UNDER_WAY:
                 lost = ToolAnswer(status="lost", fault="infrastructure", content=why)
                 self.tool_moved(tool_call, ToolCallStatus.LOST, lost)
 
     # ---- inside ----
 
     async def _take_over(self) -> None:
-        trunk = await trajectories.take_over(self._database, self.record.id, self.record.task, self._owner)
-        prompts = span_lists.full_prompts(trajectories.stored_calls(trunk.calls))
-        for document in trunk.calls:
+        trunk = await calls.take_over(self._database, self.record.id, self.record.task, self._owner)
+        prompts = span_lists.full_prompts(calls.stored_calls(trunk.answered))
+        for document in trunk.answered:
             self._remember(document, prompts[document.index], unpack_ids(document.output))
+            self._turns[document.turn] = self._drafts[document.id] = _Draft(document, stored=True)
         self._next_call = trunk.next_call
-        self._tool_calls = {call.id: call for call in trunk.tool_calls}
-        self._turns = {turn.index: turn for turn in trunk.turns}
+        self._tool_calls = {one.id: one for document in trunk.calls for one in document.tool_calls}
 
     def _remember(self, document: DispatchedSamplingTask, prompt: list[int], output: list[int]) -> None:
         self._calls[document.index] = KnownCall(document, prompt, output)
         self._tree.insert(document.index, prompt, output)
 
-    def _show_later(self, name: str, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Written as being under way, unless its end is there before."""
+    def _answered(self, call: DispatchedSamplingTask) -> _Draft:
+        draft = self._drafts[call.id]
+        call.done_at = now()
+        draft.fields.update(_ANSWER)
+        self._write_soon(draft)
+        return draft
 
-        def show() -> None:
-            del self._unshown[name]
-            self._later(write())
+    def _moved(self, call: ToolCall, status: ToolCallStatus) -> None:
+        draft = self._drafts[call.id.rpartition(".")[0]]
+        call.status = status
+        draft.moved[call.id] = call
+        self._write_soon(draft)
 
-        self._unshown[name] = asyncio.get_running_loop().call_later(SHOWN_AFTER_S, show)
+    def _write_soon(self, draft: _Draft) -> None:
+        """Unless it is over before."""
+        if draft.timer is None:
+            draft.timer = asyncio.get_running_loop().call_later(SHOWN_AFTER_S, self._write, draft)
 
-    def _was_shown(self, name: str) -> bool:
-        timer = self._unshown.pop(name, None)
-        if timer is not None:
-            timer.cancel()
-        return timer is None
-
-    def _later(self, write: Coroutine[Any, Any, None]) -> None:
-        """The write takes its place in the order now, and is waited for by `settled`."""
-        task = asyncio.create_task(self._guarded(write), name=f"store {self.record.id}")
-        # `settled` raises the first failure; those beside it are no news.
-        task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-        self._pending.add(task)
-
-    @staticmethod
-    async def _after(earlier: set[asyncio.Task[None]], write: Coroutine[Any, Any, None]) -> None:
-        """Whoever sees a turn sees all it is made of. What fails before it is `settled`'s to tell."""
-        if earlier:
-            await asyncio.wait(earlier)
-        await write
-
-    async def _unless_failed(self, write: Coroutine[Any, Any, None]) -> None:
-        """What led to it may have failed just now; then this is not stored either."""
+    def _write(self, draft: _Draft) -> None:
+        """The writes take their places in the order now, and are waited for by `settled`."""
+        _stop(draft)
+        fields, moved, new = sorted(draft.fields), draft.moved, draft.new
+        draft.fields, draft.moved, draft.new = set(), {}, []
         if self._failed is not None:
-            write.close()
-            raise self._failed
-        await write
+            return
+        if not draft.stored:
+            draft.stored = True
+            self._watch(self._writer.insert(draft.call))
+            return
+        if new:
+            self._watch(self._writer.add_tool_calls(draft.call, new))
+        known = [call for id, call in moved.items() if id not in {one.id for one in new}]
+        if fields or known:
+            self._watch(self._writer.update(draft.call, fields, known))
 
-    async def _guarded(self, write: Coroutine[Any, Any, None]) -> None:
+    def _watch(self, written: asyncio.Future[None]) -> None:
+        written.add_done_callback(self._note)
+        self._pending.add(written)
+
+    def _note(self, written: asyncio.Future[None]) -> None:
+        if written.cancelled() or (error := written.exception()) is None or self._failed is not None:
+            return
         try:
             with ending_errors():
-                await write
+                raise error
         except (DroppedError, EndedError) as failed:
             self._failed = failed
-            raise
+        except Exception as broken:  # noqa: BLE001 - it ends the episode, which logs it
+            self._failed = EndedError(Outcome.STORE_FAILED, f"{type(broken).__name__}: {broken}")
+
+
+def _stop(draft: _Draft) -> None:
+    if draft.timer is not None:
+        draft.timer.cancel()
+        draft.timer = None
 
 
 @contextlib.contextmanager

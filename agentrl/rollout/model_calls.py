@@ -54,8 +54,6 @@ class Made(NamedTuple):
 
     ids: list[int]
     finish: Finish
-    call: str
-    """The id of its last request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +94,21 @@ class ModelCalls:
             raise EndedError(Outcome.LOOP_FAILED, "the loop asks another prompt than before it was handed over")
         kept = [token for call in known for token in call.output]
         if known and known[-1].done:
-            return Made(kept, _finish(known[-1].document.finish_reason), known[-1].document.id)
+            return Made(kept, _finish(known[-1].document.finish_reason))
         failures: list[_FruitlessError] = []
         self._failed_at.clear()
         while len(failures) < MOST_FRUITLESS:
             room = wanted.most_tokens - len(kept)
             if room <= 0:
-                return Made(kept, "length", known[-1].document.id)
+                return Made(kept, "length")
             try:
-                made, call = await self._request(wanted, kept, room)
+                made = await self._request(wanted, kept, room)
             except _FruitlessError as failed:
                 failures.append(failed)
                 continue
             kept += made.ids
             if made.finish != "abort":
-                return Made(kept, made.finish, call)
+                return Made(kept, made.finish)
             self._leave_if_told()
             known = self._recorder.calls_of(wanted.turn)
             if made.ids:
@@ -131,7 +129,7 @@ class ModelCalls:
 
     # ---- one request ----
 
-    async def _request(self, wanted: Wanted, kept: Sequence[int], room: int) -> tuple[Generated, str]:
+    async def _request(self, wanted: Wanted, kept: Sequence[int], room: int) -> Generated:
         """_FruitlessError if it gave nothing and may be made again."""
         engine = await self._engine(wanted.version)
         prompt = [*wanted.prompt, *kept]
@@ -163,7 +161,7 @@ class ModelCalls:
             self._under_way = None
             self._directory.answered(engine)
         self._recorder.answered(call, prompt, made)
-        return made, call.id
+        return made
 
     async def _after_failure(self, engine: Candidate, failed: EngineError) -> None:
         """Whether and when to try again. Some refusals would only be repeated."""

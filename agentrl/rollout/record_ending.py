@@ -23,7 +23,7 @@ from agentrl.rollout.agent_loops import AgentLoop
 from agentrl.rollout.coalescer import Coalescer
 from agentrl.rollout.episode_errors import DroppedError
 from agentrl.rollout.scorers import UnscoredError
-from agentrl.store import chunks, claims, groups, tasks, trajectories
+from agentrl.store import calls, chunks, claims, groups, tasks
 from agentrl.store.claims import Claim, Ending, Reached, Scored
 from agentrl.store.database import Database, StoreError
 from agentrl.store.documents import DBRecordData, Record, Task, load_if
@@ -116,7 +116,7 @@ class RecordEnder:
         if outcome is Outcome.STORE_FAILED:
             # How its calls ended could not be written either, so nobody knows how much of it is there.
             owner, reached = self._lease.incarnation, None
-            await self._insist(lambda: trajectories.lose(self._database, record.id, owner, resumable=False))
+            await self._insist(lambda: calls.lose(self._database, record.id, owner, resumable=False))
         await self._held(
             lambda: claims.fail(
                 self._database, record.id, self._lease.incarnation, outcome, error, free=free, reached=reached
@@ -130,7 +130,7 @@ class RecordEnder:
     async def free(self, record: Record) -> None:
         """One that nobody works on; what it waited for will not be answered."""
         owner = self._lease.incarnation
-        await trajectories.lose(self._database, record.id, owner, resumable=record.resumable)
+        await calls.lose(self._database, record.id, owner, resumable=record.resumable)
         # If it is another's by now, so much the better.
         await (claims.hand_back if record.resumable else claims.abandon)(self._database, record.id, owner)
 
@@ -155,13 +155,13 @@ class RecordEnder:
         if claim is None:
             return True  # somebody else's, or of a round that is over
         record = claim.record
-        calls = (await trajectories.calls_of(self._database, [record.id]))[record.id]
-        stored = trajectories.stored_calls(calls)
+        answered = (await calls.with_tokens(self._database, [record.id]))[record.id]
+        stored = calls.stored_calls(answered)
         prompts = span_lists.full_prompts(stored)
         tree = TokenTree.from_calls((index, prompts[index], call.output) for index, call in stored.items())
-        runs = {call.index: call.versions for call in calls}
+        runs = {call.index: call.versions for call in answered}
         data = structure(record, tree, runs, OutcomeClass(record.outcome_class))
-        turns = await trajectories.turns_of(self._database, record.id)
+        turns = [call for call in answered if call.over_at is not None]
         texts = [await chunks.whole(self._database, turn.id, "text") or turn.text for turn in turns]
         if await self._score(
             _judged(lambda: agent_loops.loop_named(claim.task.agent_name)(), texts, claim.task), claim, data

@@ -1,9 +1,9 @@
 """The tool calls of one episode: side by side, each once, each with a deadline.
 
-Invariants: a call is durable before a toolbox hears of it, and its id is what the toolbox knows it by, so that asking
-again (a broken connection, another sampler) joins it instead of running it twice; what is not the policy's doing ends
-the episode and is never shown to the model; an open breaker or a full toolbox parks the episode, whose clock stands
-meanwhile. Every result finds its place in the order of the calls.
+Invariants: a call is durable before it is sent, unless its server is declared safe to call again; the toolbox knows it
+by its id, so asking again (a broken connection, another sampler) joins it instead of running it twice, and no two calls
+have one id; what is not the policy's doing ends the episode and is never shown to the model; an open breaker or a full
+toolbox parks the episode, whose clock stands meanwhile; every result has the place of its call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +24,7 @@ from agentrl.rollout.episode_errors import EndedError, HandedOverError
 from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.model_calls import Wait
 from agentrl.rollout.service_directory import ServiceDirectory
-from agentrl.rollout.toolbox_protocol import OfferedTool, ToolAnswer, Toolbox, ToolRefusedError
+from agentrl.rollout.toolbox_protocol import OfferedTool, OpenedSession, ToolAnswer, Toolbox, ToolRefusedError
 from agentrl.store.documents import ToolCall
 
 T = TypeVar("T")
@@ -70,17 +70,20 @@ class ToolCalls:
         recorder: Recorder,
         servers: Sequence[str],
         *,
+        repeatable: Collection[str],
         tool_s: float,
         wait_s: float,
         stateless: bool,
         wait: Wait,
         parked: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`tool_s` is the limit of a call, 0 leaves it to the servers; with all waiting around it, it takes `wait_s` at
-        most. `stateless` sessions can be opened anew in the middle. While `parked` is entered, the clock stands."""
+        """`repeatable` servers may run a call again for another sampler. `tool_s` is the limit of a call, 0 leaves it
+        to the servers; with all waiting around it, it takes `wait_s` at most. `stateless` sessions can be opened again
+        in the middle. While `parked` is entered, the clock stands."""
         self._directory = directory
         self._recorder = recorder
         self._servers = tuple(servers)
+        self._repeatable = frozenset(repeatable)
         self._tool_s = tool_s
         self._wait_s = wait_s
         self._stateless = stateless
@@ -106,8 +109,8 @@ class ToolCalls:
         except _InvalidError as refused:
             raise EndedError(Outcome.TOOL_SERVER_FAILED, str(refused)) from refused
 
-    async def run(self, turn: int, calls: Sequence[Call]) -> tuple[list[str], list[str]]:
-        """Texts for the model, and ids of the calls, in the order of `calls`."""
+    async def run(self, turn: int, calls: Sequence[Call]) -> list[str]:
+        """Texts for the model, in the order of `calls`."""
         stored = sorted(self._recorder.tool_calls_of(turn), key=lambda call: _number(call.id))
         jobs = [asyncio.create_task(self._one(turn, number, call, stored)) for number, call in enumerate(calls)]
         try:
@@ -116,7 +119,7 @@ class ToolCalls:
             for job in jobs:
                 job.cancel()
             await asyncio.wait(jobs)
-        return [text for text, _ in done], [call for _, call in done]
+        return done
 
     def leave(self) -> None:
         """Stop waiting. What runs in the toolbox runs on, and whoever goes on with the episode joins it."""
@@ -137,7 +140,7 @@ class ToolCalls:
 
     # ---- the calls of a turn ----
 
-    async def _all(self, jobs: list[asyncio.Task[tuple[str, str]]]) -> list[tuple[str, str]]:
+    async def _all(self, jobs: list[asyncio.Task[str]]) -> list[str]:
         """Their results; the first failure ends the waiting, and so does leaving."""
         leaving = asyncio.create_task(self._leaving.wait(), name="leave")
         try:
@@ -153,13 +156,13 @@ class ToolCalls:
             leaving.cancel()
         return [job.result() for job in jobs]
 
-    async def _one(self, turn: int, number: int, call: Call, stored: Sequence[ToolCall]) -> tuple[str, str]:
+    async def _one(self, turn: int, number: int, call: Call, stored: Sequence[ToolCall]) -> str:
         """Ask, or go on with what was asked before under this number."""
         place = self.offer.places.get(call.name)
         before = [one for one in stored if _number(one.id) % RETRIES_APART == number]
         document = before[-1] if before else None
         if document is not None and document.status in _ANSWERED:
-            return self._told(document, await self._recorder.whole_result(document)), document.id
+            return self._told(document, await self._recorder.whole_result(document))
         if document is None or document.status == ToolCallStatus.LOST:
             server, tool = place or ("", call.name)
             document = await self._recorder.requested(
@@ -169,13 +172,14 @@ class ToolCalls:
                 tool=tool,
                 arguments=call.arguments,
                 session=self._session,
+                durable=place is not None and server not in self._repeatable,
             )
         # The toolbox knows it by the first id: what ran for a sampler that is gone is not run again.
         asked_as = before[0].id if before else document.id
         if place is None:
-            return self._refuse(document, f"There is no tool {call.name}. {self._known()}"), document.id
+            return self._refuse(document, f"There is no tool {call.name}. {self._known()}")
         ask = self._asking(asked_as, place, call.arguments, asked_in=0 if before else None)
-        return await self._ask(document, place, ask), document.id
+        return await self._ask(document, place, ask)
 
     def _asking(
         self, asked_as: str, place: tuple[str, str], arguments: dict[str, Any], *, asked_in: int | None
@@ -249,15 +253,21 @@ class ToolCalls:
         return tools
 
     async def _reserve(self, box: Toolbox) -> None:
-        created = await self._open(box)
+        opened = await self._open(box)
         self._reserved = True
-        if created and self._asked and not self._stateless:
+        if self._stateless:
+            return
+        if opened.created and self._asked:
             raise EndedError(Outcome.TOOL_SERVER_FAILED, "the state that the tools kept for this episode is gone")
+        if not all(map(self._recorder.has_requested, opened.calls)):
+            # Its sampler died between the call and the write.
+            why = "the tools ran a call of this episode that was not stored, so their state does not fit"
+            raise EndedError(Outcome.TOOL_SERVER_FAILED, why)
 
-    async def _open(self, box: Toolbox) -> bool:
-        created = await box.open(self._session, self._servers, wait_s=RESERVED_WITHIN_S)
-        self._opened += created
-        return created
+    async def _open(self, box: Toolbox) -> OpenedSession:
+        opened = await box.open(self._session, self._servers, wait_s=RESERVED_WITHIN_S)
+        self._opened += opened.created
+        return opened
 
     async def _patiently(self, what: str, act: Callable[[Toolbox], Awaitable[T]]) -> T:
         """Until the toolbox takes it. Waiting for a breaker or a free place parks the episode."""

@@ -30,6 +30,13 @@ class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
     schema: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+class OpenedSession(msgspec.Struct, frozen=True):
+    created: bool
+    """False: it was open already, with its state."""
+    calls: tuple[str, ...] = ()
+    """The ids of all calls that it has begun to run."""
+
+
 class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """How one call ended."""
 
@@ -60,8 +67,8 @@ class Toolbox(Protocol):
 
     async def tools(self) -> Sequence[OfferedTool]: ...
 
-    async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> bool:
-        """Reserve all servers at once; False if the session was open already, with its state."""
+    async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> OpenedSession:
+        """Reserve all servers at once."""
         ...
 
     async def call(

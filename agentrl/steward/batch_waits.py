@@ -17,9 +17,9 @@ from agentrl.policies.status_tables import IN_FLIGHT, CallStatus, RecordStatus, 
 from agentrl.protocol.messages import Wait
 from agentrl.steward.admission import Admitted
 from agentrl.steward.settings import StewardSettings
-from agentrl.store import service_registry, tasks
+from agentrl.store import calls, service_registry, tasks
 from agentrl.store.database import Database
-from agentrl.store.documents import TRAINS, DispatchedSamplingTask, Record, Task, ToolCall, load, load_if
+from agentrl.store.documents import TRAINS, DispatchedSamplingTask, Record, Task, ToolCall, load, load_if, within
 
 ADMITS_WITHIN_S = 600.0
 TRIES_WITHIN_S = 1.0
@@ -50,8 +50,8 @@ class Group:
 async def look(database: Database, settings: StewardSettings, admitted: Admitted) -> list[Wait]:
     """For `Unit.tell_waits`. `admitted` is what admission said last."""
     now = await database.now()
-    training = await _oldest(database, {"$in": list(TRAINS)})
-    evaluation = await _oldest(database, {"$in": ["eval"]})
+    training = await _oldest(database, {"$in": list(TRAINS)}, now)
+    evaluation = await _oldest(database, {"$in": ["eval"]}, now)
     if training is not None and not admitted.trial:
         told = list(of_group("batch", training, settings, now))
     else:
@@ -59,7 +59,7 @@ async def look(database: Database, settings: StewardSettings, admitted: Admitted
     return told + (list(of_group("evaluation", evaluation, settings, now)) if evaluation else [])
 
 
-async def _oldest(database: Database, purpose: dict[str, list[str]]) -> Group | None:
+async def _oldest(database: Database, purpose: dict[str, list[str]], now: datetime) -> Group | None:
     """The group that was admitted first of those that are not closed."""
     open_one = {"status": TaskStatus.ADMITTED, "purpose": purpose}
     left_out = {"query": 0, "answer": 0, "extra": 0, "shares": 0}
@@ -73,16 +73,13 @@ async def _oldest(database: Database, purpose: dict[str, list[str]]) -> Group | 
     longest = Group(task, records).longest
     if longest is None or longest.status != RecordStatus.RUNNING:
         return Group(task, records)
-    sent = {"record": longest.id, "status": CallStatus.SENT}
-    asked = {"record": longest.id, "status": {"$in": _OPEN_TOOL_CALLS}}
-    call = await database.find_one("DispatchedSamplingTask", sent, sort=[("index", 1)], projection=_CALL)
-    tool_call = await database.find_one("ToolCall", asked, sort=[("requested_at", 1)], projection=_TOOL_CALL)
+    found = await database.find("DispatchedSamplingTask", {"_id": within(longest.id)}, projection=calls.UNDER_WAY)
+    under_way = [load(DispatchedSamplingTask, one) for one in found]
+    call = next((one for one in under_way if one.status == CallStatus.SENT), None)
+    asked = [tool for one in under_way for tool in one.tool_calls if tool.status in _OPEN_TOOL_CALLS]
+    tool_call = min(asked, key=lambda tool: tool.requested_at or now, default=None)
     unusable = await service_registry.unusable_servers(database) if call is None and tool_call is None else {}
-    return Group(task, records, load_if(DispatchedSamplingTask, call), load_if(ToolCall, tool_call), unusable)
-
-
-_CALL = ["record", "index", "engine", "sent_at"]
-_TOOL_CALL = ["record", "turn", "server", "tool", "requested_at"]
+    return Group(task, records, call, tool_call, unusable)
 
 
 def of_group(what: str, group: Group, settings: StewardSettings, now: datetime) -> Iterator[Wait]:

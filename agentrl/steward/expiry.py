@@ -11,7 +11,7 @@ import logging
 from typing import Any, NamedTuple
 
 from agentrl.policies.status_tables import RECORD, Actor, RecordStatus, check
-from agentrl.store import claims, owners, publications, service_registry, steps, trajectories
+from agentrl.store import calls, claims, owners, publications, service_registry, steps
 from agentrl.store.database import Database
 from agentrl.store.documents import Record, load
 from agentrl.store.updates import NOW, seconds_since, setting
@@ -72,7 +72,7 @@ async def _free_records(database: Database) -> tuple[int, int]:
     handed_over = abandoned = 0
     running = {"owner": {"$in": dead}, "status": RecordStatus.RUNNING}
     for record in [load(Record, document) for document in await database.find("Record", running)]:
-        await trajectories.lose(database, record.id, record.owner, resumable=record.resumable)
+        await calls.lose(database, record.id, record.owner, resumable=record.resumable)
         if not await _free(database, record):
             continue
         handed_over += record.resumable

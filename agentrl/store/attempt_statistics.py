@@ -11,7 +11,9 @@ from datetime import datetime
 from typing import NamedTuple
 
 from agentrl.policies.outcomes import Outcome, OutcomeClass
-from agentrl.store.database import Database
+from agentrl.store import calls
+from agentrl.store.call_writer import CALLS
+from agentrl.store.database import Database, Plain
 from agentrl.store.documents import TRAINS
 
 CUT_OFF = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT, Outcome.CONTEXT_FULL)
@@ -34,8 +36,9 @@ async def of_trained(database: Database, records: Sequence[str]) -> dict[str, fl
         return {}
     wanted = {"_id": {"$in": list(records)}}
     cut_off = await database.count("Record", {**wanted, "outcome": {"$in": [outcome.value for outcome in CUT_OFF]}})
-    calls = await database.count("ToolCall", {"record": {"$in": list(records)}})
-    return {"truncation_share": cut_off / len(records), "tool_calls_per_record": calls / len(records)}
+    tools = await of_tools(database, records)
+    made = sum(tool.calls for tool in tools.values())
+    return {"truncation_share": cut_off / len(records), "tool_calls_per_record": made / len(records)}
 
 
 async def since(database: Database, then: datetime | None) -> dict[str, float]:
@@ -64,17 +67,21 @@ async def since(database: Database, then: datetime | None) -> dict[str, float]:
 async def of_tools(database: Database, records: Sequence[str]) -> dict[str, ToolShare]:
     """By `server/tool`. All that nobody offers are one, `unknown`: policies invent names without end, and not every
     one may name a field."""
-    broken = {"$sum": {"$cond": [{"$eq": ["$error_class", "infrastructure"]}, 1, 0]}}
-    offered = {"$cond": [{"$eq": ["$server", ""]}, "", "$tool"]}
-    groups = await database.aggregate(
-        "ToolCall",
-        [
-            {"$match": {"record": {"$in": list(records)}}},
-            {"$group": {"_id": {"server": "$server", "tool": offered}, "calls": {"$sum": 1}, "broken": broken}},
-        ],
-    )
-    named = {_name(one["_id"]["server"], one["_id"]["tool"]): one for one in groups}
-    return {name: ToolShare(int(one["calls"]), int(one["broken"])) for name, one in sorted(named.items())}
+    broken = {"$sum": {"$cond": [{"$eq": ["$tool_calls.error_class", "infrastructure"]}, 1, 0]}}
+    offered = {"$cond": [{"$eq": ["$tool_calls.server", ""]}, "", "$tool_calls.tool"]}
+    key = {"server": "$tool_calls.server", "tool": offered}
+    made, failed = Counter[str](), Counter[str]()
+    for some in calls.of_records(records):
+        stages: list[Plain] = [
+            {"$match": some | {"tool_calls.0": {"$exists": True}}},
+            {"$unwind": "$tool_calls"},
+            {"$group": {"_id": key, "calls": {"$sum": 1}, "broken": broken}},
+        ]
+        for one in await database.aggregate(CALLS, stages):
+            name = _name(one["_id"]["server"], one["_id"]["tool"])
+            made[name] += int(one["calls"])
+            failed[name] += int(one["broken"])
+    return {name: ToolShare(count, failed[name]) for name, count in sorted(made.items())}
 
 
 def _name(server: str, tool: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from agentrl.store.database import Database
-from agentrl.store.documents import Chunk, to_bson
+from agentrl.store.documents import Chunk, to_bson, within
 
 INLINE_BYTES = 256 << 10
 END_BYTES = 32 << 10
@@ -47,7 +47,9 @@ async def write(database: Database, chunks: list[Chunk]) -> None:
 
 async def whole(database: Database, document: str, field: str) -> str | None:
     """The text that was cut; None if it was not, so the document has it."""
-    parts = await database.find("Chunk", {"document": document, "field": field}, sort=[("index", 1)])
+    parts = await database.find("Chunk", {"_id": within(f"{document}/{field}")})
     if not parts:
         return None
-    return b"".join(part["data"] for part in parts).decode(errors="surrogatepass")
+    return b"".join(part["data"] for part in sorted(parts, key=lambda part: part["index"])).decode(
+        errors="surrogatepass"
+    )

@@ -146,6 +146,13 @@ class Database:
 
         return await self._repeated(collection, read)
 
+    async def stream_aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> AsyncIterator[Plain]:
+        """The results of a pipeline one by one, for what may be many."""
+        with _our_errors(collection):
+            asked = self._collection(collection).aggregate(pipeline)
+            async for document in await asked if inspect.isawaitable(asked) else asked:
+                yield document
+
     # ---- writing ----
 
     async def insert_many(self, collection: str, documents: Sequence[Plain], *, ordered: bool = True) -> None:
@@ -191,9 +198,19 @@ class Database:
         done = await self._asked(collection, lambda: changed.update_one(filter, update, upsert=upsert))
         return bool(done.matched_count or done.upserted_id is not None)
 
-    async def update_many(self, collection: str, filter: Filter, update: Update) -> int:
+    async def update_many(
+        self,
+        collection: str,
+        filter: Filter,
+        update: Update,
+        *,
+        array_filters: Sequence[Mapping[str, Any]] | None = None,
+    ) -> int:
         """How many documents matched. After a restart of the server in the middle, those that still did."""
-        done = await self._repeated(collection, lambda: self._collection(collection).update_many(filter, update))
+        changed = self._collection(collection)
+        done = await self._repeated(
+            collection, lambda: changed.update_many(filter, update, array_filters=array_filters)
+        )
         return int(done.matched_count)
 
     async def find_one_and_update(

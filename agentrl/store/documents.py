@@ -1,7 +1,8 @@
 """What the collections hold. A collection has the name of its struct, and a struct's `id` is the document's `_id`.
 
 Invariants: every field has a default, so documents of older versions load, and fields of newer ones are ignored;
-nothing is ever saved as a whole: these are for inserting and reading, changes are conditional updates.
+nothing is ever saved as a whole: these are for inserting and reading, changes are conditional updates; the ids of a
+Task's Records begin with its id and `#`, the ids of a Record's model calls with its id and `/`.
 """
 
 from __future__ import annotations
@@ -158,13 +159,43 @@ class Record(Named):
     duration_s: float = 0.0
 
 
+class ParsedCall(msgspec.Struct):
+    name: str = ""
+    arguments: dict[str, Any] = {}
+    error: str = ""
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A tool call, inside the model call that asked for it."""
+
+    id: str = ""
+    """Also the id under which the toolbox knows the call."""
+    server: str = ""
+    tool: str = ""
+    arguments: dict[str, Any] = {}
+    status: str = ToolCallStatus.REQUESTED
+    error_class: str = ""
+    tried_again: str = ""
+    """How the same call ended in a fresh session; empty if it was made once."""
+    result: str = ""
+    latency_s: float = 0.0
+    session: str = ""
+    requested_at: datetime | None = None
+    done_at: datetime | None = None
+
+
 class DispatchedSamplingTask(Named):
-    """One model call inside a Record. Ids and log-probs are packed as `agentrl.tokens.binary_format` does."""
+    """One model call inside a Record, the text that was parsed from it and the tool calls that it caused.
+
+    Ids and log-probs are packed as `agentrl.tokens.binary_format` does. A turn is several model calls if engines
+    aborted or failed the first ones; the last one has the text of all of them and the tool calls.
+    """
 
     record: str = ""
     task: str = ""
-    turn: str = ""
+    turn: int = 0
     index: int = 0
+    """Of the model call in its Record; the last part of the id."""
     owner: str = ""
     status: str = CallStatus.SENT
     base: str = ""
@@ -179,47 +210,15 @@ class DispatchedSamplingTask(Named):
     sent_at: datetime | None = None
     done_at: datetime | None = None
     error: str = ""
-
-
-class ParsedCall(msgspec.Struct):
-    name: str = ""
-    arguments: dict[str, Any] = {}
-    error: str = ""
-
-
-class Turn(Named):
-    """A model call with the tool calls it caused."""
-
-    record: str = ""
-    task: str = ""
-    index: int = 0
-    owner: str = ""
     text: str = ""
     parsed: list[ParsedCall] = []
-    tool_calls: list[str] = []
-    call: str = ""
-    started_at: datetime | None = None
-    done_at: datetime | None = None
-    reason: str = ""
-
-
-class ToolCall(Named):
-    record: str = ""
-    task: str = ""
-    turn: int = 0
-    owner: str = ""
-    server: str = ""
-    tool: str = ""
-    arguments: dict[str, Any] = {}
-    status: str = ToolCallStatus.REQUESTED
-    error_class: str = ""
-    tried_again: str = ""
-    """How the same call ended in a fresh session; empty if it was made once."""
-    result: str = ""
-    latency_s: float = 0.0
-    session: str = ""
-    requested_at: datetime | None = None
-    done_at: datetime | None = None
+    tool_calls: list[ToolCall] = []
+    began_at: datetime | None = None
+    """When the turn began, which may be before its first model call was sent."""
+    over_at: datetime | None = None
+    """When the turn was complete, with all its tool calls."""
+    failed_at: datetime | None = None
+    """When the last of its tool calls that failed ended."""
 
 
 class DBRecordData(Named):
@@ -414,16 +413,16 @@ def record_id(task: str, round: int, seat: int, attempt: int) -> str:
 
 
 def call_id(record: str, index: int) -> str:
-    return f"{record}/c{index}"
+    return f"{record}/{index:04d}"
 
 
-def turn_id(record: str, index: int) -> str:
-    return f"{record}/t{index}"
+def tool_call_id(call: str, number: int) -> str:
+    return f"{call}.{number}"
 
 
-def tool_call_id(record: str, turn: int, number: int) -> str:
-    """Also the id under which the toolbox knows the call."""
-    return f"{record}/t{turn}.{number}"
+def within(name: str, separator: str = "/") -> dict[str, str]:
+    """The range of the ids of everything inside of this, for a filter of `_id`."""
+    return {"$gte": f"{name}{separator}", "$lt": f"{name}{chr(ord(separator) + 1)}"}
 
 
 def step_id(lineage: str, step: int) -> str:

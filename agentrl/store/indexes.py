@@ -61,22 +61,12 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("begun", "started_at _id"),
         _index("ages", "started_at", partialFilterExpression={"status": RecordStatus.RUNNING.value}),
     ],
+    # What is inside of a Record or a Task is a range of ids, so only what is searched across all of them has an index.
     "DispatchedSamplingTask": [
-        _index("record", "record index"),
-        _index("task", "task"),
-        _index("sent", "sent_at", partialFilterExpression={"status": CallStatus.SENT.value}),
-    ],
-    "Turn": [
-        _index("record", "record index"),
-        _index("task", "task"),
+        _index("sent", "record", partialFilterExpression={"status": CallStatus.SENT.value}),
+        _index("tools_open", "record", partialFilterExpression={"tool_calls.status": {"$in": ASKED}}),
+        _index("tools_failed", "failed_at _id", partialFilterExpression={"failed_at": {"$type": "date"}}),
         _index("malformed", "parsed.error", partialFilterExpression={"parsed.error": {"$gt": ""}}),
-    ],
-    "ToolCall": [
-        _index("record", "record turn"),
-        _index("task", "task"),
-        _index("under_way", "requested_at", partialFilterExpression={"status": {"$in": ASKED}}),
-        _index("errors", "error_class server tool"),
-        _index("failed", "requested_at _id", partialFilterExpression={"error_class": {"$gt": ""}}),
     ],
     "DBRecordData": [_index("task", "task")],
     "Step": [
@@ -91,7 +81,6 @@ INDEXES: dict[str, list[IndexModel]] = {
     "Owner": [_index("expired", "expired expires_at"), _index("role", "role expires_at"), _index("unit", "unit")],
     "Service": [_index("alive", "state kind seen_at")],
     "Epoch": [_index("done", "done"), _index("split", "environment split epoch")],
-    "Chunk": [_index("document", "document field index")],
 }
 
 RETIRED: dict[str, list[IndexModel]] = {
@@ -103,8 +92,6 @@ RETIRED: dict[str, list[IndexModel]] = {
         _index("owned", "owner status"),
         _index("followed", "status followed"),
     ],
-    "DispatchedSamplingTask": [_index("status", "status")],
-    "ToolCall": [_index("status", "status")],
     "Service": [_index("kind", "kind state seen_at")],
 }
 """Those of former versions of ours, by name and keys. No other index is ever dropped: it is somebody else's."""

@@ -7,7 +7,7 @@ begins, may be passed over); token data is never part of a row, only its size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -21,14 +21,14 @@ from agentrl.filters.sorting import SortKey, after, parse_sort, to_mongo_sort, v
 from agentrl.formatting.names import singular
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.status_tables import CheckpointStatus, PublicationStatus, RecordStatus, StepStatus, TaskStatus
-from agentrl.store import list_cursors
+from agentrl.store import calls, list_cursors
+from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 
 FIELDS: Mapping[str, Fields] = {
     "Task": known_fields.TASKS.among(status=TaskStatus),
     "Record": known_fields.RECORDS.among(status=RecordStatus, outcome=Outcome, outcome_class=OutcomeClass),
     "DispatchedSamplingTask": known_fields.CALLS,
-    "Turn": known_fields.TURNS,
     "ToolCall": known_fields.TOOL_CALLS,
     "Step": known_fields.STEPS.among(status=StepStatus),
     "Checkpoint": known_fields.CHECKPOINTS.among(status=CheckpointStatus),
@@ -49,6 +49,8 @@ NEWEST_FIRST: Mapping[str, str] = {
 }
 """The order of a list that is asked for in none: whoever looks wants to see what is new. Each stands on an index."""
 MOST_ROWS = 1000
+FAILED_CALLS = "ToolCall"
+"""The list of tool calls that failed."""
 LEFT_OUT = {"prompt": 0, "output": 0, "log_probs": 0, "shares": 0, "manifest": 0}
 
 
@@ -78,7 +80,10 @@ async def page(
     limit = max(1, min(limit, MOST_ROWS))
     if also:
         asked = {"$and": [also, asked]}
-    found = await database.find(kind, asked, sort=to_mongo_sort(keys), limit=limit + 1, projection=LEFT_OUT)
+    if kind == FAILED_CALLS:
+        found = await _failed_calls(database, asked, to_mongo_sort(keys), limit + 1)
+    else:
+        found = await database.find(kind, asked, sort=to_mongo_sort(keys), limit=limit + 1, projection=LEFT_OUT)
     rows = [shown(document) for document in found[:limit]]
     return Page(rows, list_cursors.written(kind, keys, rows[-1]) if len(found) > limit else None)
 
@@ -95,10 +100,38 @@ async def _asked(
 async def _place(database: Database, kind: str, keys: tuple[SortKey, ...], last: str | int) -> list[Any]:
     if isinstance(last, str) and list_cursors.is_place(last):
         return list_cursors.read(last, kind, keys)
-    document = await database.find_one(kind, {"_id": last}, projection=LEFT_OUT)
+    if kind == FAILED_CALLS:
+        document = next(iter(await _failed_calls(database, {"_id": last}, (("_id", 1),), 1)), None)
+    else:
+        document = await database.find_one(kind, {"_id": last}, projection=LEFT_OUT)
     if document is None:
         raise UnknownNameError(f"There is no {singular(kind)} {last} to go on from.", hint="Begin at the first page.")
     return values_of(keys, shown(document))
+
+
+async def _failed_calls(database: Database, asked: Query, sort: Sequence[tuple[str, int]], limit: int) -> list[Plain]:
+    """Tool calls lie inside of model calls; only those that failed are a list."""
+    rows_of = [*calls.TOOL_ROWS, {"$match": {"$and": [calls.FAILED_TOOL_ROW, asked]}}]
+    if sort[0] != ("requested_at", -1):
+        stages: list[Plain] = [{"$match": calls.FAILED_TOOLS}, *rows_of, {"$sort": dict(sort)}, {"$limit": limit}]
+        return [_without_bound(row) for row in await database.aggregate(CALLS, stages)]
+    # Documents come in the order of their last failure, which is no earlier than any request inside of them: rows that
+    # were requested after it are complete.
+    rows: list[Plain] = []
+    stages = [{"$match": calls.FAILED_TOOLS}, {"$sort": {"failed_at": -1, "_id": -1}}, *rows_of]
+    async for row in database.stream_aggregate(CALLS, stages):
+        if len(rows) >= limit and _newest_first(rows)[limit - 1]["requested_at"] > row["failed_at"]:
+            break
+        rows.append(row)
+    return [_without_bound(row) for row in _newest_first(rows)[:limit]]
+
+
+def _newest_first(rows: list[Plain]) -> list[Plain]:
+    return sorted(rows, key=lambda row: (row["requested_at"], row["_id"]), reverse=True)
+
+
+def _without_bound(row: Plain) -> Plain:
+    return {name: value for name, value in row.items() if name != "failed_at"}
 
 
 def _fields(kind: str) -> Fields:

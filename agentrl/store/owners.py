@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from agentrl.errors import ConflictError
+from agentrl.store import schema
 from agentrl.store.database import AlreadyThereError, Database, StoreUnavailableError
 from agentrl.store.updates import NOW, from_now, is_past, setting
 
@@ -63,7 +64,9 @@ class Lease:
         return self._clock() < self._renewed_at + LEASE_S - MARGIN_S
 
     async def open(self) -> None:
-        """The first act of an incarnation. OwnerLostError if it was declared dead already, or a newer one lives."""
+        """The first act of an incarnation. OwnerLostError if it was declared dead already, or a newer one lives;
+        ConfigError if the documents are of another version."""
+        await schema.ensure(self._database)
         self.incarnation = await _id_of(self._database, self.incarnation, self._run)
         asked_at = self._clock()
         document = {"unit": self._unit, "role": self._role, "run": self._run, "number": self._number}

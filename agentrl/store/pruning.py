@@ -1,4 +1,4 @@
-"""Consumed Tasks whose details nobody needs any more: the calls, turns and tool calls of their records.
+"""Removes the model calls, with their texts and tool calls, of consumed Tasks.
 
 Invariants: a Task of a Step that may still be rolled back is not consumed; nothing is removed that another record
 builds on; Task, Record, DBRecordData and Step stay. Removing again what is half removed ends it.
@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.policies.status_tables import CheckpointStatus, TaskStatus
 from agentrl.store.database import Database
+from agentrl.store.documents import within
 from agentrl.store.updates import is_older
 
 S = TaskStatus
@@ -42,12 +43,8 @@ async def consumed(database: Database, *, older_than_s: float, max_trained_count
 
 async def remove_details(database: Database, tasks: Sequence[str]) -> None:
     for task in tasks:
-        # Ids of everything in a record begin with the record's, and that with its Task's.
-        inside = {"document": {"$gte": f"{task}#", "$lt": f"{task}$"}}
-        await database.delete_many("Chunk", inside)
-    of_them = {"task": {"$in": list(tasks)}}
-    for collection in ("DispatchedSamplingTask", "Turn", "ToolCall"):
-        await database.delete_many(collection, of_them)
+        for collection in ("Chunk", "DispatchedSamplingTask"):
+            await database.delete_many(collection, {"_id": within(task, "#")})
     await database.update_many("Task", {"_id": {"$in": list(tasks)}}, {"$set": {"pruned": True}})
 
 
@@ -57,5 +54,7 @@ async def _bases_of_the_living(database: Database) -> set[str]:
     living = [task["_id"] for task in await database.find("Task", branches, projection=["_id"])]
     if not living:
         return set()
-    bases = await database.distinct("DispatchedSamplingTask", "base", {"task": {"$in": living}})
+    bases: set[str] = set()
+    for task in living:
+        bases.update(await database.distinct("DispatchedSamplingTask", "base", {"_id": within(task, "#")}))
     return {base.partition("#")[0] for base in bases}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.errors import RefusedError
+from agentrl.store import schema
 from agentrl.store.database import Database
 from agentrl.store.updates import NOW
 
@@ -24,7 +25,7 @@ class Loss:
 
 
 async def preview(database: Database) -> Loss:
-    names = await database.collections()
+    names = [name for name in await database.collections() if name != schema.COLLECTION]
     documents = {name: await database.count(name, {}) for name in names}
     holding = {"expired": False, "$expr": {"$gt": ["$expires_at", NOW]}}
     alive = sorted(owner["_id"] for owner in await database.find("Owner", holding, projection=["_id"]))

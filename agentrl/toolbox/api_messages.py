@@ -64,6 +64,8 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[str, ...]
     created: bool
     """False if it was open already. True for a session that should exist means that its state is lost."""
+    calls: tuple[str, ...] = ()
+    """The ids of all calls that it has begun to run. One that the caller does not know has changed its state."""
     toolbox: str = ""
     """The incarnation of the toolbox."""
 

@@ -93,6 +93,8 @@ class Session:
         self.leases = leases
         self.opened_at = self.used_at = time.monotonic()
         self.running: set[Call] = set()
+        self.begun: list[str] = []
+        """The ids of all its calls."""
         self.closing = False
 
     @property

@@ -179,7 +179,8 @@ class Toolbox:
         if set(session.servers) != set(wanted.servers):
             raise SessionError(f"The session {wanted.id} is open with {', '.join(session.servers) or 'no servers'}.")
         session.used_at = time.monotonic()
-        return Opened(id=wanted.id, servers=session.servers, created=created, toolbox=self._name)
+        begun = tuple(session.begun)
+        return Opened(id=wanted.id, servers=session.servers, created=created, calls=begun, toolbox=self._name)
 
     def _begin_to_open(self, wanted: OpenSession) -> asyncio.Task[Session]:
         if why := self._memory.closed(wanted.id):
@@ -263,6 +264,7 @@ class Toolbox:
         call.task.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._memory.begin(call)
         session.running.add(call)
+        session.begun.append(call.id)
         return call
 
     async def _run(self, call: Call, tool: ToolInfo, session: Session, lease: Lease, requested_s: float) -> CallAnswer:

@@ -20,7 +20,7 @@ from agentrl.errors import ConfigError
 from agentrl.policies import advantages
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.version_tree import VersionTree
-from agentrl.store import publications, trajectories
+from agentrl.store import calls, publications
 from agentrl.store.database import Database
 from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, Step
 from agentrl.tokens import version_runs
@@ -65,12 +65,12 @@ async def read_batch(database: Database, leased: Step, look: Look, plan: Plan, t
     """The batch of a leased step."""
     wanted = set(leased.records)
     data = [one for name in leased.tasks for one in look.ready[name].records if one.id in wanted]
-    calls = await trajectories.calls_of(database, [one.id for one in data])
+    by_record = await calls.with_tokens(database, [one.id for one in data], texts=False)
     made = assemble(
         leased.step,
         leased.base_version,
         data,
-        [call for of_record in calls.values() for call in of_record],
+        [call for of_record in by_record.values() for call in of_record],
         tree,
         plan.freshness,
         environments={name: look.ready[name].task.environment for name in leased.tasks},

@@ -47,16 +47,15 @@ async def play(database: Any, record: str, task: str, owner: str) -> None:
     output = {"output": pack_ids(range(SHAPE.output)), "log_probs": pack_floats([-0.5] * SHAPE.output)}
     for turn in range(SHAPE.turns):
         new = SHAPE.result if turn else SHAPE.prompt
-        call = {"index": turn, "status": "done", "prompt": pack_ids(range(new)), **output, **of}
-        await database["DispatchedSamplingTask"].bulk_write([InsertOne({"_id": f"{record}/c{turn}", **call})])
+        name = f"{record}/{turn:04d}"
+        call = {"index": turn, "turn": turn, "status": "done", "prompt": pack_ids(range(new)), **output, **of}
+        call["text"] = " word" * (SHAPE.output // 2)
         if turn < SHAPE.turns - 1:
-            name = f"{record}/t{turn}.0"
-            asked = {"_id": name, "turn": turn, "tool": "lookup", "status": "requested", **of}
-            await database["ToolCall"].bulk_write([InsertOne(asked)])
-            ok = {"$set": {"status": "ok", "result": result_of(SHAPE)}}
-            await database["ToolCall"].bulk_write([UpdateOne({"_id": name, "owner": owner}, ok)])
-        said = {"_id": f"{record}/t{turn}", "index": turn, "text": " word" * (SHAPE.output // 2), **of}
-        await database["Turn"].bulk_write([InsertOne(said)])
+            call["tool_calls"] = [{"id": f"{name}.0", "tool": "lookup", "status": "requested"}]
+        await database["DispatchedSamplingTask"].bulk_write([InsertOne({"_id": name, **call})])
+        if turn < SHAPE.turns - 1:
+            ok = {"$set": {"tool_calls.0.status": "ok", "tool_calls.0.result": result_of(SHAPE)}}
+            await database["DispatchedSamplingTask"].bulk_write([UpdateOne({"_id": name, "owner": owner}, ok)])
         if not turn:
             mine = {"_id": record, "owner": owner}
             await database["Record"].update_one(mine, {"$set": {"turns": 1, "oldest_version": 1}})

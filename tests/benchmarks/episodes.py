@@ -16,11 +16,11 @@ from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.record_ending import RecordEnder, structure
 from agentrl.rollout.toolbox_protocol import ToolAnswer
 from agentrl.store import claims, documents, owners, tasks
+from agentrl.store.call_writer import Writer, now
 from agentrl.store.claims import Claim, Ending
 from agentrl.store.database import Database
-from agentrl.store.documents import ParsedCall, Task, Turn, turn_id
+from agentrl.store.documents import ParsedCall, Task
 from agentrl.store.owners import Lease
-from agentrl.store.trajectories import Writer
 from tests.store.flow import admit
 
 VOCABULARY = 32_000
@@ -99,29 +99,25 @@ class Sampler:
             made = self._made()
             recorder.answered(call, ids, made)
             texts.append(" word" * (shape.output // 2))
-            name = turn_id(claim.record.id, turn)
-            document = Turn(
-                id=name, record=claim.record.id, task=claim.task.id, index=turn, text=texts[-1], call=call.id
-            )
+            parsed = [] if last else [ParsedCall(name="lookup", arguments={"item": "pear"})]
+            recorder.parsed(turn, texts[-1], parsed, now())
             if not last:
-                document.parsed = [ParsedCall(name="lookup", arguments={"item": "pear"})]
-                document.tool_calls = [await self._tool(recorder, turn)]
+                await self._tool(recorder, turn)
                 ids = [*ids, *made.ids, *self._tokens(shape.result)]
-            recorder.turn_over(document, last=last)
+            recorder.turn_over(turn, last=last)
         await recorder.settled()
         recorder.close()
         ending = Ending(outcome=Outcome.ANSWERED, turns=shape.turns, generated_tokens=shape.turns * shape.output)
         data = structure(claim.record, recorder.tree, recorder.runs, OutcomeClass.POLICY)
         assert await self._endings.end(RandomScorer(), claim, ending, texts, data)
 
-    async def _tool(self, recorder: Recorder, turn: int) -> str:
+    async def _tool(self, recorder: Recorder, turn: int) -> None:
         asked = await recorder.requested(
             turn, 0, server="shop", tool="lookup", arguments={"item": "pear"}, session=recorder.record.id
         )
         recorder.tool_runs(asked)
         said = ToolAnswer(status="ok", content=result_of(self._shape), latency_s=0.01)
         recorder.tool_moved(asked, ToolCallStatus.OK, said)
-        return asked.id
 
     def _made(self) -> Generated:
         count = self._shape.output

@@ -1,4 +1,4 @@
-"""Measures the size of a trajectory of a hundred turns, compared with one document per turn with the whole history.
+"""Size of a trajectory of a hundred turns, compared with one document per turn that contains the whole history.
 
 Both have the same tokens, log-probs and tool results in the same encoding; sizes are those of BSON, uncompressed.
 """
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import bson
 
-from agentrl.store import indexes, trajectories
+from agentrl.store import calls, indexes
 from agentrl.store.database import Database, connect
 from agentrl.tokens.binary_format import pack_ids, unpack_ids
 from agentrl.tokens.spans import full_prompts
@@ -20,7 +20,7 @@ from tests.benchmarks.report import Outcome
 from tests.store.server import shared_server
 
 SHAPE = Shape(turns=100, prompt=200, output=100, result=200)
-COLLECTIONS = ("Record", "DispatchedSamplingTask", "Turn", "ToolCall", "DBRecordData")
+COLLECTIONS = ("Record", "DispatchedSamplingTask", "DBRecordData")
 TIMES = 20.0
 
 
@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
 
 
 async def sizes(url: str, shape: Shape) -> Sizes:
-    """Returns the sizes of one trajectory, in a temporary database."""
+    """Sizes of one trajectory, in a temporary database."""
     database = connect(url, f"bench-{os.getpid()}")
     try:
         await indexes.ensure(database)
@@ -62,14 +62,13 @@ async def _size_of(database: Database, collection: str) -> int:
 
 
 async def _with_history(database: Database, record: str) -> list[dict[str, Any]]:
-    """Returns documents that each have the whole prompt of a turn and its conversation."""
-    calls = (await trajectories.calls_of(database, [record]))[record]
-    prompts = full_prompts(trajectories.stored_calls(calls))
-    answers = {call.turn: call for call in await trajectories.tool_calls_of(database, record)}
+    """Documents that each have the whole prompt of a turn and its conversation."""
+    stored = await calls.of_record(database, record)
+    prompts = full_prompts(calls.stored_calls(stored))
     messages: list[dict[str, str]] = []
     documents = []
-    for call, turn in zip(calls, await trajectories.turns_of(database, record), strict=True):
-        messages.append({"role": "assistant", "content": turn.text})
+    for call in stored:
+        messages.append({"role": "assistant", "content": call.text})
         documents.append(
             {
                 "_id": call.id,
@@ -79,6 +78,5 @@ async def _with_history(database: Database, record: str) -> list[dict[str, Any]]
                 "messages": list(messages),
             }
         )
-        if (answer := answers.get(turn.index)) is not None:
-            messages.append({"role": "tool", "content": answer.result})
+        messages += [{"role": "tool", "content": answer.result} for answer in call.tool_calls]
     return documents

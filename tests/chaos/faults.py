@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from agentrl.store.documents import within
 from tests.chaos import frozen_processes
 from tests.chaos.fault_injection import ChaosError, FaultInjector
 from tests.chaos.processes import Process, Role, frozen
@@ -79,8 +80,9 @@ def between_claim_and_first_turn(injector: FaultInjector) -> None:
         with _frozen_owner(injector.run, claim["owner"]) as sampler:
             if sampler is None:
                 continue
+            over = {"_id": within(claim["_id"]), "over_at": {"$ne": None}}
             held = {"_id": claim["_id"], "owner": claim["owner"], "status": "running"}
-            if store.one("Record", held) and not store.one("Turn", {"record": claim["_id"]}):
+            if store.one("Record", held) and not store.one("DispatchedSamplingTask", over):
                 injector.log(f"{claim['_id']} is claimed, without a turn")
                 injector.kill(sampler)
                 return
@@ -299,7 +301,7 @@ def _open_call(injector: FaultInjector) -> Plain | None:
     """A tool call that is open while its server is frozen."""
     deadline = time.monotonic() + FROZEN_AT_MOST_S
     while time.monotonic() < deadline:
-        for call in injector.run.store.find("ToolCall", {"status": {"$in": ["requested", "running"]}}):
+        for call in _open_calls(injector.run):
             if injector.run.store.one("Record", {"_id": call["record"], "status": "running", "owner": call["owner"]}):
                 return call
         time.sleep(0.05)
@@ -307,7 +309,13 @@ def _open_call(injector: FaultInjector) -> Plain | None:
 
 
 def _is_open(run: RunUnderTest, call: str) -> bool:
-    return run.store.one("ToolCall", {"_id": call, "status": {"$in": ["requested", "running"]}}) is not None
+    return any(one["_id"] == call for one in _open_calls(run))
+
+
+def _open_calls(run: RunUnderTest) -> list[Plain]:
+    under_way = ["requested", "running"]
+    found = run.store.tool_calls({"tool_calls.status": {"$in": under_way}})
+    return [call for call in found if call["status"] in under_way]
 
 
 def _comes_to(condition: Callable[[], bool], within_s: float = FROZEN_AT_MOST_S) -> bool:

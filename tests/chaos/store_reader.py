@@ -51,6 +51,15 @@ class StoreReader:
         with _answers():
             return list(self.database[collection].find(filter or {}, list(fields) or None))
 
+    def tool_calls(self, filter: Mapping[str, Any] | None = None) -> list[Plain]:
+        """Each with the record, the turn and the owner of the model call that caused it."""
+        around = ("record", "turn", "owner")
+        return [
+            {"_id": one["id"], **{name: call[name] for name in around}, **one}
+            for call in self.find("DispatchedSamplingTask", filter, *around, "tool_calls")
+            for one in call["tool_calls"]
+        ]
+
     def one(self, collection: str, filter: Mapping[str, Any]) -> Plain | None:
         with _answers():
             return self.database[collection].find_one(filter)

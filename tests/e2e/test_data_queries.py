@@ -15,6 +15,7 @@ import pytest
 
 from agentrl.errors import ExitCode
 from agentrl.store import run_database, updates
+from agentrl.store.call_writer import Writer, now
 from agentrl.store.claims import Claim
 from agentrl.store.database import Database
 from agentrl.store.documents import (
@@ -22,13 +23,10 @@ from agentrl.store.documents import (
     ParsedCall,
     Record,
     ToolCall,
-    Turn,
     call_id,
     to_bson,
     tool_call_id,
-    turn_id,
 )
-from agentrl.store.trajectories import Writer
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from tests.e2e import onscreen
 from tests.e2e.running import Run, running
@@ -89,8 +87,10 @@ async def stuck(database: Database) -> Claim:
     claim = await flow.claim_one(database, owner, resumable=True)
     assert claim is not None
     record = claim.record.id
-    call = ToolCall(id=tool_call_id(record, 0, 0), record=record, owner=owner, server="search", tool="find")
-    await Writer(database).requested(call)
+    call = DispatchedSamplingTask(id=call_id(record, 0), record=record, owner=owner, status="done")
+    asked = ToolCall(id=tool_call_id(call.id, 0), server="search", tool="find", requested_at=now())
+    call.tool_calls = [asked]
+    await Writer(database).insert(call)
     return claim
 
 
@@ -100,7 +100,7 @@ def test_running_record_is_shown_with_its_sampler_and_tool_call(run: Run) -> Non
     (row,) = page["rows"]
     assert (row["id"], row["owner"]) == (claim.record.id, "sampler-3.7")
     assert row["doing"]["what"] == "tool call search.find"
-    assert row["doing"]["call"] == f"{claim.record.id}/t0.0"
+    assert row["doing"]["call"] == f"{claim.record.id}/0000.0"
     assert row["age_s"] >= 0
     shown = run.raw("records", "list", "--filter", "status=running").stdout
     assert "tool call search.find" in shown
@@ -161,12 +161,11 @@ async def hostile(database: Database) -> Claim:
     assert claim is not None
     record, writer = claim.record.id, Writer(database)
     call = DispatchedSamplingTask(id=call_id(record, 0), record=record, owner=owner, prompt=pack_ids([5]))
-    await writer.sent(call)
     call.status, call.output, call.versions = "done", pack_ids([1, 2]), [(1, 2)]
     call.log_probs = pack_floats([-0.5, -0.5])
-    await writer.answered(call)
     text = "\x1b]0;a title\x07\x1b[2J\x1b[31m\u202eturned round\n[red]rm -rf[/red]"
-    await writer.turn(Turn(id=turn_id(record, 0), record=record, owner=owner, text=text, call=call.id))
+    call.text, call.over_at = text, now()
+    await writer.insert(call)
     return claim
 
 
@@ -190,8 +189,10 @@ async def unreadable(database: Database) -> Claim:
     record, writer = claim.record.id, Writer(database)
     for index in range(UNREADABLE):
         wrong = ParsedCall(error=f"failed to decode tool call: line {index} column 17")
-        said = Turn(id=turn_id(record, index), record=record, owner=owner, index=index, text="find(", parsed=[wrong])
-        await writer.turn(said)
+        call = DispatchedSamplingTask(id=call_id(record, index), record=record, owner=owner, status="done")
+        call.index = call.turn = index
+        call.text, call.parsed, call.over_at = "find(", [wrong], now()
+        await writer.insert(call)
     return claim
 
 

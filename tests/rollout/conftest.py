@@ -25,6 +25,7 @@ from agentrl.rollout.sampler import Sampler
 from agentrl.rollout.scorers import close_scorers
 from agentrl.rollout.service_directory import ServiceDirectory
 from agentrl.store import service_registry, tasks
+from agentrl.store.call_writer import Writer
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import (
     DBRecordData,
@@ -34,12 +35,10 @@ from agentrl.store.documents import (
     Service,
     Task,
     ToolCall,
-    Turn,
     load,
     task_id,
 )
 from agentrl.store.owners import Lease
-from agentrl.store.trajectories import Writer
 from agentrl.toolbox.api import build_app as build_toolbox_app
 from agentrl.toolbox.service_report import ServiceReporter
 from agentrl.toolbox.toolbox import Toolbox
@@ -250,15 +249,16 @@ class Stage:
     async def one(self) -> Record:
         return (await self.ended())[0]
 
-    async def turns(self) -> list[Turn]:
-        return await self.all(Turn)
+    async def turns(self) -> list[DispatchedSamplingTask]:
+        """The documents in which turns ended."""
+        return [call for call in await self.calls() if call.over_at is not None]
 
     async def calls(self) -> list[DispatchedSamplingTask]:
         found = await self.all(DispatchedSamplingTask)
         return sorted(found, key=lambda call: (call.record, call.index))
 
     async def tool_calls(self) -> list[ToolCall]:
-        return await self.all(ToolCall)
+        return [tool for call in await self.calls() for tool in call.tool_calls]
 
     async def data(self) -> list[DBRecordData]:
         return await self.all(DBRecordData)

@@ -1,4 +1,4 @@
-"""What a recorder writes of a model call, whatever comes between its being shown and its end."""
+"""What a recorder writes of a turn, and when."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import asyncio
 import pytest
 
 from agentrl.engines.interface import Generated, Sampling
+from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.rollout import episode_recorder
 from agentrl.rollout.episode_errors import EndedError
 from agentrl.rollout.episode_recorder import Recorder
+from agentrl.rollout.toolbox_protocol import ToolAnswer
+from agentrl.store import calls
+from agentrl.store.call_writer import Writer
 from agentrl.store.database import Database, StoreUnavailableError
-from agentrl.store.documents import DispatchedSamplingTask, Turn, turn_id
-from agentrl.store.trajectories import Writer
+from agentrl.store.documents import DispatchedSamplingTask, ToolCall, within
 from tests.store import flow
+from tests.waiting import aeventually
 
 
 async def begun(db: Database, writer: Writer) -> Recorder:
@@ -37,24 +41,82 @@ async def test_a_call_that_ends_while_it_is_being_shown_has_its_beginning_and_it
         await asyncio.sleep(0)
     recorder.answered(call, [1, 2, 3], Generated(ids=[4], log_probs=[-0.5], versions=[(1, 1)], finish="stop"))
     await recorder.settled()
-    (stored,) = await db.find("DispatchedSamplingTask", {"record": recorder.record.id})
+    (stored,) = await db.find("DispatchedSamplingTask", {"_id": within(recorder.record.id)})
     assert stored["status"] == "done"
     assert stored["sent_at"]
     assert stored["done_at"]
 
 
-class AwayOnce(Writer):
-    """The store does not take a model call, and everything that comes after it."""
+class Away(Writer):
+    """The store does not take a model call."""
 
-    async def answered(self, call: DispatchedSamplingTask, *, shown: bool = True) -> None:
-        raise StoreUnavailableError("MongoDB did not answer.")
+    def insert(self, call: DispatchedSamplingTask) -> asyncio.Future[None]:
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        failed.set_exception(StoreUnavailableError("MongoDB did not answer."))
+        return failed
+
+
+async def answered(recorder: Recorder) -> None:
+    call = recorder.sent(0, [1, 2, 3], Sampling(), "engine-0.1")
+    recorder.answered(call, [1, 2, 3], Generated(ids=[4], log_probs=[-0.5], versions=[(1, 1)], finish="stop"))
+
+
+async def asked(recorder: Recorder, number: int = 0, *, durable: bool = True) -> ToolCall:
+    return await recorder.requested(0, number, server="shop", tool="lookup", arguments={}, session="x", durable=durable)
 
 
 async def test_no_tool_call_and_no_turn_is_stored_without_the_tokens_that_asked_for_it(db: Database) -> None:
-    recorder = await begun(db, AwayOnce(db))
-    call = recorder.sent(0, [1, 2, 3], Sampling(), "engine-0.1")
-    recorder.answered(call, [1, 2, 3], Generated(ids=[4], log_probs=[-0.5], versions=[(1, 1)], finish="stop"))
-    recorder.turn_over(Turn(id=turn_id(recorder.record.id, 0), record=recorder.record.id, index=0))
+    recorder = await begun(db, Away(db))
+    await answered(recorder)
     with pytest.raises(EndedError, match="MongoDB did not answer"):
-        await recorder.requested(0, 0, server="shop", tool="lookup", arguments={}, session="x")
-    assert [await db.count(kind, {}) for kind in ("ToolCall", "Turn")] == [0, 0]
+        await asked(recorder)
+    recorder.turn_over(0)
+    with pytest.raises(EndedError, match="MongoDB did not answer"):
+        await recorder.settled()
+    assert await db.count("DispatchedSamplingTask", {}) == 0
+
+
+async def test_tool_calls_of_one_moment_are_durable_with_their_model_call_before_they_are_sent(db: Database) -> None:
+    recorder = await begun(db, Writer(db))
+    await answered(recorder)
+    await asyncio.gather(asked(recorder, 0), asked(recorder, 1))
+    (stored,) = await calls.of_record(db, recorder.record.id)
+    assert [(one.id, one.status) for one in stored.tool_calls] == [(f"{stored.id}.{n}", "requested") for n in (0, 1)]
+    assert stored.status == "done"
+    await asked(recorder, 2)
+    assert [len(one.tool_calls) for one in await calls.of_record(db, recorder.record.id)] == [3]
+
+
+async def test_a_turn_whose_tools_may_run_again_is_written_once_when_it_is_over(db: Database) -> None:
+    recorder = await begun(db, Writer(db))
+    await answered(recorder)
+    recorder.parsed(0, "lookup()", [], calls.now())
+    tool_call = await asked(recorder, durable=False)
+    recorder.tool_runs(tool_call)
+    assert await calls.of_record(db, recorder.record.id) == []
+    recorder.tool_moved(tool_call, ToolCallStatus.OK, ToolAnswer(status="ok", content="7"))
+    recorder.turn_over(0, last=True)
+    await recorder.settled()
+    (stored,) = await calls.of_record(db, recorder.record.id)
+    assert (stored.text, [one.result for one in stored.tool_calls]) == ("lookup()", ["7"])
+    assert recorder.reached.turns == 1
+
+
+async def test_what_takes_long_is_shown_as_being_under_way(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episode_recorder, "SHOWN_AFTER_S", 0.05)
+    recorder = await begun(db, Writer(db))
+    await answered(recorder)
+    tool_call = await asked(recorder, durable=False)
+    recorder.tool_runs(tool_call)
+
+    async def statuses() -> list[str]:
+        return [one.status for call in await calls.of_record(db, recorder.record.id) for one in call.tool_calls]
+
+    async def runs() -> bool:
+        return await statuses() == ["running"]
+
+    await aeventually(runs, what="the call is shown")
+    recorder.tool_moved(tool_call, ToolCallStatus.OK, ToolAnswer(status="ok", content="7"))
+    recorder.turn_over(0, last=True)
+    await recorder.settled()
+    assert await statuses() == ["ok"]

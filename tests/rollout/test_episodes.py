@@ -11,7 +11,7 @@ from agentrl.policies.outcomes import Outcome
 from agentrl.rollout.agent_loops import AgentLoop, register_loop
 from agentrl.rollout.attempt import EpisodeSettings
 from agentrl.rollout.episode import Episode
-from agentrl.store import trajectories
+from agentrl.store import calls as stored_calls
 from agentrl.store.documents import Record
 from agentrl.tokens import spans as span_lists
 from agentrl.tokens import version_runs as version_runs
@@ -112,7 +112,7 @@ async def test_a_call_that_is_aborted_goes_on_where_it_was(stage: Stage) -> None
     assert engine.heard[2].text.endswith("<|assistant|>it costs ")
     assert engine.heard[2].params["max_new_tokens"] < engine.heard[0].params["max_new_tokens"]
     # Each token was generated once and is stored once.
-    stored = trajectories.stored_calls(calls)
+    stored = stored_calls.stored_calls(calls)
     prompts = span_lists.full_prompts(stored)
     assert prompts[2] == engine.heard[2].ids
     assert (await stage.data())[0].trained_tokens == sum(len(call.output) for call in stored.values())

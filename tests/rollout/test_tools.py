@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.rollout.attempt import EpisodeSettings
 from agentrl.rollout.tool_calls import RETRY_S, offer
-from agentrl.rollout.toolbox_protocol import OfferedTool, ToolAnswer, ToolRefusedError
+from agentrl.rollout.toolbox_protocol import OfferedTool, OpenedSession, ToolAnswer, ToolRefusedError
 from agentrl.tokens.binary_format import unpack_ids
 from tests.rollout import conftest
 from tests.rollout.actors import Heard
@@ -45,11 +45,11 @@ async def test_calls_of_a_turn_run_side_by_side_and_answer_in_their_order(stage:
     assert [each.read_text().split() for each in (path, beside)] == [["begun", "ended"]] * 2, "one needs the other"
     stored = await stage.tool_calls()
     assert [(call.id.rpartition("/")[2], call.status, call.result) for call in stored] == [
-        ("t0.0", "ok", "noted"),
-        ("t0.1", "ok", "noted"),
-        ("t0.2", "ok", "pear"),
+        ("0000.0", "ok", "noted"),
+        ("0000.1", "ok", "noted"),
+        ("0000.2", "ok", "pear"),
     ]
-    assert (await stage.turns())[0].tool_calls == [call.id for call in stored]
+    assert (await stage.turns())[0].tool_calls == stored
     before, after = await stage.calls()
     assert after.base == before.id
     assert after.base_length == len(engine.heard[0].ids) + len(unpack_ids(before.output))
@@ -174,9 +174,9 @@ class Moody:
     async def tools(self) -> Sequence[OfferedTool]:
         return [OfferedTool(server="faulty", name="echo", schema={"properties": {"text": {"type": "string"}}})]
 
-    async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> bool:
+    async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> OpenedSession:
         self.opened.append(session)
-        return True
+        return OpenedSession(created=True)
 
     async def call(
         self, session: str, call: str, server: str, tool: str, arguments: dict[str, Any], *, timeout_s: float
@@ -259,6 +259,52 @@ async def test_a_call_that_may_have_run_in_a_toolbox_that_is_gone_is_not_made_in
         record = await stage.one()
     assert (record.outcome, toolbox.ran) == (outcome, ran), record.error
     assert [call.status for call in await stage.tool_calls()] == ["ok" if ran else "lost"]
+
+
+class Surprised(Moody):
+    """Its session has run a call that no record has."""
+
+    async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> OpenedSession:
+        return OpenedSession(created=False, calls=(f"{session}/0000.0",))
+
+
+@pytest.mark.parametrize(("session", "outcome"), [("keyed", "tool_server_failed"), ("shared", "answered")])
+async def test_state_that_an_unknown_call_may_have_changed_is_not_built_upon(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, session: str, outcome: str
+) -> None:
+    """A sampler may die between a call that is safe to repeat and its write."""
+    toolbox = Surprised("", 0)
+    monkeypatch.setattr(conftest, "PluggedToolbox", lambda url, token: toolbox)
+    stage.config = configuration(**unruly_tools(session=session, try_again=True))
+    await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["faulty"])
+    await stage.engine(first(calls("echo(text='pear')")))
+    await stage.task(n=1)
+    async with stage.sampler():
+        record = await stage.one()
+    assert record.outcome == outcome, record.error
+
+
+@pytest.mark.parametrize(("repeatable", "stored"), [(False, ["requested"]), (True, [])])
+async def test_a_call_is_durable_before_it_is_sent_unless_its_server_may_run_it_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, repeatable: bool, stored: list[str]
+) -> None:
+    seen: list[list[str]] = []
+
+    class Looking(Moody):
+        async def call(self, *place: Any, **options: Any) -> ToolAnswer:
+            seen.append([call.status for call in await stage.tool_calls()])
+            return ToolAnswer(status="ok", content="pear")
+
+    toolbox = Looking("", 0)
+    monkeypatch.setattr(conftest, "PluggedToolbox", lambda url, token: toolbox)
+    stage.config = configuration(**unruly_tools(try_again=repeatable))
+    await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["faulty"])
+    await stage.engine(first(calls("echo(text='pear')")))
+    await stage.task(n=1)
+    async with stage.sampler():
+        record = await stage.one()
+    assert (record.outcome, seen) == ("answered", [stored])
+    assert [call.status for call in await stage.tool_calls()] == ["ok"]
 
 
 def test_tools_of_the_same_name_are_told_apart_by_their_server() -> None:

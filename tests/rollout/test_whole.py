@@ -18,7 +18,8 @@ from agentrl.http.token_server import listening
 from agentrl.protocol import messages
 from agentrl.rollout import chat_format
 from agentrl.rollout.sampler_knobs import SamplerKnobs
-from agentrl.store import publications, trajectories
+from agentrl.store import calls as stored_calls
+from agentrl.store import publications
 from agentrl.store.database import Database
 from agentrl.store.documents import Owner
 from agentrl.tokens import spans as span_lists
@@ -73,11 +74,11 @@ async def test_what_a_real_engine_generated_is_stored_token_by_token(
         await unverified.serve(embedded, model_dir, 2)
     assert {record.status for record in records} == {"scored"}
     assert {record.outcome for record in records} <= {"token_limit", "no_answer", "answered", "turn_limit"}
-    by_record = await trajectories.calls_of(stage.db, [record.id for record in records])
+    by_record = await stored_calls.with_tokens(stage.db, [record.id for record in records])
     data = {one.id: one for one in await stage.data()}
     for record in records:
         calls = by_record[record.id]
-        stored = trajectories.stored_calls(calls)
+        stored = stored_calls.stored_calls(calls)
         prompts = span_lists.full_prompts(stored)
         rebuilt = TokenTree.from_calls((index, prompts[index], call.output) for index, call in stored.items())
         assert rebuilt.spans == data[record.id].spans

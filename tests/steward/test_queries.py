@@ -44,7 +44,8 @@ from agentrl.queries.dispatcher import Dispatcher
 from agentrl.queries.exports import PART_BYTES
 from agentrl.steward.epochs import Source
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
-from agentrl.store import checkpoints, claims, lineages, lists, steps, tasks
+from agentrl.store import calls, checkpoints, claims, lineages, lists, steps, tasks
+from agentrl.store.call_writer import CALLS, Writer, now
 from agentrl.store.claims import Ending, Reached
 from agentrl.store.database import Database
 from agentrl.store.datasets import Row
@@ -53,12 +54,9 @@ from agentrl.store.documents import (
     DispatchedSamplingTask,
     Task,
     ToolCall,
-    Turn,
     call_id,
     tool_call_id,
-    turn_id,
 )
-from agentrl.store.trajectories import Writer
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from agentrl.tokens.spans import Span
 from tests.store import flow
@@ -99,31 +97,27 @@ async def episode(db: Database, *, text: str = "calls it", tool_result: str = "4
             id=call_id(record, index),
             record=record,
             task=task,
-            turn=turn_id(record, index),
+            turn=index,
             index=index,
             owner=owner,
             base=call_id(record, 0) if index else "",
             base_length=5 if index else 0,
             prompt=pack_ids(prompt),
             sampling={"seed": 2**40},
+            sent_at=now(),
         )
-        await writer.sent(call)
-        call.status, call.finish_reason, call.engine = "done", "stop", "engine-0.1"
+        await writer.insert(call)
+        call.status, call.finish_reason, call.engine, call.done_at = "done", "stop", "engine-0.1", now()
         call.output, call.log_probs = pack_ids(output), pack_floats([-0.5] * len(output))
         call.versions = [(3, 1), (4, len(output) - 1)]
-        await writer.answered(call)
+        call.text, call.over_at = text, now()
+        names = ("status", "finish_reason", "engine", "output", "log_probs", "versions", "text", "over_at", "done_at")
         if not index:
-            tool = ToolCall(id=tool_call_id(record, 0, 0), record=record, task=task, owner=owner)
-            tool.server, tool.tool = "s", "find"
-            await writer.requested(tool)
-            tool.status, tool.result, tool.latency_s = "running", "", 0.0
-            await writer.tool_moved(tool)
+            tool = ToolCall(id=tool_call_id(call.id, 0), server="s", tool="find")
+            await writer.add_tool_calls(call, [tool])
             tool.status, tool.result, tool.latency_s = "ok", tool_result, 0.25
-            await writer.tool_moved(tool)
-        turn = Turn(
-            id=turn_id(record, index), record=record, task=task, index=index, owner=owner, text=text, call=call.id
-        )
-        await writer.turn(turn)
+            await writer.update(call, (), [tool])
+        await writer.update(call, names)
     ending = Ending(outcome=Outcome.ANSWERED, turns=2, generated_tokens=5, oldest_version=3, newest_version=4)
     assert await claims.finish(db, record, owner, ending)
     spans = [Span(-1, "environment", 0, 0, 3), Span(0, "model", 0, 0, 2), Span(1, "environment", 1, 5, 1)]
@@ -249,9 +243,10 @@ def test_messages_that_differ_in_numbers_and_names_are_of_one_kind(one: str, oth
 
 
 async def test_errors_are_counted_by_kind_with_samples_to_jump_to(db: Database) -> None:
-    await db.insert_many("Turn", [malformed(number) for number in range(192)])
-    await db.insert_many("ToolCall", [timed_out(number) for number in range(3)])
-    await db.insert_many("ToolCall", [{"_id": "fine", "record": "r", "status": "ok", "error_class": ""}])
+    await db.insert_many(CALLS, [malformed(number) for number in range(192)])
+    await db.insert_many(CALLS, [inside(timed_out(number)) for number in range(3)])
+    fine = {"id": "fine", "status": "ok", "error_class": ""}
+    await db.insert_many(CALLS, [{"_id": "r/0000", "record": "r", "tool_calls": [fine]}])
     found: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
     assert [(kind.count, kind.status, kind.error_class, kind.message) for kind in found] == [
         (192, "malformed", "policy", "failed to decode tool call at #"),
@@ -266,7 +261,7 @@ async def test_errors_are_counted_by_kind_with_samples_to_jump_to(db: Database) 
 
 async def test_errors_that_name_other_things_are_one_kind_with_a_sample_of_each(db: Database) -> None:
     said = [f"no such item: {name}" for name in ("baek", "baek", "stwe", "soop", "pei")] + ["too long"]
-    await db.insert_many("ToolCall", [failed(number, message) for number, message in enumerate(said)])
+    await db.insert_many(CALLS, [inside(failed(number, message)) for number, message in enumerate(said)])
     found: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
     assert [(kind.count, kind.message) for kind in found] == [(5, "no such item: …"), (1, "too long")]
     samples = {sample.text for sample in found[0].samples}
@@ -276,10 +271,10 @@ async def test_errors_that_name_other_things_are_one_kind_with_a_sample_of_each(
 
 async def test_tools_that_a_model_made_up_are_one_kind(db: Database) -> None:
     tools = ("lookuplookup", "lookupcalculator", "luk")
-    calls = [failed(n, f"There is no tool {tool}. There are: lookup, calculator.") for n, tool in enumerate(tools)]
-    calls = [call | {"server": "", "tool": tool} for call, tool in zip(calls, tools, strict=True)]
-    calls += [failed(9, "too long") | {"tool": "lookup"}, failed(10, "too long") | {"tool": "calculator"}]
-    await db.insert_many("ToolCall", calls)
+    made_up = [failed(n, f"There is no tool {tool}. There are: lookup, calculator.") for n, tool in enumerate(tools)]
+    made_up = [call | {"server": "", "tool": tool} for call, tool in zip(made_up, tools, strict=True)]
+    made_up += [failed(9, "too long") | {"tool": "lookup"}, failed(10, "too long") | {"tool": "calculator"}]
+    await db.insert_many(CALLS, [inside(call) for call in made_up])
     found: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
     assert [(kind.count, kind.tool, kind.message) for kind in found] == [
         (3, "…", "There is no tool …. There are: lookup, calculator."),
@@ -293,7 +288,7 @@ async def test_more_names_than_there_is_room_for_are_one_kind_all_the_same(
 ) -> None:
     monkeypatch.setattr(tool_errors, "MOST_KINDS", 20)
     names = [f"{a}{b}" for a in "abcdefgh" for b in "abcdefgh"]
-    await db.insert_many("ToolCall", [failed(number, f"no such item: {name}x") for number, name in enumerate(names)])
+    await db.insert_many(CALLS, [inside(failed(number, f"no such item: {name}x")) for number, name in enumerate(names)])
     (found,) = await asked(db, "tool_errors", ToolErrors())
     assert (found.count, found.message) == (64, "no such item: …")
 
@@ -309,10 +304,10 @@ def failed(number: int, message: str) -> dict[str, Any]:
 
 def malformed(number: int) -> dict[str, Any]:
     return {
-        "_id": f"r{number}/t0",
+        "_id": f"r{number}/0000",
         "record": f"r{number}",
         "task": f"t{number % 2}",
-        "index": 0,
+        "turn": 0,
         "parsed": [{"name": "", "error": f"failed to decode tool call at {number}"}, {"name": "fine", "error": ""}],
     }
 
@@ -320,7 +315,41 @@ def malformed(number: int) -> dict[str, Any]:
 def timed_out(number: int) -> dict[str, Any]:
     said = f"no answer within {number} s"
     same = {"server": "search", "tool": "find", "status": "timeout", "error_class": "infrastructure"}
-    return {"_id": f"r{number}/t0.0", "record": f"r{number}", "turn": 0, "result": said, **same}
+    return {"id": f"t{number}/0000.0", "result": said, **same}
+
+
+def inside(tool_call: dict[str, Any]) -> dict[str, Any]:
+    """The model call that caused it."""
+    call = tool_call["id"].rpartition(".")[0]
+    at = tool_call.get("requested_at") or datetime.fromtimestamp(1_600_000_000, UTC)
+    return {"_id": call, "record": call.partition("/")[0], "turn": 0, "failed_at": at, "tool_calls": [tool_call]}
+
+
+async def test_failed_calls_are_listed_newest_first_whatever_their_turns_took(db: Database) -> None:
+    """A turn that took long may hold a call that was requested before those of turns that ended before it."""
+    requested = {"a": (1, 90), "b": (50,), "c": (40, 60), "d": (70,), "e": (2,)}
+    ended = {"a": 91, "b": 85, "c": 84, "d": 80, "e": 79}
+    for name, times in requested.items():
+        made = [
+            timed_out(0) | {"id": f"{name}/0000.{number}", "requested_at": datetime.fromtimestamp(at, UTC)}
+            for number, at in enumerate(times)
+        ]
+        fine = {"id": f"{name}/0000.9", "status": "ok", "error_class": "", "requested_at": made[0]["requested_at"]}
+        call = inside(made[0]) | {"failed_at": datetime.fromtimestamp(ended[name], UTC), "tool_calls": [*made, fine]}
+        await db.insert_many(CALLS, [call])
+    seen: list[float] = []
+    after = ""
+    while True:
+        page: Page = await asked(db, "list_failed_calls", ListRows(limit=2, after=after))
+        seen += [row["requested_at"].timestamp() for row in page.rows]
+        if not (after := page.after):
+            break
+    assert seen == [90, 70, 60, 50, 40, 2, 1]
+    assert set(page.rows[0]) >= {"id", "record", "turn", "server", "tool", "status", "error_class", "result"}
+    from_id: Page = await asked(db, "list_failed_calls", ListRows(after="c/0000.0"))
+    assert [row["requested_at"].timestamp() for row in from_id.rows] == [2, 1]
+    by_id: Page = await asked(db, "list_failed_calls", ListRows(sort="id", limit=2, filter="record!=a"))
+    assert [row["id"] for row in by_id.rows] == ["b/0000.0", "c/0000.0"]
 
 
 # ---- changes ----
@@ -419,9 +448,11 @@ async def test_a_checkpoint_is_pinned_and_left_again(db: Database) -> None:
         ("Record", {"finished_at": {"$ne": None}}, [("finished_at", 1), ("_id", 1)]),
         ("Record", {}, [("_id", 1)]),
         ("Task", {"status": "dead"}, [("_id", 1)]),
-        ("ToolCall", {"error_class": {"$gt": ""}}, None),
-        ("ToolCall", {"error_class": {"$gt": ""}}, [("requested_at", -1), ("_id", -1)]),
-        ("Turn", {"parsed.error": {"$gt": ""}}, None),
+        (CALLS, calls.FAILED_TOOLS, None),
+        (CALLS, calls.FAILED_TOOLS, [("failed_at", -1), ("_id", -1)]),
+        (CALLS, {"status": "sent", "record": "r"}, None),
+        (CALLS, {"tool_calls.status": {"$in": ["requested", "running"]}, "record": "r"}, None),
+        (CALLS, {"parsed.error": {"$gt": ""}}, None),
     ],
 )
 async def test_what_operators_ask_stands_on_an_index(
@@ -429,12 +460,13 @@ async def test_what_operators_ask_stands_on_an_index(
 ) -> None:
     plan = await flow.explained(db, {"find": kind, "filter": filter, **({"sort": dict(sort)} if sort else {})})
     assert "COLLSCAN" not in str(plan["queryPlanner"]["winningPlan"])
+    assert "'SORT'" not in str(plan["queryPlanner"]["winningPlan"])
 
 
 @pytest.mark.parametrize(
     ("kind", "sort", "filter"),
     [
-        *((kind, sort, tool_errors.FAILED if kind == "ToolCall" else {}) for kind, sort in lists.NEWEST_FIRST.items()),
+        *((kind, sort, {}) for kind, sort in lists.NEWEST_FIRST.items() if kind != lists.FAILED_CALLS),
         ("Record", "age", {}),
         ("Record", "-finished_at", {}),
     ],

@@ -32,11 +32,11 @@ from agentrl.store import (
     steps,
     tasks,
 )
+from agentrl.store.call_writer import Writer
 from agentrl.store.claims import Ending
 from agentrl.store.database import Database, Plain
 from agentrl.store.datasets import Row
 from agentrl.store.documents import DispatchedSamplingTask, Task, ToolCall, call_id, load, tool_call_id
-from agentrl.store.trajectories import Writer
 from tests.store.flow import admit, claim_one, commit, end, queue, ready_tasks, run_group, sampler, step_of
 
 
@@ -293,8 +293,10 @@ async def test_records_of_a_dead_sampler_are_handed_over_or_abandoned(db: Databa
     writer = Writer(db)
     for claim in (resumable, lost):
         record = claim.record.id
-        await writer.sent(DispatchedSamplingTask(id=call_id(record, 0), record=record, owner=dying))
-        await writer.requested(ToolCall(id=tool_call_id(record, 0, 0), record=record, owner=dying))
+        asked = DispatchedSamplingTask(id=call_id(record, 0), record=record, owner=dying, status="done")
+        asked.tool_calls = [ToolCall(id=tool_call_id(asked.id, 0))]
+        await writer.insert(asked)
+        await writer.insert(DispatchedSamplingTask(id=call_id(record, 1), index=1, record=record, owner=dying))
     await claims.finish(db, ended.record.id, dying, Ending(outcome=Outcome.ANSWERED))
     made.died(dying)
     done = await made.round()
@@ -307,7 +309,9 @@ async def test_records_of_a_dead_sampler_are_handed_over_or_abandoned(db: Databa
     [abandoned] = await db.find("Record", {"status": "abandoned"})
     assert (abandoned["outcome"], abandoned["outcome_class"]) == ("owner_lost", "infrastructure")
     assert await db.count("DispatchedSamplingTask", {"status": "failed"}) == 2
-    assert [call["status"] for call in await db.find("ToolCall", {}, sort=[("_id", 1)])] == ["requested", "lost"]
+    with_tools = {"tool_calls.0": {"$exists": True}}
+    stored = await db.find("DispatchedSamplingTask", with_tools, sort=[("_id", 1)])
+    assert [call["tool_calls"][0]["status"] for call in stored] == ["requested", "lost"]
     unscored = await claims.claim_for_scoring(db, "sampler-1.1")
     assert unscored is not None
     assert unscored.record.id == ended.record.id

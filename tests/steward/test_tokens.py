@@ -14,7 +14,7 @@ from agentrl.errors import UnknownNameError
 from agentrl.protocol.data_commands import ExportRecords, RecordTokens, TokenPart
 from agentrl.store import pruning
 from agentrl.store.database import Database
-from agentrl.store.documents import DispatchedSamplingTask, Publication, Turn, call_id, to_bson, turn_id
+from agentrl.store.documents import DispatchedSamplingTask, Publication, call_id, to_bson
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from tests.steward.test_queries import admitted, asked, episode
 from tests.store import flow
@@ -44,21 +44,20 @@ async def branched(db: Database, tokenizer: Tokenizer) -> tuple[str, list[list[i
     """A record whose second call goes on from the first and whose third begins anew; the outputs."""
     await admitted(db)
     record = await episode(db)
-    for kind in ("DispatchedSamplingTask", "Turn", "DBRecordData"):
+    for kind in ("DispatchedSamplingTask", "DBRecordData"):
         await db.delete_many(kind, {})
     outputs = [tokenizer.encode(text) for text in (SAID, "item 22", "item 1?")]
     asks = [tokenizer.encode("what costs"), tokenizer.encode("1"), tokenizer.encode("what 界")]
     calls = []
     for index, (prompt, output) in enumerate(zip(asks, outputs, strict=True)):
         call = DispatchedSamplingTask(id=call_id(record, index), record=record, index=index, status="done")
+        call.turn, call.over_at = index, None if index == 2 else datetime.now(UTC)
         call.prompt, call.output, call.log_probs = pack_ids(prompt), pack_ids(output), pack_floats([-1.0] * len(output))
         call.versions = [(1, 1), (2, len(output) - 1)]
         if index == 1:
             call.base, call.base_length = call_id(record, 0), len(asks[0]) + len(outputs[0])
         calls.append(call)
     await db.insert_many("DispatchedSamplingTask", [to_bson(call) for call in calls])
-    turns = [Turn(id=turn_id(record, n), record=record, index=n, call=calls[n].id) for n in range(2)]
-    await db.insert_many("Turn", [to_bson(turn) for turn in turns])
     return record, outputs
 
 
@@ -72,7 +71,7 @@ async def test_a_tree_is_told_with_its_branches_versions_and_texts(
     assert not part.note
     generated = [each for each in part.stretches if each.kind == "model"]
     assert sorted(list(each.ids) for each in generated) == sorted(outputs)
-    assert "".join(next(each for each in generated if each.call.endswith("/c0")).texts) == SAID
+    assert "".join(next(each for each in generated if each.call.endswith("/0000")).texts) == SAID
     by_turn = {each.turn: each for each in generated}
     assert set(by_turn) == {0, 1, -1}, "the third call belongs to no turn yet"
     assert by_turn[1].versions == ((1, 1), (2, len(outputs[1]) - 1))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from agentrl.policies.admission import Counts
 from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, AROUND_A_TOOL_CALL_S, Outcome
-from agentrl.policies.status_tables import ToolCallStatus
+from agentrl.policies.status_tables import CallStatus, ToolCallStatus
 from agentrl.protocol.messages import Wait
 from agentrl.steward import admission, batch_waits
 from agentrl.steward.admission import Admitted
 from agentrl.store import claims, service_registry
+from agentrl.store.call_writer import Writer
 from agentrl.store.database import Database
 from agentrl.store.documents import DispatchedSamplingTask, Service, ToolCall, call_id, tool_call_id
-from agentrl.store.trajectories import Writer
 from tests.steward.test_rounds import full_round, settings, steward
 from tests.store.flow import admit, claim_one, end, queue, run_group, sampler
 
@@ -65,13 +65,16 @@ async def test_the_chain_leads_to_the_tool_call_without_an_answer(db: Database) 
     await service_registry.report(db, toolbox(0, unavailable=[]))
 
     call = DispatchedSamplingTask(id=call_id(record, 0), record=record, task=task, owner=owner, engine="engine-0.1")
-    await writer.sent(call)
+    await writer.insert(call)
     told = await batch_waits.look(db, ours, NOTHING)
     assert named(told)[3:] == [(name, "model call c0 on engine-0"), ("model call c0 on engine-0", "engine-0")]
 
-    tool = ToolCall(id=tool_call_id(record, 0, 0), record=record, task=task, owner=owner, server="shop", tool="lookup")
-    await writer.requested(tool)
-    await older(db, "ToolCall", tool.id, "requested_at", 312.0)
+    tool = ToolCall(id=tool_call_id(call.id, 0), server="shop", tool="lookup")
+    call.status = CallStatus.DONE
+    await writer.update(call, ["status"])
+    await writer.add_tool_calls(call, [tool])
+    ago = datetime.now(UTC) - timedelta(seconds=312)
+    await db.update_one("DispatchedSamplingTask", {"_id": call.id}, {"$set": {"tool_calls.0.requested_at": ago}})
     told = await batch_waits.look(db, ours, NOTHING)
     assert named(told)[3:] == [(name, "tool shop.lookup"), ("tool shop.lookup", "toolbox")]
     assert told[3].what == f"has not answered the call {tool.id}"
@@ -79,7 +82,7 @@ async def test_the_chain_leads_to_the_tool_call_without_an_answer(db: Database) 
     assert told[3].at_most_s == told[4].at_most_s == 2 * 5.0 + AROUND_A_TOOL_CALL_S, "it may be made twice"
     for status in (ToolCallStatus.RUNNING, ToolCallStatus.OK):
         tool.status = status
-        await writer.tool_moved(tool)
+        await writer.update(call, (), [tool])
     assert "tool shop.lookup" not in dict(named(await batch_waits.look(db, ours, NOTHING))).values()
     await writer.close()
 

@@ -30,7 +30,11 @@ GONE = {"$delete": True}
 Breakage = tuple[str, Plain, Any]
 BREAKAGES: dict[str, Breakage] = {
     "documents of Task with an unknown status": ("Task", {"row": 2}, {"$set": {"status": "lost"}}),
-    "documents of ToolCall with an unknown status": ("ToolCall", {}, {"$set": {"status": "lost?"}}),
+    "documents of ToolCall with an unknown status": (
+        "DispatchedSamplingTask",
+        {},
+        {"$set": {"tool_calls.0.status": "lost?"}},
+    ),
     "epochs whose rows are not the tasks": ("Epoch", {}, {"$set": {"inserted": 4, "rows": 4}}),
     "records whose task does not exist": ("Record", {"seat": 0}, {"$set": {"task": "nowhere"}}),
     "tasks without all of the seats": ("Task", {"row": 1}, {"$set": {"n": 9}}),
@@ -69,12 +73,16 @@ BREAKAGES: dict[str, Breakage] = {
     "versions out of order": ("Publication", {"_id": 2}, {"$set": {"lineage": "former"}}),
     "steps begun from a version of another lineage": ("Publication", {"_id": 1}, {"$set": {"lineage": "former"}}),
     "records that trained beyond the bound of the step": ("Step", {"step": 1}, {"$set": {"bounds": {"shop": -1}}}),
-    "DispatchedSamplingTasks open in records that ended": (
+    "model calls open in records that ended": (
         "DispatchedSamplingTask",
         {"index": 0},
         {"$set": {"status": "sent"}},
     ),
-    "ToolCalls open in records that ended": ("ToolCall", {}, {"$set": {"status": "requested"}}),
+    "tool calls open in records that ended": (
+        "DispatchedSamplingTask",
+        {},
+        {"$set": {"tool_calls.0.status": "requested"}},
+    ),
     "model calls whose tokens, log-probs and versions do not fit": (
         "DispatchedSamplingTask",
         {"index": 0},
@@ -114,10 +122,9 @@ async def with_calls(db: Database, record: Record) -> None:
         output=pack_ids(list(range(TOKENS))),
         log_probs=pack_floats([-1.0] * TOKENS),
         versions=[(1, TOKENS)],
+        tool_calls=[ToolCall(id=tool_call_id(call_id(record.id, 0), 0), status="ok")],
     )
-    tool = ToolCall(id=tool_call_id(record.id, 0, 0), record=record.id, task=record.task, status="ok")
     await db.insert_many("DispatchedSamplingTask", [to_bson(call)])
-    await db.insert_many("ToolCall", [to_bson(tool)])
 
 
 @pytest.mark.parametrize("what", BREAKAGES)
@@ -176,11 +183,12 @@ async def test_what_stays_wrong_is_told_however_much_else_is_half_way(
 ) -> None:
     """More documents than are shown, other ones at each look, and all before the one that stays."""
     await a_run(db)
+    kind = "DispatchedSamplingTask"
 
     async def half_way(look: str) -> None:
-        await db.delete_many("ToolCall", {"moment": True})
+        await db.delete_many(kind, {"moment": True})
         names = [f"{look}{number}" for number in range(SHOWN + 1)]
-        await db.insert_many("ToolCall", [{"_id": name, "status": "lost?", "moment": True} for name in names])
+        await db.insert_many(kind, [{"_id": name, "status": "lost?", "moment": True} for name in names])
 
     look = accounting._problems
 
@@ -190,10 +198,10 @@ async def test_what_stays_wrong_is_told_however_much_else_is_half_way(
         return found
 
     await half_way("0")
-    await db.insert_many("ToolCall", [{"_id": "zz", "status": "lost?"}])
+    await db.insert_many(kind, [{"_id": "zz", "status": "lost?"}])
     monkeypatch.setattr(accounting, "_problems", look_and_go_on)
     monkeypatch.setattr(accounting, "LOOK_AGAIN_S", 0.0)
-    what = "documents of ToolCall with an unknown status"
+    what = f"documents of {kind} with an unknown status"
     (told,) = (problem for problem in (await accounting.account(db)).problems if problem.what == what)
     assert (told.count, told.examples) == (1, ("zz",))
 

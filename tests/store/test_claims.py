@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from agentrl.store import claims
+from agentrl.store.call_writer import OwnershipError, Writer
 from agentrl.store.claims import BEGINNING_EVERY_S, Claim, LastClaims
 from agentrl.store.database import Database, Filter, Update
-from agentrl.store.documents import Turn, turn_id
-from agentrl.store.trajectories import OwnershipError, Writer
+from agentrl.store.documents import DispatchedSamplingTask, call_id
 from tests.store.flow import admit, claim_one, queue, sampler
 
 MINE, OTHER = "sampler-0.1", "sampler-1.1"
@@ -165,15 +165,15 @@ async def test_what_opens_behind_the_front_waits_for_the_next_look_at_the_beginn
 
 
 async def test_a_repeat_of_what_another_owner_wrote_is_refused_as_often_as_it_is_asked_for(db: Database) -> None:
-    record = "shop/train/0/0/r1/s0/a1"
+    def call(owner: str, seat: int) -> DispatchedSamplingTask:
+        record = f"shop/train/0/0#r1.s{seat}.a1"
+        id = call_id(record, 0)
+        return DispatchedSamplingTask(id=id, record=record, task="t", owner=owner, text=owner)
 
-    def turn(owner: str, index: int) -> Turn:
-        return Turn(id=turn_id(record, index), record=record, task="t", index=index, owner=owner, text=owner)
-
-    await Writer(db).turn(turn(OTHER, 0))
+    await Writer(db).insert(call(OTHER, 0))
     writer = Writer(db)
-    wanted = [turn(MINE, 0), turn(MINE, 0), turn(MINE, 1), turn(MINE, 1)]
-    told = await asyncio.gather(*(writer.turn(one) for one in wanted), return_exceptions=True)
+    wanted = [call(MINE, 0), call(MINE, 0), call(MINE, 1), call(MINE, 1)]
+    told = await asyncio.gather(*(writer.insert(one) for one in wanted), return_exceptions=True)
     assert [type(one) for one in told] == [OwnershipError, OwnershipError, type(None), type(None)]
-    stored = await db.find("Turn", {}, sort=[("index", 1)])
+    stored = await db.find("DispatchedSamplingTask", {}, sort=[("_id", 1)])
     assert [one["text"] for one in stored] == [OTHER, MINE]

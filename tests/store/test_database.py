@@ -13,7 +13,7 @@ from pymongo import IndexModel, InsertOne, UpdateOne
 from pymongo.errors import OperationFailure
 
 from agentrl.errors import ConfigError
-from agentrl.store import database, updates
+from agentrl.store import database, owners, updates
 from agentrl.store.database import (
     KEYS_NOT_READ,
     AlreadyThereError,
@@ -194,3 +194,18 @@ async def test_a_server_that_never_reads_its_keys_is_an_error_within_the_deadlin
     with pytest.raises(StoreUnavailableError, match="has just begun"):
         await hasty.find_one_and_update("Turn", {}, {"$set": {"n": 1}})
     await hasty.close()
+
+
+async def test_database_of_another_version_is_refused_before_anything_is_written(db: Database) -> None:
+    lease = owners.Lease(db, "sampler-0.1", unit="sampler-0", role="sampler")
+    await db.insert_many("Turn", [{"_id": "shop/train/0/000000#r1.s0.a1/t0"}])
+    with pytest.raises(ConfigError, match="has documents of version 1, and this program has version 2") as refused:
+        await lease.open()
+    assert "another `name`" in refused.value.hint
+    assert await db.count("Owner", {}) == 0
+    await db.delete_many("Turn", {})
+    await lease.open()
+    assert await db.find_one("Schema", {}) == {"_id": "documents", "version": 2}
+    await db.update_one("Schema", {}, {"$set": {"version": 3}})
+    with pytest.raises(ConfigError, match="version 3"):
+        await lease.open()

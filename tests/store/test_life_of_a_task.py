@@ -11,11 +11,11 @@ from agentrl.errors import RefusedError
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import Actor, IllegalMoveError, RecordStatus, TaskStatus
 from agentrl.store import admission_counts, claims, groups, owners, tasks
+from agentrl.store.call_writer import OwnershipError, Writer
 from agentrl.store.claims import Claim, Ending, Reached, Scored
 from agentrl.store.database import Database
 from agentrl.store.documents import DBRecordData, record_id
 from agentrl.store.owners import OwnerLostError
-from agentrl.store.trajectories import OwnershipError, Writer
 from tests.store.flow import RULE, admit, claim_one, end, queue, run_group, sampler
 
 

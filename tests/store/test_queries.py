@@ -17,6 +17,8 @@ from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.store import (
     admission_counts,
     attempt_statistics,
+    call_writer,
+    calls,
     checkpoints,
     claims,
     database,
@@ -29,7 +31,6 @@ from agentrl.store import (
     service_registry,
     steps,
     tasks,
-    trajectories,
     wipe,
 )
 from agentrl.store.claims import Reached
@@ -41,7 +42,6 @@ from tests.store.server import NAME
 
 FEW_ENOUGH_TO_SORT = {
     ("Record", "attempt"): "the attempts at a few tasks",
-    ("ToolCall", "turn _id"): "the calls of one record",
     ("Task", "epoch place"): "the tasks of an evaluation",
     ("Task", "trained_at"): "what may train once more, a few hundred of them",
     ("Task", "admitted_order"): "what is consumed and not pruned yet, a few hundred of them",
@@ -143,8 +143,8 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     claim = await claim_one(watched, "sampler-0.2")
     assert claim is not None
     progress = claims.progress(claim.record.id, "sampler-0.2", Reached(turns=1, generated_tokens=4, versions=[1]))
-    await trajectories.Writer(watched).progress(claim.record.id, "sampler-0.2", progress)
-    await trajectories.take_over(watched, "x", "t", "y")
+    await call_writer.Writer(watched).progress(claim.record.id, "sampler-0.2", progress)
+    await calls.take_over(watched, "x", "t", "y")
     await service_registry.alive(watched, "engine")
     # The steward.
     await admission.admit(watched, rules)
@@ -172,7 +172,7 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     await steps.last_trained(watched, ["shop/train/0/000001"])
     ready = await steps.ready(watched)
     await commit(watched, lineage.id, 2, [ready[0].task])
-    await trajectories.calls_of(watched, ready[0].task.shares and [ready[0].task.shares[0].record])
+    await calls.with_tokens(watched, ready[0].task.shares and [ready[0].task.shares[0].record])
     published = await publications.take_number(watched, parent=None, lineage=lineage.id, step=2)
     await publications.announce(watched, published.id, lineage.id, {})
     await publications.newest(watched)

@@ -10,11 +10,11 @@ import pytest
 
 from agentrl.policies.status_tables import StepStatus, TaskStatus
 from agentrl.store import accounting, checkpoints, claims, lineages, publications, service_registry, steps, tasks
+from agentrl.store.call_writer import Writer
 from agentrl.store.claims import Reached
 from agentrl.store.database import Database, Filter, Plain, Update
 from agentrl.store.documents import CheckpointFile, Lineage, Service, Step, Task, load
 from agentrl.store.steps import LineageClosedError
-from agentrl.store.trajectories import Writer
 from tests.store.flow import admit, claim_one, commit, publication, queue, ready_tasks, step_of
 
 

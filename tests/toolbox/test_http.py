@@ -38,6 +38,7 @@ async def test_an_episode_over_http(make: MakeToolbox) -> None:
         answer = await tools.call(SESSION, f"{SESSION}/t0.0", "faulty", "echo", {"text": "ä\n\u2028"}, timeout_s=5)
         assert (answer.status, answer.content) == ("ok", "ä\n\u2028")
         assert 0 < answer.latency_s < 5
+        assert (await tools.open(SESSION, ["faulty"])).calls == (f"{SESSION}/t0.0",)
         assert await tools.call(SESSION, f"{SESSION}/t0.0", "faulty", "echo", {"text": "ä\n\u2028"}) == answer
         (server,) = await tools.servers()
         assert (server.id, server.state, server.sessions, server.breaker) == ("faulty", "serving", 1, "closed")

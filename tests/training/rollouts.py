@@ -15,10 +15,10 @@ from agentrl.config.run import RunConfig
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import Actor
 from agentrl.store import claims, documents, groups
+from agentrl.store.call_writer import Writer
 from agentrl.store.claims import Claim, Ending
 from agentrl.store.database import Database
 from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, Epoch
-from agentrl.store.trajectories import Writer
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from agentrl.tokens.token_tree import TokenTree
 from agentrl.training.trainer import Trainer
@@ -127,11 +127,10 @@ async def _episode(
             prompt=pack_ids(prompt[length:]),
             sampling={"temperature": 1.0, "top_p": 1.0},
         )
-        await writer.sent(call)
         call.status, call.finish_reason = "done", "stop"
         call.output, call.versions = pack_ids(output), [(version, len(output))]
         call.log_probs = pack_floats([log_prob - 0.1 * (token % 5) for token in output])
-        await writer.answered(call)
+        await writer.insert(call)
     tokens = sum(len(output) for _, _, output in calls)
     ending = Ending(
         outcome=Outcome.ANSWERED,

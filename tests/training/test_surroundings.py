@@ -12,7 +12,7 @@ import msgspec
 from agentrl.policies.status_tables import Actor
 from agentrl.store import attempt_statistics, evaluations, groups, lineages, publications, tasks
 from agentrl.store.database import Database
-from agentrl.store.documents import Record, ToolCall, to_bson
+from agentrl.store.documents import DispatchedSamplingTask, Record, ToolCall, to_bson
 from agentrl.training import batch_selection, disk_retention
 from tests.store.flow import RULE, admit, claim_one, end, row
 from tests.training.rollouts import OWNER, closed_groups, configuration, trainer
@@ -145,11 +145,9 @@ async def test_attempts_that_were_cut_off_are_counted_whether_a_step_trains_them
 
 async def test_unknown_tools_are_counted_under_one_name(db: Database) -> None:
     names = [("shop", "lookup"), ("", "lookuplookup"), ("", "no\0name"), ("", "a.b")]
-    calls = [
-        ToolCall(id=f"r/t{at}.0", record="r", task="t", turn=at, owner="sampler-0.1", server=server, tool=tool)
-        for at, (server, tool) in enumerate(names)
-    ]
-    await db.insert_many("ToolCall", to_bson(calls))
+    made = [ToolCall(id=f"r/0000.{at}", server=server, tool=tool) for at, (server, tool) in enumerate(names)]
+    call = DispatchedSamplingTask(id="r/0000", record="r", task="t", tool_calls=made)
+    await db.insert_many("DispatchedSamplingTask", [to_bson(call)])
     counted = await attempt_statistics.of_tools(db, ["r"])
     assert {name: share.calls for name, share in counted.items()} == {"shop/lookup": 1, "unknown": 3}
 

@@ -7,7 +7,6 @@ Invariants:
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from textual.app import ComposeResult
@@ -19,14 +18,6 @@ from tui.model.data_tables import MALFORMED
 from tui.model.table import Column, in_order
 from tui.views.query_views import ANSWER_S, QueryTable
 from tui.views.records import RecordPage
-
-_TURN = re.compile(r"/t(\d+)(?:\.\d+)?$")
-
-
-def turn_of(call: str) -> int | None:
-    """The turn at the end of a call's id, also for a turn whose call could not be parsed."""
-    found = _TURN.search(call)
-    return int(found.group(1)) if found else None
 
 
 class ToolErrors(QueryTable):
@@ -57,7 +48,7 @@ class ToolErrors(QueryTable):
         elif group.samples:
             # No tool was called, so there is no call to list.
             sample = group.samples[0]
-            self.actions.navigation.open_page(RecordPage(sample.record, turn_of(sample.call)))
+            self.actions.navigation.open_page(RecordPage(sample.record, sample.turn))
 
 
 def same_kind(group: ToolErrorGroup, besides: str) -> str:

@@ -15,16 +15,17 @@ _BYTES_EACH = 4
 
 
 async def ended_and_still_waiting(database: Database) -> Problem | None:
-    for collection, waiting in (
-        ("DispatchedSamplingTask", [CallStatus.SENT]),
-        ("ToolCall", [ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING]),
+    asked = [ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING]
+    for what, waiting in (
+        ("model calls", {"status": CallStatus.SENT}),
+        ("tool calls", {"tool_calls.status": {"$in": asked}}),
     ):
         stages: list[Plain] = [
-            {"$match": {"status": {"$in": waiting}}},
+            {"$match": waiting},
             {"$lookup": {"from": "Record", "localField": "record", "foreignField": "_id", "as": "of"}},
             {"$match": {"of.status": {"$in": _ENDED}}},
         ]
-        problem = await found(database, collection, stages, f"{collection}s open in records that ended")
+        problem = await found(database, "DispatchedSamplingTask", stages, f"{what} open in records that ended")
         if problem is not None:
             return problem
     return None

@@ -8,9 +8,10 @@ each after one that failed, and no more of them are paid for than are allowed.
 from __future__ import annotations
 
 from agentrl.policies import outcomes
-from agentrl.policies.status_tables import HOLDS_SEAT, RecordStatus, Table, TaskStatus
+from agentrl.policies.status_tables import HOLDS_SEAT, TOOL_CALL, RecordStatus, Table, TaskStatus
 from agentrl.store import owners
 from agentrl.store.audit.problems import SEATED, Check, Problem, attempts, found
+from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 
 HOLDING = sorted(status.value for status in HOLDS_SEAT)
@@ -19,11 +20,15 @@ _FOLLOWED = [RecordStatus.FAILED, RecordStatus.ABANDONED, RecordStatus.EXCLUDED]
 
 
 def unknown_statuses(table: Table) -> Check:
+    """Tool calls have no collection of their own."""
     known = [status.value for status in table.statuses]
+    unknown: Plain = {"status": {"$nin": known}}
+    of_tools = {"tool_calls": {"$elemMatch": unknown}}
+    collection, filter = (CALLS, of_tools) if table is TOOL_CALL else (table.name, unknown)
 
     async def check(database: Database) -> Problem | None:
-        unknown: list[Plain] = [{"$match": {"status": {"$nin": known}}}]
-        return await found(database, table.name, unknown, f"documents of {table.name} with an unknown status")
+        what = f"documents of {table.name} with an unknown status"
+        return await found(database, collection, [{"$match": filter}], what)
 
     return check
 

@@ -1,0 +1,285 @@
+"""Writes what happens inside an episode: model calls with their texts and tool calls, and the progress of Records.
+
+One writer serves all episodes of a process, because a command costs the server more than its documents do.
+
+Invariants: a write is answered when it is durable; writes that come while another is under way go out together; a model
+call of a Record goes out after the one before it, and not at all if that one was not taken; writing the same document
+again changes nothing, but a document of another owner is never taken for one's own (OwnershipError). Moves that follow
+each other within a moment may be one write; none is skipped in the tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from pymongo import UpdateOne
+
+from agentrl.errors import AgentrlError, ConflictError
+from agentrl.policies.status_tables import (
+    DISPATCHED_SAMPLING_TASK,
+    TOOL_CALL,
+    Actor,
+    CallStatus,
+    RecordStatus,
+    ToolCallStatus,
+    check,
+)
+from agentrl.store import chunks
+from agentrl.store.database import Database, Plain, StoreUnavailableError
+from agentrl.store.documents import Chunk, DispatchedSamplingTask, ToolCall, storable, to_bson
+from agentrl.store.owners import OwnerLostError
+
+MOST_AT_ONCE = 500
+GATHER_S = 0.025
+"""What episodes write within this time goes out together."""
+CALLS = DispatchedSamplingTask.__name__
+_RECORDS = "Record"
+_MOVES_OF_A_TOOL_CALL = ("status", "error_class", "tried_again", "result", "latency_s", "session", "done_at")
+
+
+class OwnershipError(ConflictError):
+    """The document belongs to another owner, so another sampler goes on with this episode."""
+
+
+class _Entry(NamedTuple):
+    """A write that has not gone out yet."""
+
+    collection: str
+    id: str
+    record: str
+    owner: str
+    write: UpdateOne | Plain
+    """A change, or a whole new document."""
+    chunks: Sequence[Chunk]
+    """Parts of values that are too large for the document; they are written first."""
+    written: asyncio.Future[None]
+
+    @property
+    def is_new(self) -> bool:
+        return not isinstance(self.write, UpdateOne)
+
+
+class Writer:
+    """The futures that its methods return raise what became of the write."""
+
+    def __init__(self, database: Database, certain: Callable[[], Awaitable[None]] | None = None) -> None:
+        """`certain` raises OwnerLostError if the owner of all these episodes was declared dead: nothing is written."""
+        self._database = database
+        self._certain = certain
+        self._waiting: list[_Entry] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    def insert(self, call: DispatchedSamplingTask) -> asyncio.Future[None]:
+        """A model call that is not stored yet, with all that it has by now."""
+        check(DISPATCHED_SAMPLING_TASK, "", CallStatus.SENT, Actor.SAMPLER, call.id)
+        if call.status != CallStatus.SENT:
+            check(DISPATCHED_SAMPLING_TASK, CallStatus.SENT, CallStatus(call.status), Actor.SAMPLER, call.id)
+        for tool_call in call.tool_calls:
+            check(TOOL_CALL, "", ToolCallStatus.REQUESTED, Actor.SAMPLER, tool_call.id)
+        document: Plain = to_bson(call)
+        large: list[Chunk] = []
+        for name in ("text", "parsed", "error"):
+            document[name] = _fitting(call.id, name, document[name], large)
+        document["failed_at"] = _failed_at(call.tool_calls)
+        document["tool_calls"] = [_plain_tool_call(one, large) for one in call.tool_calls]
+        return self._queue(CALLS, call.id, call.record, call.owner, document, large)
+
+    def update(
+        self, call: DispatchedSamplingTask, names: Collection[str], moved: Sequence[ToolCall] = ()
+    ) -> asyncio.Future[None]:
+        """These fields of a stored model call, and the present status of these of its tool calls. A status that was
+        reached already is not left again."""
+        mine: Plain = {"_id": call.id, "owner": call.owner}
+        if "status" in names:
+            check(DISPATCHED_SAMPLING_TASK, CallStatus.SENT, CallStatus(call.status), Actor.SAMPLER, call.id)
+            mine["status"] = {"$in": list(DISPATCHED_SAMPLING_TASK.sources(CallStatus(call.status), Actor.SAMPLER))}
+        large: list[Chunk] = []
+        fields = {name: _fitting(call.id, name, to_bson(getattr(call, name)), large) for name in names}
+        still: list[Mapping[str, Any]] = []
+        for number, tool_call in enumerate(moved):
+            plain = _plain_tool_call(tool_call, large)
+            fields |= {f"tool_calls.$[t{number}].{name}": plain[name] for name in _MOVES_OF_A_TOOL_CALL}
+            before = _sources_of(ToolCallStatus(tool_call.status))
+            still.append({f"t{number}.id": tool_call.id, f"t{number}.status": {"$in": before}})
+        update: Plain = {"$set": fields}
+        if (failed_at := _failed_at(moved)) is not None:
+            update["$max"] = {"failed_at": failed_at}
+        change = UpdateOne(mine, update, array_filters=still or None)
+        return self._queue(CALLS, call.id, call.record, call.owner, change, large)
+
+    def add_tool_calls(self, call: DispatchedSamplingTask, new: Sequence[ToolCall]) -> asyncio.Future[None]:
+        """Tool calls that a stored model call did not have yet."""
+        large: list[Chunk] = []
+        plain = [_plain_tool_call(one, large) for one in new]
+        for tool_call in new:
+            check(TOOL_CALL, "", ToolCallStatus.REQUESTED, Actor.SAMPLER, tool_call.id)
+        without = {"_id": call.id, "owner": call.owner, "tool_calls.id": {"$nin": [one.id for one in new]}}
+        update: Plain = {"$push": {"tool_calls": {"$each": plain}}}
+        if (failed_at := _failed_at(new)) is not None:
+            update["$max"] = {"failed_at": failed_at}
+        change = UpdateOne(without, update)
+        return self._queue(CALLS, call.id, call.record, call.owner, change, large)
+
+    def progress(self, record: str, owner: str, update: UpdateOne) -> asyncio.Future[None]:
+        """How far a Record is. OwnershipError if it is not this owner's any more, or superseded."""
+        return self._queue(_RECORDS, record, record, owner, update, ())
+
+    async def close(self) -> None:
+        """Wait until everything is out."""
+        while self._writing is not None and not self._writing.done():
+            await asyncio.wait([self._writing])
+
+    # ---- inside ----
+
+    def _queue(
+        self, collection: str, id: str, record: str, owner: str, write: UpdateOne | Plain, large: Sequence[Chunk]
+    ) -> asyncio.Future[None]:
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Entry(collection, id, record, owner, write, large, written))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._flush(), name="write model calls")
+        return written
+
+    async def _flush(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(GATHER_S)
+            batch = self._next_batch()
+            if (refusal := await self._refusal()) is not None:
+                _answer(batch, refusal)
+                continue
+            calls = [entry for entry in batch if entry.collection == CALLS]
+            records = [entry for entry in batch if entry.collection == _RECORDS]
+            failed, _ = await asyncio.gather(self._write_batch(CALLS, calls), self._write_batch(_RECORDS, records))
+            # They were queued before the failure was known.
+            held = [entry for entry in self._waiting if entry.record in failed and entry.collection == CALLS]
+            for entry in held:
+                _answer([entry], failed[entry.record])
+            if held:
+                self._waiting = [entry for entry in self._waiting if entry not in held]
+
+    def _next_batch(self) -> list[_Entry]:
+        """In their order, but one new document for each Record: what follows it depends on it."""
+        batch: list[_Entry] = []
+        later: list[_Entry] = []
+        begun: dict[str, str] = {}
+        held: set[str] = set()
+        for entry in self._waiting:
+            if entry.collection == CALLS and entry.is_new and begun.setdefault(entry.record, entry.id) != entry.id:
+                held.add(entry.record)
+            full = len(batch) >= MOST_AT_ONCE
+            (later if full or entry.record in held else batch).append(entry)
+        self._waiting = later
+        return batch
+
+    async def _refusal(self) -> Exception | None:
+        """A document that is inserted after another sampler took the Record over could not be made that sampler's."""
+        try:
+            if self._certain is not None:
+                await self._certain()
+        except OwnerLostError as lost:
+            return OwnershipError(lost.message)
+        except AgentrlError as failed:
+            return failed
+        return None
+
+    async def _write_batch(self, collection: str, entries: list[_Entry]) -> dict[str, Exception]:
+        """Returns the Records of which something was not written, each with the reason."""
+        if not entries:
+            return {}
+        try:
+            await chunks.write(self._database, [chunk for entry in entries for chunk in entry.chunks])
+            suspects = [*await self._insert(collection, entries), *await self._change(collection, entries)]
+            lost = await self._lost(collection, suspects) if suspects else []
+        except StoreUnavailableError as away:
+            return _answer(entries, away)
+        except Exception as failed:  # noqa: BLE001 - it is raised where the write was queued
+            if len(entries) == 1:
+                return _answer(entries, failed)
+            # One of them is at fault. The others must not suffer for it, and writing them again is harmless.
+            by_record: dict[str, Exception] = {}
+            for entry in entries:
+                by_record |= await self._write_batch(collection, [entry])
+            return by_record
+        _answer([entry for entry in entries if entry not in lost], None)
+        return _answer(lost, OwnershipError("What was to be changed belongs to another owner."))
+
+    async def _insert(self, collection: str, entries: list[_Entry]) -> list[_Entry]:
+        """Returns the entries whose document was there before, by this owner or another."""
+        new: dict[str, tuple[_Entry, Plain]] = {}
+        there = []
+        for entry in entries:
+            if isinstance(entry.write, UpdateOne):
+                continue
+            if entry.id in new:
+                there.append(entry)
+            else:
+                new[entry.id] = entry, entry.write
+        known = await self._database.insert_missing(collection, [document for _, document in new.values()])
+        return [*there, *(new[id][0] for id in known)]
+
+    async def _change(self, collection: str, entries: list[_Entry]) -> list[_Entry]:
+        """Returns all changes if one of them found nothing to change."""
+        changes = [(entry, entry.write) for entry in entries if isinstance(entry.write, UpdateOne)]
+        done = await self._database.write(collection, [write for _, write in changes])
+        return [entry for entry, _ in changes] if done.matched < len(changes) else []
+
+    async def _lost(self, collection: str, entries: list[_Entry]) -> list[_Entry]:
+        """Of writes that changed nothing, those whose document is another owner's. The others had been made before."""
+        ids = {"_id": {"$in": [entry.id for entry in entries]}}
+        found = await self._database.find(collection, ids, projection=["owner", "status"])
+        # A Record that is not under way any more has no owner; nothing else loses its owner.
+        held = [document for document in found if collection != _RECORDS or document["status"] == RecordStatus.RUNNING]
+        owners = {document["_id"]: document["owner"] for document in held}
+        return [entry for entry in entries if owners.get(entry.id) != entry.owner]
+
+
+def _fitting(document: str, field: str, value: Any, large: list[Chunk]) -> Any:
+    """A value as the document can hold it; the whole of a long text is appended to `large`."""
+    if not isinstance(value, str):
+        return storable(value) if isinstance(value, list | dict) else value
+    cut = chunks.cut(document, field, value)
+    large += cut.chunks
+    return storable(cut.inline)
+
+
+def _plain_tool_call(call: ToolCall, large: list[Chunk]) -> Plain:
+    plain: Plain = to_bson(call)
+    for name in ("server", "tool", "arguments"):
+        plain[name] = storable(plain[name])
+    plain["result"] = _fitting(call.id, "result", call.result, large)
+    return plain
+
+
+def _failed_at(tool_calls: Iterable[ToolCall]) -> datetime | None:
+    return max((one.done_at for one in tool_calls if one.error_class and one.done_at), default=None)
+
+
+def _sources_of(status: ToolCallStatus) -> list[str]:
+    """From which statuses a tool call may come. That it ran need not have been written."""
+    sources = TOOL_CALL.sources(status, Actor.SAMPLER)
+    if ToolCallStatus.RUNNING in sources:
+        sources = (*sources, *TOOL_CALL.sources(ToolCallStatus.RUNNING, Actor.SAMPLER))
+    return list(sources)
+
+
+def _answer(entries: Iterable[_Entry], error: Exception | None) -> dict[str, Exception]:
+    """Returns the Records concerned, if it is an error."""
+    failed: dict[str, Exception] = {}
+    for entry in entries:
+        if error is not None:
+            failed[entry.record] = error
+        if entry.written.done():  # its caller was cancelled
+            continue
+        if error is None:
+            entry.written.set_result(None)
+        else:
+            entry.written.set_exception(error)
+    return failed
+
+
+def now() -> datetime:
+    """For times that people read and that decide nothing."""
+    return datetime.now(UTC)

@@ -1,0 +1,215 @@
+"""Reads model calls with their texts and tool calls, ends what no process waits for, and hands a Record over.
+
+Invariants: what belongs to a Record is one range of ids; after a hand-over every write of the former owner is refused,
+also one that it had ready before; token data is stored once, a call keeps of its prompt only what its base does not
+have.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from agentrl.policies.status_tables import (
+    DISPATCHED_SAMPLING_TASK,
+    TOOL_CALL,
+    Actor,
+    CallStatus,
+    ToolCallStatus,
+    check,
+)
+from agentrl.store.call_writer import CALLS, now
+from agentrl.store.database import Database, Plain
+from agentrl.store.documents import DispatchedSamplingTask, call_id, load, storable, to_bson, within
+from agentrl.tokens.binary_format import unpack_ids
+from agentrl.tokens.spans import StoredCall
+
+RANGES_AT_ONCE = 100
+UNDER_WAY = [
+    *("record", "turn", "index", "engine", "status", "sent_at"),
+    *(f"tool_calls.{name}" for name in ("id", "server", "tool", "status", "requested_at")),
+]
+"""The fields that say what is waited for."""
+WITHOUT_TEXTS = {"text": 0, "parsed": 0, "tool_calls": 0}
+WITH_TOKENS = [CallStatus.DONE, CallStatus.PARTIAL]
+
+
+# ---- ranges ----
+
+
+def of_records(records: Sequence[str]) -> Iterator[Plain]:
+    """Filters that together find the calls of these Records, each of few enough ranges. Seats of a Task lie side by
+    side, so a Task is one range."""
+    by_task: dict[str, list[str]] = defaultdict(list)
+    for record in records:
+        by_task[record.partition("#")[0]].append(record)
+    tasks = sorted(by_task)
+    for start in range(0, len(tasks), RANGES_AT_ONCE):
+        some = tasks[start : start + RANGES_AT_ONCE]
+        ranges = [{"_id": within(task, "#" if "#" in by_task[task][0] else "/")} for task in some]
+        yield {"$or": ranges, "record": {"$in": [record for task in some for record in by_task[task]]}}
+
+
+# ---- reading ----
+
+
+async def of_record(database: Database, record: str) -> list[DispatchedSamplingTask]:
+    """All calls of a Record in their order."""
+    found = await database.find(CALLS, {"_id": within(record)})
+    return sorted((load(DispatchedSamplingTask, call) for call in found), key=lambda call: call.index)
+
+
+async def with_tokens(
+    database: Database, records: Iterable[str], *, texts: bool = True
+) -> dict[str, list[DispatchedSamplingTask]]:
+    """The model calls of each Record that have tokens, in their order."""
+    wanted = list(records)
+    by_record: dict[str, list[DispatchedSamplingTask]] = defaultdict(list, {record: [] for record in wanted})
+    for asked in of_records(wanted):
+        answered = asked | {"status": {"$in": WITH_TOKENS}}
+        for document in await database.find(CALLS, answered, projection=None if texts else WITHOUT_TEXTS):
+            call = load(DispatchedSamplingTask, document)
+            by_record[call.record].append(call)
+    return {record: sorted(calls, key=lambda call: call.index) for record, calls in by_record.items()}
+
+
+def stored_calls(calls: Sequence[DispatchedSamplingTask]) -> dict[int, StoredCall]:
+    """As the token tree reads them."""
+    index_of = {call.id: call.index for call in calls}
+    return {
+        call.index: StoredCall(
+            prompt=unpack_ids(call.prompt),
+            output=unpack_ids(call.output),
+            base=index_of[call.base] if call.base else None,
+            base_length=call.base_length,
+        )
+        for call in calls
+    }
+
+
+# ---- as rows ----
+
+
+def turn_row(call: Mapping[str, Any]) -> Plain:
+    """A model call that ended a turn, as the row of that turn."""
+    copied = {name: call.get(name) for name in ("_id", "record", "task", "owner", "text", "parsed")}
+    return copied | {
+        "index": call["turn"],
+        "call": call["_id"],
+        "tool_calls": [one["id"] for one in call.get("tool_calls", ())],
+        "reason": call.get("finish_reason", ""),
+        "started_at": call.get("began_at"),
+        "done_at": call.get("over_at"),
+    }
+
+
+def tool_rows(call: Mapping[str, Any]) -> list[Plain]:
+    """Its tool calls, each with the record, task, turn and owner that it belongs to."""
+    around = {name: call.get(name) for name in ("record", "task", "turn", "owner")}
+    return [{"_id": one["id"], **around, **one} for one in call.get("tool_calls", ())]
+
+
+TOOL_ROWS: list[Plain] = [
+    {"$unwind": "$tool_calls"},
+    {
+        "$replaceRoot": {
+            "newRoot": {
+                "$mergeObjects": [
+                    {
+                        "_id": "$tool_calls.id",
+                        "record": "$record",
+                        "task": "$task",
+                        "turn": "$turn",
+                        "owner": "$owner",
+                        "failed_at": "$failed_at",
+                    },
+                    "$tool_calls",
+                ]
+            }
+        }
+    },
+]
+"""Stages that make the same rows on the server."""
+FAILED_TOOL_ROW = {"error_class": {"$gt": ""}}
+FAILED_TOOLS = {"failed_at": {"$type": "date"}}
+"""Model calls with a tool call that failed."""
+
+
+# ---- after the owner is gone ----
+
+
+async def lose(database: Database, record: str, owner: str, *, resumable: bool) -> int:
+    """End what no process waits for: by the steward, before it frees the Record of a dead sampler, and by a sampler
+    that could not write how its calls ended. Returns how many model calls and documents with tool calls that were.
+
+    A resumable loop asks the toolbox again under the same call ids, so its tool calls stay as they are.
+    """
+    check(DISPATCHED_SAMPLING_TASK, CallStatus.SENT, CallStatus.FAILED, Actor.STEWARD, record)
+    mine = {"_id": within(record), "owner": owner}
+    lost = {"status": CallStatus.FAILED, "error": "nobody wrote how it ended", "done_at": now()}
+    calls = await database.update_many(CALLS, mine | {"status": CallStatus.SENT}, {"$set": lost})
+    if resumable:
+        return calls
+    open_ones = {"$in": list(TOOL_CALL.sources(ToolCallStatus.LOST, Actor.STEWARD))}
+    gone: Plain = {"status": ToolCallStatus.LOST, "error_class": "infrastructure", "done_at": now()}
+    return calls + await database.update_many(
+        CALLS,
+        mine | {"tool_calls.status": open_ones},
+        {
+            "$set": {f"tool_calls.$[open].{name}": value for name, value in gone.items()},
+            "$max": {"failed_at": gone["done_at"]},
+        },
+        array_filters=[{"open.status": open_ones}],
+    )
+
+
+class Trunk(NamedTuple):
+    """What a Record that was handed over has already."""
+
+    calls: list[DispatchedSamplingTask]
+    """All of them, in their order."""
+    next_call: int
+    """An index that no call had, not even a lost one, or one that was not stored."""
+
+    @property
+    def answered(self) -> list[DispatchedSamplingTask]:
+        """Those with tokens."""
+        return [call for call in self.calls if call.status in WITH_TOKENS]
+
+
+async def take_over(database: Database, record: str, task: str, owner: str) -> Trunk:
+    """Go on with a Record that was handed over. From here on its documents are the new owner's, so whatever the former
+    one still writes is refused."""
+    while True:
+        await database.update_many(CALLS, {"_id": within(record)}, {"$set": {"owner": owner}})
+        # The former owner may have sent one more since it was declared dead.
+        await lose(database, record, owner, resumable=True)
+        indexes = [
+            found["index"] for found in await database.find(CALLS, {"_id": within(record)}, projection=["index"])
+        ]
+        place = max(indexes, default=-1) + 1
+        if not await database.insert_missing(CALLS, [_kept_place(record, task, owner, place)]):
+            break
+    return Trunk(await of_record(database, record), place + 1)
+
+
+def _kept_place(record: str, task: str, owner: str, index: int) -> Plain:
+    """The former sampler may have been stopped with an answer that only had to be inserted, and wake up at any time:
+    then its call finds its id taken, and so it writes nothing that follows from it."""
+    check(DISPATCHED_SAMPLING_TASK, "", CallStatus.SENT, Actor.SAMPLER, record)
+    check(DISPATCHED_SAMPLING_TASK, CallStatus.SENT, CallStatus.FAILED, Actor.SAMPLER, record)
+    kept = DispatchedSamplingTask(
+        id=call_id(record, index),
+        record=record,
+        task=task,
+        turn=-1,
+        index=index,
+        owner=owner,
+        status=CallStatus.FAILED,
+        error="its sampler had stored none when another one went on",
+        sent_at=now(),
+        done_at=now(),
+    )
+    document: Plain = storable(to_bson(kept))
+    return document
