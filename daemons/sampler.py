@@ -1,10 +1,8 @@
 """Runs a sampler as a unit of the role `sampler`: `python -m daemons.sampler`.
 
-Invariants:
-- The unit opens its owner before any other write to the store, and is ready then.
-- It claims no record before weights are published.
-- A drain finishes or returns the records at work and closes the owner last, so that no record waits until a lease
-  expires.
+Invariants: opening its owner is its first act in the store, and then it is ready, though it claims nothing before there
+are weights; a drain gives back or finishes what is under way, and closes the owner last, so that nothing of it waits
+for a lease to be past.
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
 
 from agentrl.config import policy_rules
 from agentrl.config.http_token import http_token
@@ -27,24 +24,20 @@ from agentrl.rollout.record_ending import RecordEnder
 from agentrl.rollout.sampler import FINISH_WITHIN_S, Sampler
 from agentrl.rollout.sampler_knobs import SamplerKnobs
 from agentrl.rollout.scorers import close_scorers
-from agentrl.rollout.service_directory import ServiceDirectory
-from agentrl.rollout.toolbox_protocol import OfferedTool, OpenedSession, RefusalKind, ToolAnswer, ToolRefusedError
+from agentrl.rollout.service_directory import SamplerToolbox, ServiceDirectory
 from agentrl.store import run_database
 from agentrl.store.call_writer import Writer
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.owners import Lease
 from agentrl.telemetry.services import BUSY, IN_MODEL, IN_TOOLS, Meter
-from agentrl.toolbox import api_messages
-from agentrl.toolbox.client import ToolboxClient
 from agentrl.unit import Unit, run_unit
 
 log = logging.getLogger("sampler")
 LOOK_EVERY_S = 0.5
 STANDS_AT_MOST_S = 120.0
-"""The loop turns several times a second; a sampler without progress for this long hangs."""
+"""The loop turns several times a second; a sampler that stands this long hangs."""
 START_AT_MOST_S = 600.0
 """Datasets may be large."""
-SAME_TOOLS_S = 1.0
 FIRST_WEIGHTS_WITHIN_S = 3600.0
 """A trainer may warm up before it publishes."""
 
@@ -60,7 +53,7 @@ async def main(unit: Unit) -> None:
     token = http_token(unit.state_dir)
     database = run_database.open_database(config, unit.state_dir)
     directory = ServiceDirectory(
-        database, token, lambda url: PluggedToolbox(url, token), max_lag=config.rollout.engine_max_lag
+        database, token, lambda url: SamplerToolbox(url, token), max_lag=config.rollout.engine_max_lag
     )
     try:
         life = f"{unit.name}.{unit.incarnation}"
@@ -107,9 +100,7 @@ def _context(
 
 
 async def _first_words(unit: Unit, database: Database, lease: Lease) -> ChatFormat | None:
-    """Wait for the first weights and return the model's tokenizer and template; None if this sampler is drained
-    before.
-    """
+    """What the model speaks, once there is one; None if this sampler is drained before."""
     keeping = asyncio.create_task(lease.keep(), name="keep the lease")
     waiting = unit.wait("the first weights", on="trainer-0", at_most_s=FIRST_WEIGHTS_WITHIN_S)
     try:
@@ -130,7 +121,7 @@ async def _first_words(unit: Unit, database: Database, lease: Lease) -> ChatForm
 
 @contextlib.asynccontextmanager
 async def _telling(unit: Unit, sampler: Sampler, stands: Stands) -> AsyncIterator[None]:
-    """Connect the loop to the unit: orders go in, metrics come out."""
+    """Orders go in, figures come out."""
     task = asyncio.create_task(_tell(unit, sampler, stands), name="tell")
     try:
         yield
@@ -164,7 +155,7 @@ async def _tell(unit: Unit, sampler: Sampler, stands: Stands) -> None:
 
 
 class Stands:
-    """Shows the waits of episodes and adds up their seconds."""
+    """In what episodes stand: waits are shown, and their seconds are added up."""
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
@@ -191,72 +182,6 @@ class Stands:
         if group in self._meters:
             self._standing[group] += count
             self._meters[group].set(self._standing[group], self._standing[group], time.monotonic())
-
-
-class PluggedToolbox:
-    """Adapts the toolbox's client to episodes. Episodes that begin together get the same list of tools."""
-
-    def __init__(self, url: str, token: str) -> None:
-        self._tools = ToolboxClient(url, token)
-        self._offered: list[OfferedTool] = []
-        self._asked_at = float("-inf")
-
-    async def tools(self) -> Sequence[OfferedTool]:
-        if time.monotonic() >= self._asked_at + SAME_TOOLS_S:
-            with _refusals():
-                found = await self._tools.tools()
-            self._offered = [
-                OfferedTool(server=tool.server, name=tool.name, description=tool.description, schema=tool.schema)
-                for tool in found
-            ]
-            self._asked_at = time.monotonic()
-        return self._offered
-
-    async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> OpenedSession:
-        with _refusals():
-            opened = await self._tools.open(session, servers, wait_s=wait_s)
-        return OpenedSession(opened.created, opened.calls)
-
-    async def call(
-        self, session: str, call: str, server: str, tool: str, arguments: dict[str, Any], *, timeout_s: float
-    ) -> ToolAnswer:
-        with _refusals():
-            answer = await self._tools.call(session, call, server, tool, arguments, timeout_s=timeout_s)
-        return ToolAnswer(
-            status=answer.status,
-            fault=answer.error_class,
-            content=answer.content,
-            latency_s=answer.latency_s,
-            reason=answer.reason,
-            breaker_open=answer.breaker_open,
-            tried_again=answer.tried_again,
-        )
-
-    async def close_session(self, session: str) -> None:
-        with _refusals():
-            await self._tools.close(session)
-
-    async def close(self) -> None:
-        await self._tools.aclose()
-
-
-_KINDS: tuple[tuple[type[api_messages.ToolboxError], RefusalKind], ...] = (
-    (api_messages.BadRequestError, "invalid"),
-    (api_messages.UnknownToolError, "invalid"),
-    (api_messages.SessionError, "session_lost"),
-    (api_messages.QuotaError, "quota"),
-    (api_messages.UnavailableError, "unavailable"),
-    (api_messages.ToolboxGoneError, "gone"),
-)
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    try:
-        yield
-    except api_messages.ToolboxError as refused:
-        kind: RefusalKind = next((kind for error, kind in _KINDS if isinstance(refused, error)), "failed")
-        raise ToolRefusedError(kind, refused.message, retry_after_s=refused.retry_after_s) from refused
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@
     record_ending, scorers, coalescer   from the end of an episode to a scored Record, several at once
     answer_extraction, math...          the answer in a text, and whether it is right
     service_directory                   the engines and toolboxes that serve now
-    toolbox_protocol                    what episodes need of a toolbox
     chat_format                         tokenizer and chat template of the published model
     user_code                           the run's own files with loops and scorers
     sampler_knobs                       settings that may change while a sampler runs

@@ -24,7 +24,6 @@ from agentrl.errors import AgentrlError
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import CallStatus, ToolCallStatus
 from agentrl.rollout.episode_errors import DroppedError, EndedError
-from agentrl.rollout.toolbox_protocol import ToolAnswer
 from agentrl.store import calls, chunks, claims
 from agentrl.store.call_writer import OwnershipError, Writer, now
 from agentrl.store.claims import Claim, Reached
@@ -34,6 +33,7 @@ from agentrl.tokens import spans as span_lists
 from agentrl.tokens import version_runs
 from agentrl.tokens.binary_format import pack_floats, pack_ids, unpack_ids
 from agentrl.tokens.token_tree import TokenTree
+from agentrl.toolbox.api_messages import CallAnswer
 
 SHOWN_AFTER_S = 1.0
 """What is over sooner is written once, whole."""
@@ -255,10 +255,10 @@ class Recorder:
         """A toolbox has it now."""
         self._moved(call, ToolCallStatus.RUNNING)
 
-    def tool_moved(self, call: ToolCall, status: ToolCallStatus, answer: ToolAnswer | None = None) -> None:
+    def tool_moved(self, call: ToolCall, status: ToolCallStatus, answer: CallAnswer | None = None) -> None:
         """Its end."""
         if answer is not None:
-            call.error_class = answer.fault
+            call.error_class = answer.error_class
             call.result = answer.content
             call.latency_s = answer.latency_s
             call.tried_again = answer.tried_again
@@ -286,7 +286,7 @@ class Recorder:
                 self.failed(draft.call, why)
         for tool_call in self._tool_calls.values() if tool_calls else ():
             if tool_call.status in _UNDER_WAY:
-                lost = ToolAnswer(status="lost", fault="infrastructure", content=why)
+                lost = CallAnswer(status="lost", error_class="infrastructure", content=why)
                 self.tool_moved(tool_call, ToolCallStatus.LOST, lost)
 
     # ---- inside ----

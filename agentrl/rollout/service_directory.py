@@ -14,33 +14,48 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import Engine
 from agentrl.engines.routing import Candidate, Router
-from agentrl.rollout.toolbox_protocol import Toolbox
 from agentrl.store import lineages, service_registry
 from agentrl.store.database import Database, StoreError
 from agentrl.store.documents import Service
+from agentrl.toolbox.api_messages import ToolInfo
+from agentrl.toolbox.client import ToolboxClient
 
 log = logging.getLogger("directory")
 LOOK_EVERY_S = 1.0
 LOOK_AGAIN_S = 0.1
 """While somebody waits for a service that is not there."""
+SAME_TOOLS_S = 1.0
 SILENT_AFTER_S = 15.0
 """Longer than a store that restarts is away: its silence is not the engines'."""
 
 
-class Closable(Protocol):
-    async def close(self) -> None: ...
+class SamplerToolbox(ToolboxClient):
+    """The client of one toolbox. Episodes that begin together read its tools once."""
+
+    def __init__(self, url: str, token: str) -> None:
+        super().__init__(url, token)
+        self._known: tuple[ToolInfo, ...] = ()
+        self._read_at = float("-inf")
+
+    async def tools(self, server: str = "") -> tuple[ToolInfo, ...]:
+        if server:
+            return await super().tools(server)
+        if time.monotonic() >= self._read_at + SAME_TOOLS_S:
+            self._known = await super().tools()
+            self._read_at = time.monotonic()
+        return self._known
 
 
-class ToolboxClient(NamedTuple):
+class ChosenToolbox(NamedTuple):
     unit: str
-    client: Toolbox
+    client: ToolboxClient
 
 
 class ServiceDirectory:
@@ -50,7 +65,7 @@ class ServiceDirectory:
         self,
         database: Database,
         token: str,
-        toolbox: Callable[[str], Toolbox],
+        toolbox: Callable[[str], ToolboxClient],
         *,
         max_lag: int = 2,
     ) -> None:
@@ -70,7 +85,7 @@ class ServiceDirectory:
         self._engine_clients: dict[str, HttpEngine] = {}
         self._calls: Counter[str] = Counter()
         """Under way, by the engine's address."""
-        self._toolbox_clients: dict[str, Toolbox] = {}
+        self._toolbox_clients: dict[str, ToolboxClient] = {}
         self._looking = asyncio.Lock()
         self._looked_at = float("-inf")
 
@@ -116,13 +131,13 @@ class ServiceDirectory:
 
     # ---- toolboxes ----
 
-    def toolbox(self, servers: Sequence[str], conversation: str) -> ToolboxClient | None:
+    def toolbox(self, servers: Sequence[str], conversation: str) -> ChosenToolbox | None:
         """One that has all these servers; for the same conversation the same one, while it is there."""
         able = [service for service in self._toolboxes if set(servers) <= set(service.names)]
         if not able:
             return None
         best = max(able, key=lambda service: _weight(service.unit, conversation))
-        return ToolboxClient(best.unit, self._toolbox_clients[best.url])
+        return ChosenToolbox(best.unit, self._toolbox_clients[best.url])
 
     # ---- keeping up ----
 
@@ -160,9 +175,10 @@ class ServiceDirectory:
             await self._engine_clients.pop(url).close()
 
     async def close(self) -> None:
-        clients: Iterable[Closable] = [*self._engine_clients.values(), *self._toolbox_clients.values()]
-        for client in clients:
-            await client.close()
+        for engine in self._engine_clients.values():
+            await engine.close()
+        for toolbox in self._toolbox_clients.values():
+            await toolbox.aclose()
 
     def _candidate(self, service: Service, now: float) -> Candidate:
         sign = self._signs.get(service.id)

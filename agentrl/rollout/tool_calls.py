@@ -24,8 +24,20 @@ from agentrl.rollout.episode_errors import EndedError, HandedOverError
 from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.model_calls import Wait
 from agentrl.rollout.service_directory import ServiceDirectory
-from agentrl.rollout.toolbox_protocol import OfferedTool, OpenedSession, ToolAnswer, Toolbox, ToolRefusedError
 from agentrl.store.documents import ToolCall
+from agentrl.toolbox.api_messages import (
+    BadRequestError,
+    CallAnswer,
+    Opened,
+    QuotaError,
+    SessionError,
+    ToolboxError,
+    ToolboxGoneError,
+    ToolInfo,
+    UnavailableError,
+    UnknownToolError,
+)
+from agentrl.toolbox.client import ToolboxClient
 
 T = TypeVar("T")
 log = logging.getLogger("tools")
@@ -48,7 +60,7 @@ class Offer(NamedTuple):
     """Name -> server, tool. `shop.lookup` is always understood, `lookup` where only one server has it."""
 
 
-def offer(tools: Sequence[OfferedTool], servers: Sequence[str]) -> Offer:
+def offer(tools: Sequence[ToolInfo], servers: Sequence[str]) -> Offer:
     mine = [tool for tool in tools if tool.server in servers]
     names = [tool.name for tool in mine]
     specs: list[ToolSpec] = []
@@ -134,8 +146,8 @@ class ToolCalls:
             return
         try:
             async with asyncio.timeout(CLOSED_WITHIN_S):
-                await placed.client.close_session(self._session)
-        except (ToolRefusedError, TimeoutError) as failed:
+                await placed.client.close(self._session)
+        except (ToolboxError, TimeoutError) as failed:
             log.warning("the session of %s is left to its toolbox: %s", self._session, failed)
 
     # ---- the calls of a turn ----
@@ -183,19 +195,19 @@ class ToolCalls:
 
     def _asking(
         self, asked_as: str, place: tuple[str, str], arguments: dict[str, Any], *, asked_in: int | None
-    ) -> Callable[[Toolbox], Awaitable[ToolAnswer]]:
+    ) -> Callable[[ToolboxClient], Awaitable[CallAnswer]]:
         """One that may be repeated. `asked_in` is the session in which the call may have begun to run."""
 
-        async def ask(box: Toolbox) -> ToolAnswer:
+        async def ask(box: ToolboxClient) -> CallAnswer:
             nonlocal asked_in
             reopened = False
             while asked_in in (None, self._opened):
                 try:
                     return await box.call(self._session, asked_as, *place, arguments, timeout_s=self._tool_s)
-                except ToolRefusedError as refused:
-                    if refused.kind in ("gone", "failed"):
+                except ToolboxError as refused:
+                    if _is_away(refused):
                         asked_in = self._opened
-                    if refused.kind != "session_lost" or not self._stateless or reopened:
+                    if not isinstance(refused, SessionError) or not self._stateless or reopened:
                         raise
                 # The toolbox was replaced, and nothing of this session was kept in it.
                 await self._open(box)
@@ -205,7 +217,7 @@ class ToolCalls:
         return ask
 
     async def _ask(
-        self, document: ToolCall, place: tuple[str, str], ask: Callable[[Toolbox], Awaitable[ToolAnswer]]
+        self, document: ToolCall, place: tuple[str, str], ask: Callable[[ToolboxClient], Awaitable[CallAnswer]]
     ) -> str:
         self._asked = True
         if document.status == ToolCallStatus.REQUESTED:
@@ -213,9 +225,9 @@ class ToolCalls:
         try:
             answer = await self._patiently(f"{place[0]}.{place[1]}", ask)
         except _InvalidError as refused:
-            answer = ToolAnswer(status="tool_error", fault="policy", content=str(refused))
+            answer = CallAnswer(status="tool_error", error_class="policy", content=str(refused))
         except EndedError as ended:
-            lost = ToolAnswer(status="lost", fault="infrastructure", content=ended.error)
+            lost = CallAnswer(status="lost", error_class="infrastructure", content=ended.error)
             self._recorder.tool_moved(document, ToolCallStatus.LOST, lost)
             raise
         self._recorder.tool_moved(document, ToolCallStatus(answer.status), answer)
@@ -234,7 +246,7 @@ class ToolCalls:
 
     def _refuse(self, document: ToolCall, why: str) -> str:
         """The model is told; the toolbox never ran it."""
-        refused = ToolAnswer(status="tool_error", fault="policy", content=why)
+        refused = CallAnswer(status="tool_error", error_class="policy", content=why)
         self._recorder.tool_moved(document, ToolCallStatus.REFUSED, refused)
         return why
 
@@ -244,15 +256,15 @@ class ToolCalls:
 
     # ---- a toolbox that may be busy, or away ----
 
-    async def _learn(self, box: Toolbox) -> Sequence[OfferedTool]:
+    async def _learn(self, box: ToolboxClient) -> Sequence[ToolInfo]:
         tools = await box.tools()
         missing = set(self._servers) - {tool.server for tool in tools}
         if missing:
             names = ", ".join(sorted(missing))
-            raise ToolRefusedError("unavailable", f"the toolbox does not offer the tools of {names} now")
+            raise UnavailableError(f"the toolbox does not offer the tools of {names} now")
         return tools
 
-    async def _reserve(self, box: Toolbox) -> None:
+    async def _reserve(self, box: ToolboxClient) -> None:
         opened = await self._open(box)
         self._reserved = True
         if self._stateless:
@@ -264,28 +276,28 @@ class ToolCalls:
             why = "the tools ran a call of this episode that was not stored, so their state does not fit"
             raise EndedError(Outcome.TOOL_SERVER_FAILED, why)
 
-    async def _open(self, box: Toolbox) -> OpenedSession:
+    async def _open(self, box: ToolboxClient) -> Opened:
         opened = await box.open(self._session, self._servers, wait_s=RESERVED_WITHIN_S)
         self._opened += opened.created
         return opened
 
-    async def _patiently(self, what: str, act: Callable[[Toolbox], Awaitable[T]]) -> T:
+    async def _patiently(self, what: str, act: Callable[[ToolboxClient], Awaitable[T]]) -> T:
         """Until the toolbox takes it. Waiting for a breaker or a free place parks the episode."""
         began, retry_s = time.monotonic(), RETRY_S
         away_since: float | None = None
         while True:
             placed = self._directory.toolbox(self._servers, self._session)
-            refusal = ToolRefusedError("gone", f"no toolbox serves {', '.join(self._servers)}")
+            refusal: ToolboxError = ToolboxGoneError(f"no toolbox serves {', '.join(self._servers)}")
             unit = "toolbox"
             if placed is not None:
                 unit = placed.unit
                 try:
                     with self._wait(f"tool call {what}", unit, self._wait_s):
                         return await act(placed.client)
-                except ToolRefusedError as refused:
+                except ToolboxError as refused:
                     refusal = refused
             now = time.monotonic()
-            away_since = (away_since or now) if refusal.kind in ("gone", "failed") else None
+            away_since = (away_since or now) if _is_away(refusal) else None
             self._refuse_for_good(refusal, waited_s=now - began, away_s=now - (away_since or now))
             standing = self._parked() if away_since is None else contextlib.nullcontext()
             with self._wait(f"{what}: {refusal.message}", unit, PARKED_AT_MOST_S), standing:
@@ -300,17 +312,23 @@ class ToolCalls:
                 raise HandedOverError
 
     @staticmethod
-    def _refuse_for_good(refusal: ToolRefusedError, *, waited_s: float, away_s: float) -> None:
-        """Raise, unless asking again may help."""
-        match refusal.kind:
-            case "invalid":
+    def _refuse_for_good(refusal: ToolboxError, *, waited_s: float, away_s: float) -> None:
+        """Raises, unless asking again may help."""
+        match refusal:
+            case BadRequestError() | UnknownToolError():
                 raise _InvalidError(refusal.message)
-            case "session_lost":
+            case SessionError():
                 raise EndedError(Outcome.TOOL_SERVER_FAILED, refusal.message)
-            case "quota" | "unavailable" if waited_s > PARKED_AT_MOST_S:
-                raise EndedError(Outcome.TOOL_SERVER_FAILED, refusal.message, free=True)
-            case "gone" | "failed" if away_s > TOOLBOX_WITHIN_S:
+            case QuotaError() | UnavailableError():
+                if waited_s > PARKED_AT_MOST_S:
+                    raise EndedError(Outcome.TOOL_SERVER_FAILED, refusal.message, free=True)
+            case _ if away_s > TOOLBOX_WITHIN_S:
                 raise EndedError(Outcome.TOOL_SERVER_FAILED, refusal.message)
+
+
+def _is_away(refusal: ToolboxError) -> bool:
+    """The toolbox does not answer as it should; whether it ran the call is not known."""
+    return not isinstance(refusal, BadRequestError | UnknownToolError | SessionError | QuotaError | UnavailableError)
 
 
 _ANSWERED = (

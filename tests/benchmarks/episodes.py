@@ -14,13 +14,13 @@ from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.rollout.agent_loops import AgentLoop
 from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.record_ending import RecordEnder, structure
-from agentrl.rollout.toolbox_protocol import ToolAnswer
 from agentrl.store import claims, documents, owners, tasks
 from agentrl.store.call_writer import Writer, now
 from agentrl.store.claims import Claim, Ending
 from agentrl.store.database import Database
 from agentrl.store.documents import ParsedCall, Task
 from agentrl.store.owners import Lease
+from agentrl.toolbox.api_messages import CallAnswer
 from tests.store.flow import admit
 
 VOCABULARY = 32_000
@@ -116,7 +116,7 @@ class Sampler:
             turn, 0, server="shop", tool="lookup", arguments={"item": "pear"}, session=recorder.record.id
         )
         recorder.tool_runs(asked)
-        said = ToolAnswer(status="ok", content=result_of(self._shape), latency_s=0.01)
+        said = CallAnswer(status="ok", content=result_of(self._shape), latency_s=0.01)
         recorder.tool_moved(asked, ToolCallStatus.OK, said)
 
     def _made(self) -> Generated:

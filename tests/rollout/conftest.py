@@ -23,7 +23,7 @@ from agentrl.rollout.attempt import EpisodeSettings, SamplerContext
 from agentrl.rollout.record_ending import RecordEnder
 from agentrl.rollout.sampler import Sampler
 from agentrl.rollout.scorers import close_scorers
-from agentrl.rollout.service_directory import ServiceDirectory
+from agentrl.rollout.service_directory import SamplerToolbox, ServiceDirectory
 from agentrl.store import service_registry, tasks
 from agentrl.store.call_writer import Writer
 from agentrl.store.database import Database, StoreUnavailableError
@@ -42,7 +42,6 @@ from agentrl.store.owners import Lease
 from agentrl.toolbox.api import build_app as build_toolbox_app
 from agentrl.toolbox.service_report import ServiceReporter
 from agentrl.toolbox.toolbox import Toolbox
-from daemons.sampler import PluggedToolbox
 from tests.rollout.actors import Engine
 from tests.waiting import PATIENCE_S, aeventually
 
@@ -171,7 +170,7 @@ class Stage:
         db = db or self.db
         lease = Lease(db, name, unit=name.partition(".")[0], role="sampler")
         await lease.open()
-        directory = ServiceDirectory(db, TOKEN, lambda url: PluggedToolbox(url, TOKEN))
+        directory = ServiceDirectory(db, TOKEN, lambda url: SamplerToolbox(url, TOKEN))
         await directory.look()
         context = SamplerContext(
             config=self.config,

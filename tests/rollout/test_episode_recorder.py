@@ -11,11 +11,11 @@ from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.rollout import episode_recorder
 from agentrl.rollout.episode_errors import EndedError
 from agentrl.rollout.episode_recorder import Recorder
-from agentrl.rollout.toolbox_protocol import ToolAnswer
 from agentrl.store import calls
 from agentrl.store.call_writer import Writer
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import DispatchedSamplingTask, ToolCall, within
+from agentrl.toolbox.api_messages import CallAnswer
 from tests.store import flow
 from tests.waiting import aeventually
 
@@ -94,7 +94,7 @@ async def test_a_turn_whose_tools_may_run_again_is_written_once_when_it_is_over(
     tool_call = await asked(recorder, durable=False)
     recorder.tool_runs(tool_call)
     assert await calls.of_record(db, recorder.record.id) == []
-    recorder.tool_moved(tool_call, ToolCallStatus.OK, ToolAnswer(status="ok", content="7"))
+    recorder.tool_moved(tool_call, ToolCallStatus.OK, CallAnswer(status="ok", content="7"))
     recorder.turn_over(0, last=True)
     await recorder.settled()
     (stored,) = await calls.of_record(db, recorder.record.id)
@@ -116,7 +116,7 @@ async def test_what_takes_long_is_shown_as_being_under_way(db: Database, monkeyp
         return await statuses() == ["running"]
 
     await aeventually(runs, what="the call is shown")
-    recorder.tool_moved(tool_call, ToolCallStatus.OK, ToolAnswer(status="ok", content="7"))
+    recorder.tool_moved(tool_call, ToolCallStatus.OK, CallAnswer(status="ok", content="7"))
     recorder.turn_over(0, last=True)
     await recorder.settled()
     assert await statuses() == ["ok"]

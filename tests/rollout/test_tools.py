@@ -10,8 +10,18 @@ import pytest
 
 from agentrl.rollout.attempt import EpisodeSettings
 from agentrl.rollout.tool_calls import RETRY_S, offer
-from agentrl.rollout.toolbox_protocol import OfferedTool, OpenedSession, ToolAnswer, ToolRefusedError
 from agentrl.tokens.binary_format import unpack_ids
+from agentrl.toolbox.api_messages import (
+    BadRequestError,
+    CallAnswer,
+    Opened,
+    QuotaError,
+    SessionLostError,
+    ToolboxError,
+    ToolboxGoneError,
+    ToolInfo,
+    UnavailableError,
+)
 from tests.rollout import conftest
 from tests.rollout.actors import Heard
 from tests.rollout.conftest import Stage, configuration, unruly_tools
@@ -158,6 +168,15 @@ async def test_a_result_of_megabytes_keeps_its_ends(stage: Stage) -> None:
     assert seen.endswith("x>")
 
 
+REFUSALS: dict[str, type[ToolboxError]] = {
+    "invalid": BadRequestError,
+    "session_lost": SessionLostError,
+    "quota": QuotaError,
+    "unavailable": UnavailableError,
+    "gone": ToolboxGoneError,
+}
+
+
 class Moody:
     """A toolbox that refuses so many times before it does what it is asked."""
 
@@ -169,25 +188,25 @@ class Moody:
     def refuse(self) -> None:
         if self.left:
             self.left -= 1
-            raise ToolRefusedError(self.kind, "not now", retry_after_s=0.1)
+            raise REFUSALS[self.kind]("not now", retry_after_s=0.1)
 
-    async def tools(self) -> Sequence[OfferedTool]:
-        return [OfferedTool(server="faulty", name="echo", schema={"properties": {"text": {"type": "string"}}})]
+    async def tools(self) -> Sequence[ToolInfo]:
+        return [ToolInfo(server="faulty", name="echo", schema={"properties": {"text": {"type": "string"}}})]
 
-    async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> OpenedSession:
+    async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> Opened:
         self.opened.append(session)
-        return OpenedSession(created=True)
+        return Opened(id=session, servers=tuple(servers), created=True)
 
     async def call(
         self, session: str, call: str, server: str, tool: str, arguments: dict[str, Any], *, timeout_s: float
-    ) -> ToolAnswer:
+    ) -> CallAnswer:
         self.refuse()
-        return ToolAnswer(status="ok", content=str(arguments["text"]))
+        return CallAnswer(status="ok", content=str(arguments["text"]))
 
-    async def close_session(self, session: str) -> None:
+    async def close(self, session: str) -> None:
         pass
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         pass
 
 
@@ -208,7 +227,7 @@ async def test_a_toolbox_that_refuses_is_asked_again_where_that_helps(
     waited_s = sum(RETRY_S * 2**again for again in range(times))
     assert (waited_s > episode_s) is (kind in ("unavailable", "quota"))
     moody = Moody(kind, times)
-    monkeypatch.setattr(conftest, "PluggedToolbox", lambda url, token: moody)
+    monkeypatch.setattr(conftest, "SamplerToolbox", lambda url, token: moody)
     stage.config = configuration(**unruly_tools())
     await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["faulty"])
     await stage.engine(first(calls("echo(text='pear')")))
@@ -229,11 +248,11 @@ class Replaced(Moody):
         self.kinds = list(kinds)
         self.ran = 0
 
-    async def call(self, *place: Any, **options: Any) -> ToolAnswer:
+    async def call(self, *place: Any, **options: Any) -> CallAnswer:
         if self.kinds:
-            raise ToolRefusedError(self.kinds.pop(0), "not now", retry_after_s=0.1)
+            raise REFUSALS[self.kinds.pop(0)]("not now", retry_after_s=0.1)
         self.ran += 1
-        return ToolAnswer(status="ok", content="pear")
+        return CallAnswer(status="ok", content="pear")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +269,7 @@ async def test_a_call_that_may_have_run_in_a_toolbox_that_is_gone_is_not_made_in
 ) -> None:
     """Also where sessions have no state: what a tool does outside may not bear being done twice."""
     toolbox = Replaced(*kinds)
-    monkeypatch.setattr(conftest, "PluggedToolbox", lambda url, token: toolbox)
+    monkeypatch.setattr(conftest, "SamplerToolbox", lambda url, token: toolbox)
     stage.config = configuration(**unruly_tools(session="shared"))
     await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["faulty"])
     await stage.engine(first(calls("echo(text='pear')")))
@@ -264,8 +283,8 @@ async def test_a_call_that_may_have_run_in_a_toolbox_that_is_gone_is_not_made_in
 class Surprised(Moody):
     """Its session has run a call that no record has."""
 
-    async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> OpenedSession:
-        return OpenedSession(created=False, calls=(f"{session}/0000.0",))
+    async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> Opened:
+        return Opened(id=session, servers=tuple(servers), created=False, calls=(f"{session}/0000.0",))
 
 
 @pytest.mark.parametrize(("session", "outcome"), [("keyed", "tool_server_failed"), ("shared", "answered")])
@@ -274,7 +293,7 @@ async def test_state_that_an_unknown_call_may_have_changed_is_not_built_upon(
 ) -> None:
     """A sampler may die between a call that is safe to repeat and its write."""
     toolbox = Surprised("", 0)
-    monkeypatch.setattr(conftest, "PluggedToolbox", lambda url, token: toolbox)
+    monkeypatch.setattr(conftest, "SamplerToolbox", lambda url, token: toolbox)
     stage.config = configuration(**unruly_tools(session=session, try_again=True))
     await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["faulty"])
     await stage.engine(first(calls("echo(text='pear')")))
@@ -291,12 +310,12 @@ async def test_a_call_is_durable_before_it_is_sent_unless_its_server_may_run_it_
     seen: list[list[str]] = []
 
     class Looking(Moody):
-        async def call(self, *place: Any, **options: Any) -> ToolAnswer:
+        async def call(self, *place: Any, **options: Any) -> CallAnswer:
             seen.append([call.status for call in await stage.tool_calls()])
-            return ToolAnswer(status="ok", content="pear")
+            return CallAnswer(status="ok", content="pear")
 
     toolbox = Looking("", 0)
-    monkeypatch.setattr(conftest, "PluggedToolbox", lambda url, token: toolbox)
+    monkeypatch.setattr(conftest, "SamplerToolbox", lambda url, token: toolbox)
     stage.config = configuration(**unruly_tools(try_again=repeatable))
     await stage.register("toolbox", "toolbox-0", "http://127.0.0.1:9", names=["faulty"])
     await stage.engine(first(calls("echo(text='pear')")))
@@ -308,7 +327,7 @@ async def test_a_call_is_durable_before_it_is_sent_unless_its_server_may_run_it_
 
 
 def test_tools_of_the_same_name_are_told_apart_by_their_server() -> None:
-    tools = [OfferedTool(server=server, name=name) for server, name in (("a", "x"), ("b", "x"), ("b", "y"), ("c", "z"))]
+    tools = [ToolInfo(server=server, name=name) for server, name in (("a", "x"), ("b", "x"), ("b", "y"), ("c", "z"))]
     offered = offer(tools, ["a", "b"])
     assert [spec.name for spec in offered.specs] == ["a.x", "b.x", "y"]
     assert offered.places["y"] == offered.places["b.y"] == ("b", "y")
