@@ -11,6 +11,7 @@
     service_directory                   the engines and toolboxes that serve now
     chat_format                         tokenizer and chat template of the published model
     user_code                           the run's own files with loops and scorers
+    sampler_reporting                   orders of the unit, its status and metrics
     sampler_knobs                       settings that may change while a sampler runs
 
 Invariants: tokens are those of the engine and never made from text again; output is durable before anything that
