@@ -413,7 +413,7 @@ def record_id(task: str, round: int, seat: int, attempt: int) -> str:
 
 
 def call_id(record: str, index: int) -> str:
-    return f"{record}/{index:04d}"
+    return f"{record}/{index:03d}"
 
 
 def tool_call_id(call: str, number: int) -> str:

@@ -47,7 +47,7 @@ async def play(database: Any, record: str, task: str, owner: str) -> None:
     output = {"output": pack_ids(range(SHAPE.output)), "log_probs": pack_floats([-0.5] * SHAPE.output)}
     for turn in range(SHAPE.turns):
         new = SHAPE.result if turn else SHAPE.prompt
-        name = f"{record}/{turn:04d}"
+        name = f"{record}/{turn:03d}"
         call = {"index": turn, "turn": turn, "status": "done", "prompt": pack_ids(range(new)), **output, **of}
         call["text"] = " word" * (SHAPE.output // 2)
         if turn < SHAPE.turns - 1:

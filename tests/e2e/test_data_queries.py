@@ -100,7 +100,7 @@ def test_running_record_is_shown_with_its_sampler_and_tool_call(run: Run) -> Non
     (row,) = page["rows"]
     assert (row["id"], row["owner"]) == (claim.record.id, "sampler-3.7")
     assert row["doing"]["what"] == "tool call search.find"
-    assert row["doing"]["call"] == f"{claim.record.id}/0000.0"
+    assert row["doing"]["call"] == f"{claim.record.id}/000.0"
     assert row["age_s"] >= 0
     shown = run.raw("records", "list", "--filter", "status=running").stdout
     assert "tool call search.find" in shown

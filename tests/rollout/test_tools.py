@@ -55,9 +55,9 @@ async def test_calls_of_a_turn_run_side_by_side_and_answer_in_their_order(stage:
     assert [each.read_text().split() for each in (path, beside)] == [["begun", "ended"]] * 2, "one needs the other"
     stored = await stage.tool_calls()
     assert [(call.id.rpartition("/")[2], call.status, call.result) for call in stored] == [
-        ("0000.0", "ok", "noted"),
-        ("0000.1", "ok", "noted"),
-        ("0000.2", "ok", "pear"),
+        ("000.0", "ok", "noted"),
+        ("000.1", "ok", "noted"),
+        ("000.2", "ok", "pear"),
     ]
     assert (await stage.turns())[0].tool_calls == stored
     before, after = await stage.calls()
@@ -284,7 +284,7 @@ class Surprised(Moody):
     """Its session has run a call that no record has."""
 
     async def open(self, session: str, servers: Sequence[str], *, wait_s: float) -> Opened:
-        return Opened(id=session, servers=tuple(servers), created=False, calls=(f"{session}/0000.0",))
+        return Opened(id=session, servers=tuple(servers), created=False, calls=(f"{session}/000.0",))
 
 
 @pytest.mark.parametrize(("session", "outcome"), [("keyed", "tool_server_failed"), ("shared", "answered")])

@@ -246,7 +246,7 @@ async def test_errors_are_counted_by_kind_with_samples_to_jump_to(db: Database) 
     await db.insert_many(CALLS, [malformed(number) for number in range(192)])
     await db.insert_many(CALLS, [inside(timed_out(number)) for number in range(3)])
     fine = {"id": "fine", "status": "ok", "error_class": ""}
-    await db.insert_many(CALLS, [{"_id": "r/0000", "record": "r", "tool_calls": [fine]}])
+    await db.insert_many(CALLS, [{"_id": "r/000", "record": "r", "tool_calls": [fine]}])
     found: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
     assert [(kind.count, kind.status, kind.error_class, kind.message) for kind in found] == [
         (192, "malformed", "policy", "failed to decode tool call at #"),
@@ -304,7 +304,7 @@ def failed(number: int, message: str) -> dict[str, Any]:
 
 def malformed(number: int) -> dict[str, Any]:
     return {
-        "_id": f"r{number}/0000",
+        "_id": f"r{number}/000",
         "record": f"r{number}",
         "task": f"t{number % 2}",
         "turn": 0,
@@ -315,7 +315,7 @@ def malformed(number: int) -> dict[str, Any]:
 def timed_out(number: int) -> dict[str, Any]:
     said = f"no answer within {number} s"
     same = {"server": "search", "tool": "find", "status": "timeout", "error_class": "infrastructure"}
-    return {"id": f"t{number}/0000.0", "result": said, **same}
+    return {"id": f"t{number}/000.0", "result": said, **same}
 
 
 def inside(tool_call: dict[str, Any]) -> dict[str, Any]:
@@ -331,10 +331,10 @@ async def test_failed_calls_are_listed_newest_first_whatever_their_turns_took(db
     ended = {"a": 91, "b": 85, "c": 84, "d": 80, "e": 79}
     for name, times in requested.items():
         made = [
-            timed_out(0) | {"id": f"{name}/0000.{number}", "requested_at": datetime.fromtimestamp(at, UTC)}
+            timed_out(0) | {"id": f"{name}/000.{number}", "requested_at": datetime.fromtimestamp(at, UTC)}
             for number, at in enumerate(times)
         ]
-        fine = {"id": f"{name}/0000.9", "status": "ok", "error_class": "", "requested_at": made[0]["requested_at"]}
+        fine = {"id": f"{name}/000.9", "status": "ok", "error_class": "", "requested_at": made[0]["requested_at"]}
         call = inside(made[0]) | {"failed_at": datetime.fromtimestamp(ended[name], UTC), "tool_calls": [*made, fine]}
         await db.insert_many(CALLS, [call])
     seen: list[float] = []
@@ -346,10 +346,10 @@ async def test_failed_calls_are_listed_newest_first_whatever_their_turns_took(db
             break
     assert seen == [90, 70, 60, 50, 40, 2, 1]
     assert set(page.rows[0]) >= {"id", "record", "turn", "server", "tool", "status", "error_class", "result"}
-    from_id: Page = await asked(db, "list_failed_calls", ListRows(after="c/0000.0"))
+    from_id: Page = await asked(db, "list_failed_calls", ListRows(after="c/000.0"))
     assert [row["requested_at"].timestamp() for row in from_id.rows] == [2, 1]
     by_id: Page = await asked(db, "list_failed_calls", ListRows(sort="id", limit=2, filter="record!=a"))
-    assert [row["id"] for row in by_id.rows] == ["b/0000.0", "c/0000.0"]
+    assert [row["id"] for row in by_id.rows] == ["b/000.0", "c/000.0"]
 
 
 # ---- changes ----

@@ -127,7 +127,7 @@ async def test_what_a_living_branch_continues_stays(db: Database, trained: list[
     base = call_id(first.shares[0].record, 0)
     await db.insert_many(
         "DispatchedSamplingTask",
-        [to_bson(DispatchedSamplingTask(id="branch#r1.s0.a1/0000", task="branch", base=base))],
+        [to_bson(DispatchedSamplingTask(id="branch#r1.s0.a1/000", task="branch", base=base))],
     )
     settings = dataclasses.replace(RULES, details_s=1e-6)
     await retention.prune(db, settings)

@@ -71,7 +71,7 @@ async def test_a_tree_is_told_with_its_branches_versions_and_texts(
     assert not part.note
     generated = [each for each in part.stretches if each.kind == "model"]
     assert sorted(list(each.ids) for each in generated) == sorted(outputs)
-    assert "".join(next(each for each in generated if each.call.endswith("/0000")).texts) == SAID
+    assert "".join(next(each for each in generated if each.call.endswith("/000")).texts) == SAID
     by_turn = {each.turn: each for each in generated}
     assert set(by_turn) == {0, 1, -1}, "the third call belongs to no turn yet"
     assert by_turn[1].versions == ((1, 1), (2, len(outputs[1]) - 1))

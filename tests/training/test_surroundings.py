@@ -145,8 +145,8 @@ async def test_attempts_that_were_cut_off_are_counted_whether_a_step_trains_them
 
 async def test_unknown_tools_are_counted_under_one_name(db: Database) -> None:
     names = [("shop", "lookup"), ("", "lookuplookup"), ("", "no\0name"), ("", "a.b")]
-    made = [ToolCall(id=f"r/0000.{at}", server=server, tool=tool) for at, (server, tool) in enumerate(names)]
-    call = DispatchedSamplingTask(id="r/0000", record="r", task="t", tool_calls=made)
+    made = [ToolCall(id=f"r/000.{at}", server=server, tool=tool) for at, (server, tool) in enumerate(names)]
+    call = DispatchedSamplingTask(id="r/000", record="r", task="t", tool_calls=made)
     await db.insert_many("DispatchedSamplingTask", [to_bson(call)])
     counted = await attempt_statistics.of_tools(db, ["r"])
     assert {name: share.calls for name, share in counted.items()} == {"shop/lookup": 1, "unknown": 3}

@@ -64,7 +64,7 @@ async def test_failed_call_opens_the_turn_that_made_it(coordinator: Scripted, tu
     failed = {"id": "x", "record": RECORD, "turn": turn, "server": "shop", "tool": "lookup", "status": "timeout"}
     failed |= {"error_class": "infrastructure", "owner": "sampler-3.1", "requested_at": datetime.now(UTC)}
     asked: list[Any] = []
-    sample = data_commands.ToolErrorSample(RECORD, f"{RECORD}/{turn:04d}", "", turn)
+    sample = data_commands.ToolErrorSample(RECORD, f"{RECORD}/{turn:03d}", "", turn)
     kinds = [
         data_commands.ToolErrorGroup("shop", "lookup", "timeout", "infrastructure", "took # s", 3, samples=(sample,)),
         data_commands.ToolErrorGroup("", "", "malformed", "policy", "no bracket", 2, samples=(sample,)),
