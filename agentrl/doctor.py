@@ -40,8 +40,8 @@ from agentrl.formatting.amounts import size
 from agentrl.formatting.sentences import ended
 from agentrl.host import cgroups
 from agentrl.store import datasets
-from agentrl.store.binary import find_mongod, mongod_version
 from agentrl.store.datasets import Row
+from agentrl.store.mongod_binary import find_mongod, mongod_version
 from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, cannot_listen, hub_address, tcp_triplet, why_not_free
 
 PYTHON_AT_LEAST = (3, 11)

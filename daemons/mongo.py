@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from agentrl.errors import ConfigError
-from agentrl.store.binary import find_mongod, mongod_version
 from agentrl.store.embedded import Mongod, lack_of_room, wait_until_data_is_free
+from agentrl.store.mongod_binary import find_mongod, mongod_version
 from agentrl.store.mongod_files import MongoFiles, prepare
 from agentrl.unit import Unit, run_unit
 

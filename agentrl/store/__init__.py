@@ -1,22 +1,22 @@
-"""MongoDB, the only store of the data plane: its documents, and every change that is ever made to them.
+"""MongoDB, the only store of the data plane: its documents, and every change that is made to them.
 
-    database        the one seam to the driver           documents      what the collections hold
-    indexes         what the queries stand on            access         where the database of a run is
-    tasks           rounds, seats, requeue               claims         a Record in a sampler's hand
-    trajectories    turns, model calls, tool calls       chunks         values too large for a document
-    groups          closing a Task                       steps          lease, commit, release, roll back
-    lineages        one life of the trainer's weights    checkpoints, publications, evaluations
-    counts          what admission counts                updates        words of the update language
-    owners          leases of incarnations               services       engines and toolboxes that answer
-    datasets        files of tasks                       lists          filtered pages for people
-    accounting      sums that must agree, from `audit/`  census         what became of attempts, in numbers
-    pruning         consumed Tasks without details       retraining     trained Tasks that may train once more
-    wipe            the end of all of it                 wiping         the same of a run that is down, with its files
+    database             the one interface to the driver    run_database    the database and configuration of a run
+    documents, schema    what collections hold; its version indexes         what queries use
+    tasks                rounds, seats, requeue             claims          Records that a sampler holds
+    call_writer, calls   model calls with tool calls        chunks          values too large for a document
+    groups               closing a Task                     steps           lease, commit, release, roll back
+    lineages             lifetimes of the trainer's weights checkpoints, publications, evaluations
+    admission_counts     what admission counts              attempt_statistics  outcomes of attempts for the metrics
+    owners               leases of incarnations             service_registry    engines and toolboxes that answer
+    datasets             files of tasks                     lists, list_cursors filtered pages
+    accounting, audit    sums that must agree               retraining      trained Tasks that may train again
+    pruning              removes details of consumed Tasks  updates         terms of the update language
+    wipe, wiping         delete all data of a run
 
-    binary, files, embedded     the MongoDB server that a run starts as a unit when no URL is configured
+    mongod_binary, mongod_files, embedded    the MongoDB server of a run without a URL
 
-Invariants: statuses move by conditional updates that name the status they start from and the owner or lineage that
-may make the move, never by saving whole documents; ids say where a document belongs, so writing it again changes
-nothing; a change that spans documents is ordered so that whoever finds it half done can finish it; times that decide
-anything are the server's.
+Invariants: statuses move by conditional updates that name the status they start from and the owner or lineage that may
+make the move, and documents are never saved whole; ids contain what a document belongs to, so writing it again changes
+nothing; a change that spans documents is ordered so that a process that finds it half done can finish it; times that
+decide anything are the server's.
 """

@@ -22,9 +22,9 @@ from agentrl.config.paths import IN_FORCE
 from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, DiskError, ExitCode
 from agentrl.store import run_database, wipe
-from agentrl.store.binary import find_mongod
 from agentrl.store.database import Database
 from agentrl.store.embedded import Mongod, wait_until_data_is_free
+from agentrl.store.mongod_binary import find_mongod
 from agentrl.store.mongod_files import prepare
 
 MADE = ("checkpoints", "dumps", "logs", "reference", "stacks", "supervised", "tensorboard", "weights")

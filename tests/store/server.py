@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from agentrl.store import database, embedded, indexes
-from agentrl.store.binary import find_mongod
 from agentrl.store.database import Database, Driver
+from agentrl.store.mongod_binary import find_mongod
 from agentrl.store.mongod_files import prepare
 
 NAME = f"test-{os.getpid()}"

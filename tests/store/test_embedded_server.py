@@ -24,8 +24,8 @@ from pymongo.errors import OperationFailure, PyMongoError
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.protocol import messages
 from agentrl.store import embedded
-from agentrl.store.binary import find_mongod, mongod_version
 from agentrl.store.database import connect
+from agentrl.store.mongod_binary import find_mongod, mongod_version
 from agentrl.store.mongod_files import MongoFiles, lock_holder, prepare
 from tests.disks import fill, small_disk
 from tests.store.server import keep_trying

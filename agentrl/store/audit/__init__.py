@@ -2,7 +2,7 @@
 
     problems    what a check answers            seats       rounds, seats, attempts
     groups      baselines and shares            steps       what was leased, trained, rolled back
-    versions    lineages, publications, ages    trajectories    turns, calls, tokens
+    versions    lineages, publications, ages    calls       model calls, tool calls, tokens
 
 Invariants: nothing is changed; nothing is counted from another count; a check holds at any moment between two changes,
 or for whoever looks twice.
