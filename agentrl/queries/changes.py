@@ -1,7 +1,7 @@
 """What operators change in the data plane: tasks sampled again, tasks added, checkpoints kept.
 
 Invariants: a preview changes nothing and raises what the act would raise; an act is done once per operation, however
-often it is asked for; whatever it does is a conditional update of the store, as everybody's.
+often it is requested; all changes are conditional updates of the store.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Changes:
             for task in added
             if task.get("epoch") != own
         ]
-        told = []
+        notes = []
         for what, known in (
             ("are trained on already", [*source.train, *before]),
             ("are held out for evaluation", source.held_out),
@@ -147,8 +147,8 @@ class Changes:
             pairs = datasets.repeated(rows, known)
             if pairs:
                 shown = ", ".join(f"{new.file_and_number} ({old.file_and_number})" for new, old in pairs[:SHOWN])
-                told.append(f"{len(pairs)} of its prompts {what}: {shown}{' …' if len(pairs) > SHOWN else ''}")
-        return told
+                notes.append(f"{len(pairs)} of its prompts {what}: {shown}{' …' if len(pairs) > SHOWN else ''}")
+        return notes
 
     # ---- checkpoints ----
 
@@ -171,7 +171,7 @@ _WORK = sorted(status.value for status in HOLDS_SEAT - {RecordStatus.OPEN})
 
 
 def _rows_here(file: str) -> list[Row]:
-    """Whoever named the file may sit at another host."""
+    """The file may exist only on the host of the operator."""
     if not Path(file).exists():
         raise ConfigError(
             f"There is no dataset {file} on {platform.node()}, where the steward reads it.",

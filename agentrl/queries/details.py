@@ -65,11 +65,11 @@ async def whole(database: Database, kind: str, id: str, *, hint: str) -> Plain:
     return lists.shown(found)
 
 
-async def _records(database: Database, asked: Mapping[str, Any]) -> tuple[tuple[Plain, ...], int]:
-    found = await database.find("Record", asked, sort=[("_id", 1)], limit=MOST_RECORDS)
+async def _records(database: Database, filter: Mapping[str, Any]) -> tuple[tuple[Plain, ...], int]:
+    found = await database.find("Record", filter, sort=[("_id", 1)], limit=MOST_RECORDS)
     short = [pages.shortened("Record", lists.shown(document)) for document in found]
     await pages.tell_what_they_do(database, short)
-    more = await database.count("Record", asked) - len(short) if len(short) == MOST_RECORDS else 0
+    more = await database.count("Record", filter) - len(short) if len(short) == MOST_RECORDS else 0
     return tuple(short), more
 
 

@@ -1,7 +1,7 @@
 """The desk at which the steward answers: from the name of a command to the function that knows.
 
-Invariants: it serves exactly the commands that the table gives to the steward (a test binds the two); whoever asks may
-do so, which the coordinator has seen to; a query changes nothing.
+Invariants: it serves exactly the commands that the table gives to the steward (a test binds the two); the
+coordinator has checked the permission; a query changes nothing.
 """
 
 from __future__ import annotations

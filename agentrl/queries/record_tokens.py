@@ -1,6 +1,6 @@
 """The tokens of one record, a part at a time: which the model generated, with which weights, how likely, which train.
 
-Invariants: every token is told once, in the order of its tree; a part never exceeds a message, whatever is asked for;
+Invariants: every token appears once, in the order of its tree; a part never exceeds a message, whatever is requested;
 the texts are what the tokenizer of the published weights makes of the ids, and never the other way round.
 """
 
@@ -88,8 +88,8 @@ async def _tokenizer(spelling: Spelling) -> tuple[Tokenizer | None, str]:
     try:
         found = await spelling.tokenizer()
     except ConfigError as unreadable:
-        return None, f"Only ids are told. {unreadable.message}"
-    return found, "" if found else "Only ids are told: no weights were published, so the tokenizer is not known."
+        return None, f"There are only ids. {unreadable.message}"
+    return found, "" if found else "There are only ids: no weights were published, so the tokenizer is not known."
 
 
 async def _spelt(tokenizer: Tokenizer | None, ids: Sequence[int], first: int, last: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""One record, turn by turn: what was said, which calls it made, how long each took, and why it ended.
+"""One record, turn by turn: texts, calls, how long each took, and why it ended.
 
 Invariants: every record has one reason for its end, the outcome that was classified when it ended; tokens are counted
 by their stored size and never loaded; a text that is cut says so, and how much is left out.
@@ -120,10 +120,10 @@ async def _training(database: Database, record: Mapping[str, Any]) -> Plain:
     steps = await database.find(
         "Step", {"tasks": record["task"], "records": record["id"]}, projection=["status", "step", "lineage"]
     )
-    told = {} if data is None else lists.shown(data)
-    told.pop("id", None)
+    row = {} if data is None else lists.shown(data)
+    row.pop("id", None)
     counting = [step["_id"] for step in steps if step["status"] == StepStatus.COMMITTED]
-    return told | {"steps": [lists.shown(step) for step in steps], "trained_in": counting}
+    return row | {"steps": [lists.shown(step) for step in steps], "trained_in": counting}
 
 
 async def _text(database: Database, row: Plain, field: str, chars: int) -> Any:

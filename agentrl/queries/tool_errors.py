@@ -112,10 +112,10 @@ def _without_names(seen: Mapping[Kind, _Seen]) -> dict[Kind, _Seen]:
 
 
 def _kind(error: Plain) -> Kind:
-    said = error["result"][:READ_CHARS]
+    text = error["result"][:READ_CHARS]
     if not error["server"] and error["tool"]:
-        said = said.replace(error["tool"], VARIES)
-    return Kind(error["server"], error["tool"], error["status"], error["error_class"], pattern_of(said))
+        text = text.replace(error["tool"], VARIES)
+    return Kind(error["server"], error["tool"], error["status"], error["error_class"], pattern_of(text))
 
 
 async def _errors(database: Database, asked: Expression, now: datetime) -> AsyncIterator[Plain]:

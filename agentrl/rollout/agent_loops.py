@@ -43,7 +43,7 @@ class AgentLoop(abc.ABC):
         return answer_extraction.extract(task.answer_schema, texts[-1]) if texts else None
 
     async def evaluate_record(self, texts: Sequence[str], task: Task) -> float:
-        """The score. It is asked again, maybe by another process, if it raises UnscoredError."""
+        """Returns the score. After an UnscoredError it is called again, maybe in another process."""
         return await scorers.score(task.scorer, self.answer(texts, task), task)
 
     def ending(self, text: str, task: Task) -> Outcome:

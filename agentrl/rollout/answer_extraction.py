@@ -1,7 +1,7 @@
 """Where in a text the answer stands.
 
 Invariants: pure, and linear in the length of the text, whatever a model wrote; of several answers the last one counts;
-an answer that was begun and never closed is none.
+an answer that begins and is never closed does not count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST_WRAPPINGS = 8
 
 
 def extract(schema: str, text: str) -> str | None:
-    """The answer in a text, None if there is none. `schema` is `boxed`, or the name of a tag; empty: the whole text."""
+    """Returns the answer in a text, or None. `schema` is `boxed` or the name of a tag; empty: the whole text."""
     if not schema:
         return text.strip() or None
     return _last_box(text) if schema == BOXED else _last_tag(schema, text)

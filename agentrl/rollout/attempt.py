@@ -1,7 +1,7 @@
 """One claimed Record, from the claim to its end.
 
 Invariants: it ends in exactly one way (finished, failed, given back, or dropped because the claim is lost), and only
-after everything that it did is durable or nobody's business; the deadline of an episode covers all of it but scoring.
+after everything that it did is durable or belongs to another owner; the deadline of an episode covers all but scoring.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Attempt:
         except HandedOverError:
             await self._give_back(resumable=True)
             return True
-        # Side by side: nobody's score waits for the tools.
+        # Side by side, so that no score waits for the tools.
         closing = asyncio.create_task(self._close_session(), name=f"close the session of {record.id}")
         try:
             return await self._end(self.loop, episode, ended)
@@ -220,7 +220,7 @@ class Attempt:
         return await self.context.endings.end(loop, self.claim, ending, episode.texts, data)
 
     async def _give_back(self, *, resumable: bool) -> None:
-        """To whoever goes on with it: then its tool calls and its session stay open."""
+        """If another sampler goes on with it, its tool calls and its session stay open."""
         if self._recorder is not None:
             self._recorder.give_up_open("its sampler left", tool_calls=not resumable)
             await self._recorder.settled()

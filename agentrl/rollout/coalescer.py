@@ -1,9 +1,9 @@
-"""Many episodes, few round trips: what is asked for while an answer is under way is asked for together.
+"""Coalesces calls: items that arrive while a batch is under way go into the next batch.
 
 What follows within a moment is waited for: a round trip costs more than what it carries.
 
 Invariants: each asker hears of its own item only; a failure that may be the fault of one item is tried for each alone,
-so nobody fails for another; what is cancelled by its asker is done nevertheless.
+so no item fails for another; an item whose caller is cancelled is done all the same.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Coalescer(Generic[A]):
 
     async def _do(self, several: Sequence[tuple[A, asyncio.Future[bool]]]) -> None:
         try:
-            told = await self._batch([item for item, _ in several])
-        except Exception as failed:  # noqa: BLE001 - it is raised where it was asked for
+            results = await self._batch([item for item, _ in several])
+        except Exception as failed:  # noqa: BLE001 - it is raised in the callers
             if len(several) > 1 and not isinstance(failed, StoreUnavailableError):
                 for one in several:
                     await self._do([one])
@@ -53,6 +53,6 @@ class Coalescer(Generic[A]):
                 if not answer.done():
                     answer.set_exception(failed)
         else:
-            for (_, answer), held in zip(several, told, strict=True):
+            for (_, answer), held in zip(several, results, strict=True):
                 if not answer.done():
                     answer.set_result(held)

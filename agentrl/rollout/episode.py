@@ -40,7 +40,7 @@ class Limits:
 
 
 class Reply(NamedTuple):
-    """What the model said in one turn."""
+    """The output of the model in one turn."""
 
     ids: list[int]
     text: str
@@ -89,10 +89,10 @@ class Episode:
         return len(self.texts)
 
     def first_prompt(self) -> list[int]:
-        """System prompt, tools, what was said before, and the query, up to where the assistant begins."""
-        said = [(one.role, one.content) for one in self.task.earlier]
-        system = said.pop(0)[1] if said and said[0][0] == "system" else self.environment.system
-        return self.template.first(system, self.tools, self.task.query, earlier=said)
+        """System prompt, tools, earlier messages and the query, up to where the assistant begins."""
+        earlier = [(one.role, one.content) for one in self.task.earlier]
+        system = earlier.pop(0)[1] if earlier and earlier[0][0] == "system" else self.environment.system
+        return self.template.first(system, self.tools, self.task.query, earlier=earlier)
 
     async def model(self, prompt: Sequence[int]) -> Reply:
         """The next turn. The episode ends here if there may be none."""

@@ -1,7 +1,7 @@
 """What leads out of an episode from below: limits, deadlines, failures, and the loss of the claim.
 
-Invariants: none of them is an `Exception`, so that no loop can take one for its own; each says all that whoever ends
-the episode has to know.
+Invariants: none of them is an `Exception`, so that no loop can take one for its own; each has all that is needed
+to end the episode.
 """
 
 from __future__ import annotations
@@ -29,4 +29,4 @@ class HandedOverError(EpisodeExit):
 
 
 class DroppedError(EpisodeExit):
-    """The claim is lost: whatever this episode does is nobody's business any more."""
+    """The claim is lost: another owner has the Record, so this episode stops without a write."""

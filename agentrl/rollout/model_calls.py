@@ -46,7 +46,7 @@ LOG_PROB_SLACK = 1e-3
 """Rounding may lift the logarithm of a probability of nearly 1 above 0."""
 
 Wait = Callable[[str, str, float], AbstractContextManager[None]]
-"""What is waited for, on which unit, and how long at most: for whoever asks why nothing happens."""
+"""What is waited for, on which unit, and how long at most; `agentrl why` shows it."""
 
 
 class Made(NamedTuple):
@@ -85,7 +85,7 @@ class ModelCalls:
         self._leaving = asyncio.Event()
         self._under_way: tuple[Engine, str] | None = None
         self._failed_at: set[str] = set()
-        """Engines that gave nothing for the call under way: another one is asked, if there is one."""
+        """Engines that gave nothing for the present call: another one gets it, if there is one."""
 
     async def make(self, wanted: Wanted) -> Made:
         """Goes on with what is stored of this turn."""
@@ -122,7 +122,7 @@ class ModelCalls:
         self._leaving.set()
         if self._under_way is not None:
             engine, rid = self._under_way
-            # An engine that cannot be told is dead, and the request ends by that.
+            # An engine that does not take the abort is dead, and that ends the request.
             with contextlib.suppress(EngineError, TimeoutError):
                 async with asyncio.timeout(ABORT_WITHIN_S):
                     await engine.abort(rid)
@@ -195,11 +195,11 @@ class ModelCalls:
         if len(made.log_probs) != len(made.ids) or sum(count for _, count in made.versions) != len(made.ids):
             return f"{len(made.ids)} ids, {len(made.log_probs)} log-probs and versions {made.versions} do not fit"
         if len(made.ids) > room:
-            return f"{len(made.ids)} tokens, and {room} were asked for"
+            return f"{len(made.ids)} tokens, and at most {room} were allowed"
         if any(not 0 <= token < self._vocabulary for token in made.ids):
             return f"an id outside of the vocabulary of {self._vocabulary}"
         if any(not math.isfinite(value) or value > LOG_PROB_SLACK for value in made.log_probs):
-            return "a log-prob that is none"
+            return "a log-prob that is not finite or above 0"
         if not made.ids and made.finish != "abort":
             return f"no token, and yet it ended by {made.finish}"
         return ""

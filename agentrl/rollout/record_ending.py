@@ -2,7 +2,7 @@
 
 Invariants: what the episode generated is durable before its Record is `finished`, and the structure of its tokens
 before it is `scored`; a Record ends for exactly one reason; a scorer that cannot say leaves the Record unscored and is
-asked again, until its deadline; a store that is away is waited for while this process may still write.
+called again, until its deadline; a store that is away is waited for while this process may still write.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class RecordEnder:
         """For other reasons. The steward opens the next attempt."""
         log.info("%s failed: %s: %s", record.id, outcome, error)
         if outcome is Outcome.STORE_FAILED:
-            # How its calls ended could not be written either, so nobody knows how much of it is there.
+            # The ends of its calls could not be written either, so what is stored of it is not known.
             owner, reached = self._lease.incarnation, None
             await self._insist(lambda: calls.lose(self._database, record.id, owner, resumable=False))
         await self._held(
@@ -128,7 +128,7 @@ class RecordEnder:
         await self._held(lambda: act(self._database, record.id, self._lease.incarnation))
 
     async def free(self, record: Record) -> None:
-        """One that nobody works on; what it waited for will not be answered."""
+        """Gives back a Record that no episode of this sampler works on."""
         owner = self._lease.incarnation
         await calls.lose(self._database, record.id, owner, resumable=record.resumable)
         # If it is another's by now, so much the better.
@@ -192,7 +192,7 @@ class RecordEnder:
             raise DroppedError
 
     async def _insist(self, act: Callable[[], Awaitable[T]]) -> T:
-        """Every act is a conditional update, so one that nobody knows the end of may be made again."""
+        """Every act is a conditional update, so one whose result is not known may be repeated."""
         while True:
             try:
                 return await act()

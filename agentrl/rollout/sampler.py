@@ -32,7 +32,7 @@ SHIPPED = (single_turn.SingleTurnAgent, tool_agent.ToolAgent)
 """Loops that every sampler knows; importing them registers them."""
 IDLE_S = 0.05
 MOST_IDLE_S = 0.5
-"""Between looks for work while there is none."""
+"""Between claims while nothing is open."""
 MOST_AT_ONCE = 16
 """Seats of one claim: samplers that claim side by side shall share what is open."""
 LOOK_S = 0.25
@@ -61,7 +61,7 @@ class Sampler:
         settings: Callable[[], EpisodeSettings],
         tick: Callable[[], None],
     ) -> None:
-        """`settings` is asked at each claim; `tick` is called for each sign of progress."""
+        """`settings` is called at each claim, `tick` at each sign of progress."""
         self._context = context
         self._settings = settings
         self._tick = tick
@@ -72,7 +72,7 @@ class Sampler:
         self._claiming = False
         self._claimed_at = float("-inf")
         self._strays: set[str] = set()
-        """Records that were this sampler's at the last look although nobody here works on them."""
+        """Records that this sampler owned at the last look although no episode here works on them."""
         self._changed = asyncio.Event()
         self._heeds_ends = True
         """The end of an episode is something that changed."""
@@ -178,7 +178,7 @@ class Sampler:
         return free <= 0 or (8 * free < self._concurrency and time.monotonic() < self._claimed_at + FEW_WAIT_S)
 
     def _tell_wait(self) -> None:
-        """Nothing can be claimed without an engine or a toolbox: whoever asks why nothing happens has to know."""
+        """Reports that nothing can be claimed without an engine or a toolbox."""
         missing = _MISSING.get(self.idle_because, "")
         if missing != self._waits_for:
             self._waits_for = missing
@@ -295,17 +295,17 @@ class Sampler:
     async def _find_strays(self) -> None:
         """An answer may be lost on its way, and an episode may be dropped for a document that somebody wrote who had
         been declared dead. Seen twice, such a Record is no one's who is just about to tell."""
-        held = {} if self._claiming else await self._held_by_nobody()
+        held = {} if self._claiming else await self._held_without_episode()
         again = [held[name] for name in self._strays & held.keys()]
         self._strays = set(held)
         for record in again:
-            log.warning("nobody here works on %s, which is %s", record.id, record.status)
+            log.warning("no episode here works on %s, which is %s", record.id, record.status)
             if record.status == RecordStatus.RUNNING:
                 await self._context.endings.free(record)
             else:
                 self._unscored[record.id] = _Waiting.first(0.0)
 
-    async def _held_by_nobody(self) -> dict[str, Record]:
+    async def _held_without_episode(self) -> dict[str, Record]:
         held = await claims.held_by(self._context.database, self._context.lease.incarnation)
         known = self._unscored.keys() | {attempt.claim.record.id for attempt in self._attempts}
         return {} if self._claiming else {record.id: record for record in held if record.id not in known}

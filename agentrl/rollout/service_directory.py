@@ -59,7 +59,7 @@ class ChosenToolbox(NamedTuple):
 
 
 class ServiceDirectory:
-    """Started with `watch`, asked for engines and toolboxes."""
+    """Keeps the view fresh while `watch` runs."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class ServiceDirectory:
     # ---- engines ----
 
     def engine(self, affinity: str, version: int | None = None, avoid: Collection[str] = ()) -> Candidate | None:
-        """Where a call of this conversation goes; None if nobody can take it now."""
+        """Returns the engine for a call of this conversation, or None if no engine can take it now."""
         newest = self.newest_version
         oldest = None if newest is None else max(newest - self._max_lag, self._first_version)
         return self._router.choose(
@@ -147,11 +147,11 @@ class ServiceDirectory:
             try:
                 await self.look()
             except StoreError as away:
-                log.warning("nobody says which engines there are: %s", away.message)
+                log.warning("the engines and toolboxes are not known: %s", away.message)
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look_soon(self) -> None:
-        """For those who found nobody: one of them looks, at a pace that the store bears."""
+        """Reads the services again, at most every LOOK_AGAIN_S for all callers together."""
         async with self._looking:
             wait_s = self._looked_at + LOOK_AGAIN_S - time.monotonic()
             if wait_s > 0:

@@ -104,7 +104,7 @@ class ToolCalls:
         self._session = recorder.record.id
         self._reserved = False
         self._opened = 0
-        """How often the session was made: a toolbox knows nothing of what was asked before in another one."""
+        """How often the session was opened: a toolbox forgets the calls of an earlier one."""
         self._leaving = asyncio.Event()
         self._asked = recorder.has_tool_calls
         """Whether the session has state that later calls build on."""
@@ -134,7 +134,7 @@ class ToolCalls:
         return done
 
     def leave(self) -> None:
-        """Stop waiting. What runs in the toolbox runs on, and whoever goes on with the episode joins it."""
+        """Stops waiting. Calls run on in the toolbox, and the next sampler joins them."""
         self._leaving.set()
 
     async def close(self) -> None:
@@ -169,7 +169,7 @@ class ToolCalls:
         return [job.result() for job in jobs]
 
     async def _one(self, turn: int, number: int, call: Call, stored: Sequence[ToolCall]) -> str:
-        """Ask, or go on with what was asked before under this number."""
+        """Makes the call, or continues what was requested before under this number."""
         place = self.offer.places.get(call.name)
         before = [one for one in stored if _number(one.id) % RETRIES_APART == number]
         document = before[-1] if before else None
@@ -212,7 +212,7 @@ class ToolCalls:
                 # The toolbox was replaced, and nothing of this session was kept in it.
                 await self._open(box)
                 reopened = True
-            raise EndedError(Outcome.TOOL_SERVER_FAILED, "its toolbox is gone, and nobody knows whether it ran")
+            raise EndedError(Outcome.TOOL_SERVER_FAILED, "its toolbox is gone, and whether the call ran is not known")
 
         return ask
 
@@ -245,7 +245,7 @@ class ToolCalls:
         return text
 
     def _refuse(self, document: ToolCall, why: str) -> str:
-        """The model is told; the toolbox never ran it."""
+        """The model gets the reason; no toolbox runs it."""
         refused = CallAnswer(status="tool_error", error_class="policy", content=why)
         self._recorder.tool_moved(document, ToolCallStatus.REFUSED, refused)
         return why

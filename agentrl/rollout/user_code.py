@@ -1,7 +1,7 @@
 """Agent loops and scorers of a run's own: Python files that its configuration names.
 
-Invariant: what cannot be imported, or is named by an environment or a row and registered by nobody, is a mistake of the
-configuration, said with its place before an episode begins.
+Invariant: a file that cannot be imported, and a name in an environment or a row that no file registers, are errors of
+the configuration that are raised with their place before an episode begins.
 """
 
 from __future__ import annotations

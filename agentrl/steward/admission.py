@@ -41,15 +41,15 @@ class Admitted(NamedTuple):
 
 async def admit(database: Database, settings: StewardSettings) -> Admitted:
     """One turn."""
-    told = await plan_told(database)
+    reported = await plan_told(database)
     held = await held_environments(database, settings)
-    hold = settings.hold or str(told.get("hold", ""))
-    tries = bool(told.get("trial")) and not settings.hold
+    hold = settings.hold or str(reported.get("hold", ""))
+    tries = bool(reported.get("trial")) and not settings.hold
     order = await tasks.last_order(database) + 1
     queue = [] if hold and not tries else await _queue(database, settings, held, order)
     # Behind the place: what another steward has admitted by now counts, or has taken the place.
     counted = await counts.of_admission(database)
-    rooms = _rooms(settings, told, counted)
+    rooms = _rooms(settings, reported, counted)
     granted = admission.granted((rooms[task.environment], settings.n) for task in queue)
     if tries:
         waited_s = await tasks.since_last_admission_s(database)
@@ -113,11 +113,11 @@ async def plan_told(database: Database) -> Mapping[str, object]:
     return {} if lineage is None else lineage.plan
 
 
-def _rooms(settings: StewardSettings, told: Mapping[str, object], counted: Counts) -> dict[str, int]:
+def _rooms(settings: StewardSettings, reported: Mapping[str, object], counted: Counts) -> dict[str, int]:
     """How many records more the bound of each environment leaves room for."""
     if settings.frozen:
         return dict.fromkeys(settings.environments, settings.max_in_flight - counted.in_flight)
-    return {name: admission.capacity(settings.plan(told, name), counted) for name in settings.environments}
+    return {name: admission.capacity(settings.plan(reported, name), counted) for name in settings.environments}
 
 
 async def _queue(database: Database, settings: StewardSettings, held: Collection[str], place: int) -> list[Task]:

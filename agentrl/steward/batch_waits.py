@@ -1,7 +1,7 @@
 """What a trainer's batch or evaluation waits for: the group that was admitted first, the record of it that is longest
 under way, and the call that it stands in.
 
-Invariants: looking changes nothing; for each thing that is waited for one way is told, from what is in the store now;
+Invariants: looking changes nothing; each thing that is waited for has one entry, from the present documents;
 every wait has the limit that the configuration gives it, so none is unbounded.
 """
 
@@ -43,20 +43,20 @@ class Group:
 
     @property
     def longest(self) -> Record | None:
-        """Whose end is waited for: the one that began first, or else the one that nobody has begun."""
+        """The one that began first, else one that no sampler has begun."""
         return min(self.records, key=_order, default=None)
 
 
 async def look(database: Database, settings: StewardSettings, admitted: Admitted) -> list[Wait]:
-    """For `Unit.tell_waits`. `admitted` is what admission said last."""
+    """For `Unit.tell_waits`. `admitted` is the last result of admission."""
     now = await database.now()
     training = await _oldest(database, {"$in": list(TRAINS)}, now)
     evaluation = await _oldest(database, {"$in": ["eval"]}, now)
     if training is not None and not admitted.trial:
-        told = list(of_group("batch", training, settings, now))
+        found = list(of_group("batch", training, settings, now))
     else:
-        told = [of_admission(admitted, await tasks.since_last_admission_s(database))]
-    return told + (list(of_group("evaluation", evaluation, settings, now)) if evaluation else [])
+        found = [of_admission(admitted, await tasks.since_last_admission_s(database))]
+    return found + (list(of_group("evaluation", evaluation, settings, now)) if evaluation else [])
 
 
 async def _oldest(database: Database, purpose: dict[str, list[str]], now: datetime) -> Group | None:

@@ -2,7 +2,7 @@
 
 Invariants: an epoch goes through its rows in an order that its number fixes, a portion at a time, and its document says
 how far; a portion that was inserted and not noted is inserted again without effect; an epoch that began with other
-rows is refused, never mixed. A row that is held out is never trained on without being told of.
+rows is refused, never mixed. A held-out row that also trains is always reported.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ async def _changed(database: Database, epoch: Epoch, source: Source) -> ConfigEr
         )
     return ConfigError(
         f"{source.file} changed since epoch {epoch.epoch} of {epoch.environment} began with it: {how}.",
-        hint=f"Put the former file back, name the run anew, or wipe what it made: `agentrl runs wipe {database.name}`.",
+        hint=f"Put the former file back, name the run otherwise, or wipe its data: `agentrl runs wipe {database.name}`.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Evaluations that were asked for become Tasks that pin a version.
+"""Queues the Tasks of wanted evaluations: Tasks that pin a version.
 
 Invariant: the Tasks are there before the evaluation counts as queued; a repetition adds none.
 """

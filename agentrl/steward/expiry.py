@@ -37,7 +37,7 @@ class Expired(NamedTuple):
 
 
 async def bridge_gap(database: Database) -> bool:
-    """To be called before a steward renews its own lease, which is what the gap is told by."""
+    """To be called before a steward renews its own lease, because the age of that lease shows the gap."""
     silent = await owners.silence_s(database, ROLE)
     if silent is None or silent <= GAP_S:
         return False
@@ -55,7 +55,7 @@ async def expire(database: Database) -> Expired:
 
 
 async def tidy(database: Database) -> list[int]:
-    """Services that fell silent, publications that nobody takes; answers the rejected versions."""
+    """Marks silent services and rejects publications that no engine takes. Returns the rejected versions."""
     await service_registry.forget_silent(database)
     return await publications.reject_overdue(database, after_s=OVERDUE_S)
 

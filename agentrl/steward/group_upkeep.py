@@ -28,7 +28,7 @@ async def open_next_attempts(database: Database) -> int:
     opened = 0
     for group in await groups.read(database, sorted({record["task"] for record in found})) if found else ():
         opened += await _redraw(database, group)
-    # After the attempts: whoever dies between the two is followed by somebody who opens them again, without effect.
+    # After the attempts: if this process dies in between, the next one opens them again, without effect.
     ids = [record["_id"] for record in found]
     if ids:
         await database.update_many("Record", {"_id": {"$in": ids}}, {"$set": {"followed": True}})

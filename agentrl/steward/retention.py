@@ -43,7 +43,7 @@ async def prune(database: Database, settings: StewardSettings) -> int:
 async def brake_reason(database: Database, settings: StewardSettings, run_dir: Path, *, braked: bool) -> str:
     """Why nothing may be admitted for now."""
     free = {"the run's directory": (await asyncio.to_thread(shutil.disk_usage, run_dir)).free}
-    told = await database.disk_free_bytes()
-    if told is not None:
-        free["MongoDB"] = told
+    free_bytes = await database.disk_free_bytes()
+    if free_bytes is not None:
+        free["MongoDB"] = free_bytes
     return disk_brake.reason(free, settings.disk_reserve_bytes, braked=braked)

@@ -70,14 +70,14 @@ class StewardSettings:
         if not self.frozen:
             admission.refuse_impossible(self.plan({}), [self.n])
 
-    def plan(self, told: Mapping[str, Any], environment: str = "") -> Plan:
-        """The numbers of the admission formula. What the trainer told of itself counts more than the file."""
-        bounds = told.get("bounds", self.bounds)
+    def plan(self, reported: Mapping[str, Any], environment: str = "") -> Plan:
+        """The numbers of the admission formula. What the trainer reported overrides the file."""
+        bounds = reported.get("bounds", self.bounds)
         return Plan(
-            bound=int(bounds.get(environment, told.get("bound", self.bound))),
-            batch=admission.batch_records(int(told.get("groups", self.groups)), [self.n]),
+            bound=int(bounds.get(environment, reported.get("bound", self.bound))),
+            batch=admission.batch_records(int(reported.get("groups", self.groups)), [self.n]),
             max_concurrent=self.max_in_flight,
-            publish_every=int(told.get("publish_every", self.publish_every)),
+            publish_every=int(reported.get("publish_every", self.publish_every)),
         )
 
     def sampling(self) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Steward:
         self._run = run
         self._admitted = Admitted(0, 0, Counts())
         self._dead: set[str] = set()
-        """Lives whose end was told and has not been dealt with."""
+        """Incarnations whose end was reported and not handled yet."""
         self._renewed_at = float("-inf")
         self._kept_house_at = float("-inf")
         self._run_dir = run_dir

@@ -2,10 +2,10 @@
 
 Invariants: Tasks are read before Records, so a Task that was admitted before the look counts with its seats or with its
 Records; one of which the Records are not all there yet counts as if they were. A seat that had failed, and that another
-steward opens anew between the second look and the third, is in none of them: then there may be a group too many, and
+steward opens again between the second look and the third, is in none of them: then there may be a group too many, and
 nothing is lost.
 
-It is asked several times a second, so every question is one that the server plans once and answers from an index: an
+It runs several times a second, so every query is one that the server plans once and answers from an index: an
 `$or` over both of those about Records takes it three times as long as they do.
 """
 
@@ -77,7 +77,7 @@ class _Landed(NamedTuple):
 
     scored: int
     unfollowed: int
-    """They failed, and nobody has opened their seats again yet: another group must not take their place."""
+    """They failed, and their seats are not open again yet: another group must not take their place."""
 
 
 async def _landed(database: Database, unclosed: list[str]) -> _Landed:

@@ -1,6 +1,6 @@
 """What became of attempts, as numbers of a Step: of those that it trains, and of all that ended since the last one.
 
-Invariant: everything is asked of the documents, by index; nothing is counted along the way, so no restart loses any.
+Invariant: everything is computed from the documents; nothing is counted along the way, so no restart loses any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentrl.store.documents import TRAINS
 
 CUT_OFF = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT, Outcome.CONTEXT_FULL)
 MOST_RECORDS = 2000
-"""Of the newest attempts; a Step that took longer is told from those."""
+"""Only the newest attempts are read, also for a Step that took longer."""
 
 
 class ToolShare(NamedTuple):
@@ -65,7 +65,7 @@ async def since(database: Database, then: datetime | None) -> dict[str, float]:
 
 
 async def of_tools(database: Database, records: Sequence[str]) -> dict[str, ToolShare]:
-    """By `server/tool`. All that nobody offers are one, `unknown`: policies invent names without end, and not every
+    """By `server/tool`. All that no server offers are one, `unknown`: policies invent names without end, and not every
     one may name a field."""
     broken = {"$sum": {"$cond": [{"$eq": ["$tool_calls.error_class", "infrastructure"]}, 1, 0]}}
     offered = {"$cond": [{"$eq": ["$tool_calls.server", ""]}, "", "$tool_calls.tool"]}

@@ -147,7 +147,11 @@ async def lose(database: Database, record: str, owner: str, *, resumable: bool) 
     """
     check(DISPATCHED_SAMPLING_TASK, CallStatus.SENT, CallStatus.FAILED, Actor.STEWARD, record)
     mine = {"_id": within(record), "owner": owner}
-    lost = {"status": CallStatus.FAILED, "error": "nobody wrote how it ended", "done_at": now()}
+    lost = {
+        "status": CallStatus.FAILED,
+        "error": "its sampler died before the answer was stored",
+        "done_at": now(),
+    }
     calls = await database.update_many(CALLS, mine | {"status": CallStatus.SENT}, {"$set": lost})
     if resumable:
         return calls

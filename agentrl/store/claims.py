@@ -33,7 +33,7 @@ class Claim(NamedTuple):
     record: Record
     task: Task
     fresh: bool = False
-    """Nobody had it before, so nothing of it is stored."""
+    """No sampler had it before, so nothing of it is stored."""
 
 
 class LastClaims:
@@ -116,7 +116,7 @@ async def claim_several(
     while found := await _first_open(database, wanted, most, last.begin()):
         fresh, first = next(groupby(found, _is_fresh))
         alike = list(first)
-        # Known before they are taken, so that nothing can fail between that and whoever works on them.
+        # Read before they are taken, so that nothing can fail between the claim and the episode.
         tasks = {one["_id"]: await last.task_of(load(Record, one)) for one in alike}
         taken = await _take(alike, mine, database)
         # Whether or not they became ours, none of them is open any more.
@@ -176,7 +176,7 @@ class Scored(NamedTuple):
 
 
 async def finish_scored(database: Database, owner: str, ended: Sequence[Scored]) -> set[str]:
-    """`finish` and `score` for several Records at once: where the scorer answers at once, nobody would see the status
+    """`finish` and `score` for several Records at once: if the scorer answers at once, no reader would see the status
     between. Answers which Records are scored by this owner now, which they may have been before."""
     check(RECORD, S.RUNNING, S.FINISHED, Actor.SAMPLER)
     check(RECORD, S.FINISHED, S.SCORED, Actor.SCORER)
@@ -207,7 +207,7 @@ async def fail(
     reached: Reached | None = None,
 ) -> bool:
     """It ended for reasons that are not the policy's. `free`: on an open breaker, which costs no re-draw. `reached`:
-    what is stored of it, where that is known; else the last that was told stands."""
+    what is stored of it, if that is known; else the last progress stays."""
     kind = outcomes.class_of(outcome)
     if kind is not OutcomeClass.INFRASTRUCTURE:
         raise ValueError(f"{outcome} is {kind.value}: such a record finishes, it does not fail")
@@ -231,7 +231,7 @@ async def abandon(database: Database, record: str, owner: str) -> bool:
 
 
 def progress(record: str, owner: str, reached: Reached) -> UpdateOne:
-    """After a turn: what the freshness of a run under way is told from, and the proof that the claim still holds.
+    """After a turn: the staleness of records under way follows from it, and it proves that the claim still holds.
     It may be repeated."""
     # In a pipeline these pass over a field that has no value yet; as update operators they would not.
     span = {
@@ -260,7 +260,7 @@ async def score(database: Database, record: str, owner: str, score: float, data:
 
 
 async def leave_unscored(database: Database, record: str, owner: str, why: str) -> bool:
-    """The judge cannot answer; it is asked again later. Never a score of 0."""
+    """The scorer cannot answer; it is called again later. Never a score of 0."""
     check(RECORD, S.FINISHED, S.UNSCORED, Actor.SCORER, record)
     update = {"$set": {"status": S.UNSCORED, "error": why[:2000]}}
     return await database.update_one("Record", _held(record, owner, S.FINISHED), update)

@@ -1,5 +1,5 @@
-"""The one seam to the MongoDB driver: nobody else sends anything to a run's database. Others name its changes and
-indexes at most; `embedded` brings its own server up by it.
+"""The one interface to the MongoDB driver: no other file sends anything to a run's database. Others name its changes
+and indexes at most; `embedded` brings its own server up by it.
 
 Invariants: every operation has a deadline, within which what a restart of the server interrupted is repeated: by the
 driver, exactly once, where it is one write; here, where it may be made any number of times, and whatever was refused
@@ -57,13 +57,13 @@ class StoreError(AgentrlError):
 
 
 class StoreUnavailableError(StoreError):
-    """MongoDB did not answer in time. What was asked may have happened or not; asking again is safe."""
+    """MongoDB did not answer in time. The operation may have happened or not; repeating it is safe."""
 
     exit_code = ExitCode.UNAVAILABLE
 
 
 class NotYetError(StoreUnavailableError):
-    """MongoDB has just begun and refused what was asked, so nothing came of this try. If the driver had tried before,
+    """MongoDB has just started and refused the operation, so this try had no effect. If the driver had tried before,
     something may have come of that: as after any lost answer, a change that now matches nothing may have been made."""
 
 
@@ -245,7 +245,7 @@ class Database:
         return int(done.deleted_count)
 
     def _collection(self, name: str) -> Any:
-        """Made once: drivers make a new one, with all its options, each time they are asked."""
+        """Made once: drivers make a new one, with all its options, at each access."""
         if name not in self._known:
             self._known[name] = self._database[name]
         return self._known[name]
@@ -354,7 +354,7 @@ def connect(url: str, name: str, *, driver: Driver = "motor", within_s: float = 
     try:
         client: Any = AsyncIOMotorClient(url, **options) if driver == "motor" else AsyncMongoClient(url, **options)
     except (pymongo.errors.ConfigurationError, pymongo.errors.InvalidURI, ValueError) as wrong:
-        # The URL holds a password: only what is wrong with it is told.
+        # The URL contains a password, so the message has only what is wrong.
         raise ConfigError(f"The URL of MongoDB cannot be used: {wrong}.") from wrong
     return Database(client, name, within_s=within_s)
 

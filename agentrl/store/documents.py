@@ -62,7 +62,7 @@ class Task(Named):
     """Frozen at admission."""
     query: str = ""
     earlier: list[Said] = []
-    """Of a conversation: its instructions, instead of those of the environment, and what was said before the
+    """Of a conversation: its instructions, instead of those of the environment, and the messages before the
     query."""
     answer: str = ""
     scorer: str = ""
@@ -317,7 +317,7 @@ class Publication(Document):
     canary_largest: float | None = None
     """Of them all."""
     evaluation: str = ""
-    """`wanted`, `queued` or `done`; empty if nobody asked for one."""
+    """`wanted`, `queued` or `done`; empty without an evaluation."""
     evaluated: dict[str, float] = {}
     """What its evaluation came to, by the names of metrics."""
 

@@ -1,6 +1,6 @@
 """The embedded MongoDB server: one mongod as a replica set of one.
 
-Invariants: it listens on loopback only and serves nobody without the password; it counts as up when it is a writable
+Invariants: it listens on loopback only and serves no client without the password; it counts as up when it is a writable
 primary and the login works; every step towards that may be repeated after a crash between any two of them. It is always
 a replica set, because a standalone server refuses transactions and change streams. A server whose disk is full dies,
 with all that it acknowledged on disk, so it is not started before there is room.
@@ -43,7 +43,7 @@ KeepTrying = Callable[[float], bool]
 
 
 class ServerDiedError(AgentrlError):
-    """The mongod process ended although nobody asked it to."""
+    """The mongod process ended unplanned."""
 
 
 def command(binary: Path, files: MongoFiles) -> list[str]:
@@ -102,7 +102,7 @@ def lack_of_room(files: MongoFiles) -> str:
 
 
 class Mongod:
-    """The server process. Whoever starts it also stops it."""
+    """The server process. Its starter also stops it."""
 
     def __init__(self, binary: Path, files: MongoFiles) -> None:
         self._binary = binary
@@ -138,7 +138,7 @@ class Mongod:
             )
 
     def bring_up(self, *, keep_trying: KeepTrying) -> bool:
-        """Initiate the set, make the user, and wait for a writable primary. False if told to stop trying."""
+        """Initiate the set, make the user, and wait for a writable primary. Returns False if it was told to stop."""
         while True:
             self.check()
             with contextlib.suppress(ConnectionFailure):
@@ -184,10 +184,10 @@ def _sentence(line: str) -> str:
     try:
         entry = json.loads(line)
         error = entry.get("attr", {}).get("error", "")
-        told = f"{entry['msg']} {error if isinstance(error, str) else json.dumps(error)}".strip()
+        text = f"{entry['msg']} {error if isinstance(error, str) else json.dumps(error)}".strip()
     except (ValueError, TypeError, KeyError, AttributeError):
-        told = line.strip()
-    return told if len(told) <= MOST_OF_A_LINE else f"{told[:MOST_OF_A_LINE]} ..."
+        text = line.strip()
+    return text if len(text) <= MOST_OF_A_LINE else f"{text[:MOST_OF_A_LINE]} ..."
 
 
 def _advance(files: MongoFiles) -> bool:
@@ -201,7 +201,7 @@ def _advance(files: MongoFiles) -> bool:
         except OperationFailure as refused:
             if refused.code not in (_AUTHENTICATION_FAILED, _UNAUTHORIZED):
                 raise
-    # Nobody can log in yet: the localhost exception admits the first user, and the initiation before it.
+    # No user can log in yet: the localhost exception admits the first user, and the initiation before it.
     with _client(files) as stranger:
         return _introduce(stranger, files)
 

@@ -1,7 +1,7 @@
-"""Evaluations: a version is asked for, its Tasks are queued, closed, counted and done.
+"""Evaluations: a version is wanted, its Tasks are queued, closed, counted and done.
 
 Invariants: all Tasks of an evaluation name the version that they pin, as their `version` and as their epoch, so asking
-twice makes no second set; what is told is told as n of m while some are missing.
+twice makes no second set; results are n of m while some are missing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Result:
 
 
 async def want(database: Database, version: int) -> bool:
-    """Ask for one; the steward queues its Tasks. True also if it was asked for already."""
+    """Requests one; the steward queues its Tasks. True also if it was requested before."""
     await database.update_one("Publication", {"_id": version, "evaluation": ""}, {"$set": {"evaluation": "wanted"}})
     return await database.find_one("Publication", {"_id": version}, projection=["_id"]) is not None
 

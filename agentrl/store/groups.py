@@ -48,7 +48,7 @@ class Group:
 
     @property
     def may_close(self) -> bool:
-        """A seat that nobody has begun yet is waited for also past the deadline: it is not late but in the queue."""
+        """A seat that no sampler has begun is waited for also past the deadline: it is not late but in the queue."""
         waiting = any(record.status == RecordStatus.OPEN for record in self.latest)
         return group_closing.may_close(self.settled, past_deadline=self.past_deadline and not waiting)
 
@@ -115,8 +115,8 @@ async def settle(database: Database, closed: Sequence[Task]) -> None:
     too late."""
     shares = {share.record: share for task in closed for share in task.shares}
     found = await database.find("DBRecordData", {"_id": {"$in": list(shares)}}, projection=["advantage", "capped"])
-    told = {data["_id"]: (data.get("advantage"), data.get("capped")) for data in found}
-    await _tell(database, [one for one in shares.values() if told.get(one.record) != (one.advantage, one.capped)])
+    stored = {data["_id"]: (data.get("advantage"), data.get("capped")) for data in found}
+    await _tell(database, [one for one in shares.values() if stored.get(one.record) != (one.advantage, one.capped)])
     await _mark_late(database, closed)
 
 

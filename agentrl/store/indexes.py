@@ -2,7 +2,7 @@
 
 Invariants: every query that a process repeats stands on one of these (a test asks the server); a unique key is what
 makes a repeated insert harmless and a doubly held seat impossible; making them again changes nothing; what earlier
-versions made and nobody asks any more costs no write.
+versions made and no query uses any more is dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INDEXES: dict[str, list[IndexModel]] = {
     "Task": [
         # Admission: what is queued of an environment, in its order. Counting: what is in a status for a purpose.
         _index("queue", "status purpose environment epoch place"),
-        # Whoever admits takes a place that nobody has: who counted before somebody else admitted does not get it.
+        # An admission takes a free place: a steward that counted before another one admitted does not get it.
         _index("places", "admitted_order", unique=True, partialFilterExpression={"admitted_order": {"$gt": 0}}),
         _index("in_order", "status admitted_order _id"),
         _index("evaluations", "version purpose status"),

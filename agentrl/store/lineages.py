@@ -20,7 +20,7 @@ async def begin(
     database: Database, owner: str, *, parent_checkpoint: str, after_step: int, first_version: int | None = None
 ) -> Lineage:
     """The first act of a trainer: take over. `after_step`: the last Step that its checkpoint covers, 0 for none.
-    LineageClosedError if a newer one took over before this one was heard."""
+    LineageClosedError if a newer one took over before this one was stored."""
     known = await current(database)
     now = await database.now()
     if known is not None and known.opened_at is not None:
@@ -33,7 +33,7 @@ async def begin(
         first_version=first_version,
         first_step=after_step + 1,
         opened_at=now,
-        # Until the trainer tells its own: nobody trains what is sampled for a run that came to its end.
+        # Until the trainer reports its own: what is sampled for a finished run would never train.
         plan={name: known.plan[name] for name in ("hold", "trial") if name in known.plan} if known else {},
     )
     await database.insert_new("Lineage", [to_bson(lineage)])

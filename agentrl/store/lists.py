@@ -39,7 +39,7 @@ FIELDS: Mapping[str, Fields] = {
 NEWEST_FIRST: Mapping[str, str] = {
     # Tasks that were not admitted yet come last.
     "Task": "-admitted_at",
-    # Those that nobody works on yet say nothing, and come last.
+    # Those that no sampler works on yet come last.
     "Record": "-started_at",
     "ToolCall": "-requested_at",
     "Step": "-leased_at",
@@ -47,7 +47,7 @@ NEWEST_FIRST: Mapping[str, str] = {
     # Versions are numbers that rise.
     "Publication": "-id",
 }
-"""The order of a list that is asked for in none: whoever looks wants to see what is new. Each stands on an index."""
+"""The default order of each list: what is new comes first. Each uses an index."""
 MOST_ROWS = 1000
 FAILED_CALLS = "ToolCall"
 """The list of tool calls that failed."""
@@ -71,7 +71,7 @@ async def page(
     limit: int = 100,
     also: Query | None = None,
 ) -> Page:
-    """One page, the newest first unless another order is asked for. FilterError says where a query is wrong; `after` is
+    """One page, the newest first unless `sort` names another order. FilterError says where a query is wrong; `after` is
     what the page before gave, or the id of a row, behind where that stands by now. `also` is asked besides, as MongoDB
     has it."""
     fields = _fields(kind)

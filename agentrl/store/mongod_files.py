@@ -1,7 +1,7 @@
 """The files of the embedded server: data, key, password, port, URL.
 
-Invariants: secrets are 0600 and complete or not there; port and password are chosen once and kept; nobody starts a
-second server while the lock of the data is held.
+Invariants: secrets are 0600 and complete or not there; port and password are chosen once and kept; no second
+server starts while the lock of the data is held.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def write_secret(path: Path, text: str) -> None:
 
 
 def lock_holder(data: Path) -> int | None:
-    """The pid of the server that holds the data, 0 if it does not say; None if nobody does.
+    """The pid of the server that holds the data, 0 if it wrote none; None without a server.
 
     The kernel gives the lock back with the death of its holder: a file that a killed server left behind is no lock.
     """

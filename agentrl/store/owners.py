@@ -24,7 +24,7 @@ log = logging.getLogger("owner")
 LEASE_S = 60.0
 RENEW_EVERY_S = 10.0
 CERTAIN_S = 0.5
-"""What was heard so lately needs not be asked again."""
+"""An answer that is younger is used again."""
 MARGIN_S = 5.0
 """A holder counts its lease as past this much earlier than the server does."""
 
@@ -98,7 +98,7 @@ class Lease:
 
     async def certain(self) -> None:
         """OwnerLostError if this incarnation was declared dead, which a process that was stopped for a while does not
-        know by its clock. The store is asked twice a second and no more."""
+        know by its clock. It reads the store twice a second at most."""
         asked_at = self._clock()
         if asked_at < self._heard_at + CERTAIN_S:
             return
@@ -161,7 +161,7 @@ async def reap(database: Database) -> list[str]:
 
 
 async def extend_all(database: Database) -> int:
-    """A full lease for everybody who is alive: after a gap nobody could have renewed."""
+    """A full lease for every living owner: during a gap of the store none could renew."""
     longer = {"$max": ["$expires_at", from_now(LEASE_S)]}
     return await database.update_many("Owner", {"expired": False}, setting(expires_at=longer))
 
@@ -181,7 +181,7 @@ async def silence_s(database: Database, role: str) -> float | None:
 
 
 async def dead_among(database: Database, incarnations: Iterable[str]) -> set[str]:
-    """Which of these are dead. One that never opened an Owner is: nobody renews it."""
+    """Which of these are dead. One that never opened an Owner is dead."""
     names = set(incarnations) - {""}
     if not names:
         return set()

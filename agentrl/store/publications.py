@@ -87,7 +87,7 @@ async def reject_overdue(database: Database, *, after_s: float) -> list[int]:
 
 
 async def superfluous(database: Database, *, keep: int, needed: Iterable[int] = ()) -> list[Publication]:
-    """Retained ones beyond the newest `keep` that nobody holds or loads, and that no checkpoint or evaluation needs."""
+    """Retained ones beyond the newest `keep` that no engine serves or loads, and no checkpoint or evaluation needs."""
     held: set[int] = set(needed)
     alive = {"kind": "engine", "state": {"$in": PRESENT}}
     for service in await database.find("Service", alive, projection=["version", "versions_loaded"]):
@@ -100,7 +100,7 @@ async def superfluous(database: Database, *, keep: int, needed: Iterable[int] = 
 
 
 async def evaluated(database: Database) -> set[int]:
-    """Versions whose evaluation is asked for, or not at its end: their files are needed, whatever became of them."""
+    """Versions whose evaluation is wanted or not complete: their files are needed, whatever became of them."""
     asked = {"evaluation": {"$in": ["wanted", "queued"]}}
     found = await database.find("Publication", asked, projection=["_id"])
     open_tasks = {"version": {"$type": "number"}, "purpose": "eval", "status": {"$in": ["queued", "admitted"]}}

@@ -1,6 +1,6 @@
 """Trained Tasks that may train once more, for the steward who gives them back and the trainer who waits for them.
 
-Invariant: both go by the same condition, so a trainer never waits for what nobody will give back: a Task that was
+Invariant: both go by the same condition, so a trainer never waits for a Task that the steward keeps: a Task that was
 trained as often as it may, or of which no record is fresh any more, stays trained.
 """
 

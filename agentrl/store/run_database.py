@@ -31,9 +31,9 @@ def mongo_url(config: RunConfig, state_dir: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError as broken:
-        raise ConfigError(f"Nobody says where MongoDB is: {path} cannot be read ({broken.strerror}).") from broken
+        raise ConfigError(f"The address of MongoDB is unknown: {path} cannot be read ({broken.strerror}).") from broken
 
 
 def open_database(config: RunConfig, state_dir: Path) -> Database:
-    """The run's database; to be closed by whoever opens it."""
+    """The run's database; its opener closes it."""
     return connect(mongo_url(config, state_dir), config.name)

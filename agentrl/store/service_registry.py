@@ -33,7 +33,7 @@ async def alive(database: Database, kind: str, *, state: str = "serving") -> lis
 
 
 async def seen(database: Database, kind: str, states: Sequence[str]) -> list[Service]:
-    """Those that told this of themselves, and are not forgotten."""
+    """Those in one of these states that reported within FORGOTTEN_S."""
     there = {"kind": kind, "state": {"$in": list(states)}, "$expr": {"$gt": ["$seen_at", from_now(-FORGOTTEN_S)]}}
     return [load(Service, document) for document in await database.find("Service", there, sort=[("_id", 1)])]
 

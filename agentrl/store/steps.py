@@ -69,7 +69,7 @@ async def count_ready(database: Database) -> int:
 
 
 def _records_of(task: Task, data: Mapping[str, DBRecordData]) -> list[DBRecordData]:
-    """With the advantages of the group: DBRecordData may not have them yet if whoever closed it died."""
+    """With the advantages of the group: DBRecordData may not have them yet if the closing process died."""
     return [
         msgspec.structs.replace(data[share.record], advantage=share.advantage, capped=share.capped)
         for share in task.shares
@@ -100,14 +100,14 @@ async def under_way(database: Database) -> list[Flying]:
 
 async def lease(database: Database, step: Step) -> Step | None:
     """Lease a Step and its Tasks. The answer is the Step as it was obtained: a Task that went elsewhere meanwhile is
-    left out, with its records. None if nothing of it was to be had; then it is released."""
+    left out, with its records. Returns None if no task could be leased; then the step is released."""
     check(STEP, "", StepStatus.LEASED, Actor.TRAINER, step.id)
     check(TASK, TaskStatus.READY, TaskStatus.LEASED, Actor.TRAINER, step.id)
     if step.id != step_id(step.lineage, step.step):
         raise ValueError(f"a step {step.step} of {step.lineage} has another id than {step.id}")
     document = to_bson(msgspec.structs.replace(step, status=StepStatus.LEASED, leased_at=await database.now()))
     await database.insert_many("Step", [document])
-    # After the insert: whoever closed the lineage before it could not release what was not there yet.
+    # After the insert: a trainer that closed the lineage before it could not release this step.
     await _refuse_if_closed(database, step)
     leased = {"$set": {"status": TaskStatus.LEASED, "lineage": step.lineage, "step": step.step}}
     wanted = [*step.tasks, *step.filtered]
@@ -115,7 +115,7 @@ async def lease(database: Database, step: Step) -> Step | None:
     mine = {"_id": {"$in": wanted}, **_of(step)}
     obtained = [load(Task, task) for task in await database.find("Task", mine, projection={"query": 0, "extra": 0})]
     if wanted and not obtained:
-        await release(database, step.id, "none of its tasks was to be had")
+        await release(database, step.id, "none of its tasks could be leased")
         return None
     await groups.settle(database, [task for task in obtained if task.signal])
     return await _narrowed(database, step, obtained)
@@ -133,7 +133,7 @@ async def _narrowed(database: Database, step: Step, obtained: Sequence[Task]) ->
         "Step", {"_id": step.id, "status": StepStatus.LEASED}, {"$set": kept | {"empty": not kept["records"]}}
     )
     if document is None:
-        # Whoever released it meanwhile may have freed its Tasks before they were leased.
+        # A release in the meantime may have freed its Tasks before they were leased.
         await _follow_release(database, step)
     return load_if(Step, document)
 
@@ -174,7 +174,7 @@ async def release(
     released = {"$set": {"status": StepStatus.RELEASED, "reason": reason, "died": died}}
     document = await database.find_one_and_update("Step", {"_id": step, "status": StepStatus.LEASED}, released)
     if document is None:
-        # Whoever released it may have ended before its Tasks were free.
+        # The process that released it may have died before its Tasks were free.
         ended = await database.find_one("Step", {"_id": step, "status": StepStatus.RELEASED})
         if ended is not None:
             await _follow_release(database, load(Step, ended))

@@ -2,7 +2,7 @@
 
 Invariants: a Task is admitted by one conditional update that names its round; its Records follow, and `seating` stands
 until all of them are there; a round is raised by one conditional update, and `sweeping` stands until nothing of the
-former round holds a seat. Whoever finds a flag finishes the work: `repair`.
+former round holds a seat. A process that finds a flag finishes the work: `repair`.
 """
 
 from __future__ import annotations

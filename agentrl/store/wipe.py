@@ -1,7 +1,7 @@
-"""The end of all data of a run. Only on an explicit command, never as part of a start.
+"""Deletes all data of a run. Only an explicit command does it, never a start.
 
-Invariants: nothing is deleted while an owner may still write, unless the caller insists; what would be lost is told
-before, in numbers.
+Invariants: nothing is deleted while an owner may still write, unless the caller forces it; `preview` has the numbers of
+what would be lost.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ async def examine(state_dir: Path, run_dir: Path, *, delete: bool) -> Found:
     loss = wipe.Loss({}, 0, ())
     async with _database(config, state_dir) as database:
         if database is not None:
-            # Of an embedded server everybody was a client, and nobody can be left: it was down.
+            # All clients of an embedded server were units of the run, and the server was down.
             loss = await (wipe.wipe(database, force=config.has_mongo) if delete else wipe.preview(database))
     if delete:
         for directory in directories:
@@ -132,8 +132,8 @@ def main() -> int:
     try:
         found = asyncio.run(examine(given.state_dir, given.run_dir, delete=given.wipe))
     except AgentrlError as failed:
-        told = {"message": failed.message, "hint": failed.hint, "code": int(failed.exit_code)}
-        print(json.dumps({"failed": told}))
+        error = {"message": failed.message, "hint": failed.hint, "code": int(failed.exit_code)}
+        print(json.dumps({"failed": error}))
         return failed.exit_code
     print(json.dumps(asdict(found)))
     return ExitCode.OK

@@ -131,7 +131,7 @@ async def test_a_tokenizer_that_cannot_be_read_leaves_the_ids(db: Database, tmp_
     await admitted(db)
     part = await tokens(db, tmp_path, await episode(db))
     assert part.stretches[0].ids == (1, 2, 3)
-    assert part.note.startswith("Only ids are told. The tokenizer")
+    assert part.note.startswith("There are only ids. The tokenizer")
     with pytest.raises(UnknownNameError):
         await tokens(db, tmp_path, "nobody")
 

@@ -88,7 +88,11 @@ BREAKAGES: dict[str, Breakage] = {
         {"index": 0},
         {"$set": {"versions": [[1, TOKENS + 1]]}},
     ),
-    "records with other tokens than are told": ("Record", {"seat": 0}, {"$set": {"generated_tokens": 4}}),
+    "records with other tokens than they report": (
+        "Record",
+        {"seat": 0},
+        {"$set": {"generated_tokens": 4}},
+    ),
 }
 
 

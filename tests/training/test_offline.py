@@ -148,7 +148,7 @@ async def test_numbers_of_released_leases_are_not_a_gap(
         leased = await lease(database, step)
         if step.step != 2 or leased is None:
             return leased
-        await steps.release(database, leased.id, "none of its tasks was to be had")
+        await steps.release(database, leased.id, "none of its tasks could be leased")
         return None
 
     monkeypatch.setattr(steps, "lease", lost_at_two)

@@ -5,5 +5,5 @@
     versions    lineages, publications, ages    calls       model calls, tool calls, tokens
 
 Invariants: nothing is changed; nothing is counted from another count; a check holds at any moment between two changes,
-or for whoever looks twice.
+or at the second of two looks.
 """

@@ -40,8 +40,8 @@ async def calls_that_do_not_fit(database: Database) -> Problem | None:
     each = {"$sum": {"$map": {"input": "$versions", "in": {"$arrayElemAt": ["$$this", 1]}}}}
     stages: list[Plain] = [
         {"$match": {"status": {"$in": [CallStatus.DONE, CallStatus.PARTIAL]}}},
-        {"$set": {"ids": _packed("output"), "values": _packed("log_probs"), "told": each}},
-        {"$match": {"$expr": {"$or": [{"$ne": ["$ids", "$values"]}, {"$ne": ["$ids", "$told"]}]}}},
+        {"$set": {"ids": _packed("output"), "values": _packed("log_probs"), "counted": each}},
+        {"$match": {"$expr": {"$or": [{"$ne": ["$ids", "$values"]}, {"$ne": ["$ids", "$counted"]}]}}},
     ]
     return await found(
         database, "DispatchedSamplingTask", stages, "model calls whose tokens, log-probs and versions do not fit"
@@ -67,4 +67,4 @@ async def tokens_that_do_not_add_up(database: Database) -> Problem | None:
             }
         },
     ]
-    return await found(database, "DispatchedSamplingTask", stages, "records with other tokens than are told")
+    return await found(database, "DispatchedSamplingTask", stages, "records with other tokens than they report")

@@ -1,7 +1,7 @@
 """Baselines and shares.
 
 Invariants proven here: a baseline is the mean and the deviation of the scores of the group's valid members, computed
-once more; what failed for infrastructure is no member; whoever has an advantage is a member.
+once more; what failed for infrastructure is no member; a record with an advantage is a member.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _is_baseline(stored: Mapping[str, float], members: Sequence[Plain]) -> bool:
     if stored["valid"] != len(members):
         return False
     if any(member.get("scores_before") for member in members):
-        return True  # which score one had when its group closed cannot be told any more
+        return True  # the score that it had when its group closed is not known any more
     scores = [float(member["score"]) for member in members]
     computed = baseline_of(shaped(scores, [member["turns"] for member in members], stored.get("turn_spread", 0.0)))
     return (

@@ -152,7 +152,7 @@ async def broken_chains_of_attempts(database: Database) -> Problem | None:
 
 
 async def records_of_the_dead(database: Database) -> Problem | None:
-    """A sampler that died is noticed within seconds or a lease; longer than that nobody cared."""
+    """A dead sampler is noticed within seconds or a lease; these stayed for longer."""
     running = {"status": RecordStatus.RUNNING}
     names = await database.distinct("Record", "owner", running)
     dead = await owners.dead_among(database, names)
