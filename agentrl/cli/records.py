@@ -89,7 +89,7 @@ def _show(story: RecordStory) -> None:
     for turn in story.turns:
         _show_turn(turn)
     for call in story.under_way:
-        output.say(f"not part of a turn: {call['id']} is {call['status']}{_of(call.get('error'))}")
+        output.say(f"not in a turn: {call['id']} is {call['status']}{_of(call.get('error'))}")
     others = [attempt for attempt in story.attempts if attempt["id"] != record["id"]]
     for attempt in others:
         ended = attempt["outcome"] or attempt["status"]

@@ -118,7 +118,7 @@ async def _changed(database: Database, epoch: Epoch, source: Source) -> ConfigEr
         )
     return ConfigError(
         f"{source.file} changed since epoch {epoch.epoch} of {epoch.environment} began with it: {how}.",
-        hint=f"Put the former file back, name the run otherwise, or wipe its data: `agentrl runs wipe {database.name}`.",
+        hint=f"Put the former file back, rename the run, or wipe its data: `agentrl runs wipe {database.name}`.",
     )
 
 

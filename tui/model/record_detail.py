@@ -66,7 +66,7 @@ def of_record(story: RecordStory, width: int, look: RecordView, segments: Sequen
         made.append((Span("There are more turns: ] or PgDn leads to them, End to the last.", Tone.WARN),))
     for call in story.under_way:
         what = f"{call['server']}.{call['tool']} " if call.get("server") else ""
-        made.append((span(f"not part of a turn: {what}{call.get('id')} is {call.get('status')}", Tone.BUSY),))
+        made.append((span(f"not in a turn: {what}{call.get('id')} is {call.get('status')}", Tone.BUSY),))
     if others := other_attempts(story):
         made += [(), (Span("other attempts at this seat", Tone.ACCENT),)]
         made += [(span(f"  {each.get('id')}  {each.get('outcome') or each.get('status')}"),) for each in others]
