@@ -1,4 +1,4 @@
-"""The tool server of the demo: prices of items, and a calculator that remembers its last result.
+"""Implements the tool server of the demo: prices of items, and a calculator that remembers its last result.
 
     python -m assets.shop_server [--http PORT] [--errors 0.03] [--latency-ms 15] [--spread 0.6] [--random N]
                                  [--no-faults] [--ledger FILE]

@@ -1,10 +1,10 @@
-"""A tour of the control plane on a live run: `make tour`, or `python -m assets.tour`.
+"""Shows a tour of the control plane on a live run: `make tour`, or `python -m assets.tour`.
 
 Invariants:
 - The tour uses only commands that a person could type.
-- It does not touch the user's own state.
-- It always takes the run down at the end.
-- It exits with 1 if a step fails.
+- The tour does not touch the user's own state.
+- The tour always takes the run down at the end.
+- The tour exits with 1 if a step fails.
 """
 
 from __future__ import annotations

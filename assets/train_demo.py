@@ -1,11 +1,11 @@
-"""The training demo: a small agent learns while you watch. `make demo`, or `python -m assets.train_demo`.
+"""Runs the training demo: a small agent learns while you watch. `make demo`, or `python -m assets.train_demo`.
 
 Invariants:
 - The demo uses only commands that a person could type, on the run of `assets/train.yaml`.
-- It does not touch the user's own state.
-- It always takes the run down at the end, also after Ctrl-C, and reports the proof that no process is left.
-- It exits with 0 only if the agent learned (on held-out orders), the killed sampler was replaced, and the accounts
-  balance.
+- The demo does not touch the user's own state.
+- The demo always takes the run down at the end, also after Ctrl-C, and reports the proof that no process is left.
+- The demo exits with 0 only if the agent learned (on held-out orders), the killed sampler was replaced, and the
+  accounts balance.
 """
 
 from __future__ import annotations

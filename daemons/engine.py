@@ -2,7 +2,7 @@
 
 Invariants:
 - The unit is ready once it follows the publications, with or without weights.
-- It gets calls once its Service document reports a verified version.
+- The unit gets calls once its Service document reports a verified version.
 - A drain accepts no new calls and lets running calls end.
 - An engine that dies, or whose load does not end, ends the unit.
 """

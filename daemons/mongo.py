@@ -2,7 +2,7 @@
 
 Invariants:
 - The unit lives exactly as long as its mongod.
-- It is ready when a writable primary accepts the login.
+- The unit is ready when a writable primary accepts the login.
 - A drain shuts mongod down cleanly.
 - While the disk has no room, the unit waits and reports it.
 """

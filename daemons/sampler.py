@@ -1,8 +1,10 @@
 """Runs a sampler as a unit of the role `sampler`: `python -m daemons.sampler`.
 
-Invariants: its first act in the store is to open its owner; then it is ready, though it claims nothing before there are
-weights. A drain gives back or finishes what is under way and closes the owner last, so that no record waits for a lease
-to expire.
+Invariants:
+- The unit opens its owner before any other write to the store, and is ready then.
+- The unit claims no record before weights are published.
+- A drain finishes or returns the records at work and closes the owner last, so that no record waits until a lease
+  expires.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Invariants:
 - The unit is ready when it has taken over the lineage and published its starting weights.
-- It ends with 0 when the data ends or all steps are done.
-- A drain ends it between two steps, with a checkpoint.
+- The unit ends with 0 when the data ends or all steps are done.
+- A drain ends the unit between two steps, with a checkpoint.
 """
 
 from __future__ import annotations

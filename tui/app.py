@@ -3,7 +3,7 @@
 Invariants:
 - Only the registry of actions decides what a key does.
 - The console survives its coordinator, and its own end does not end the run.
-- Nothing is asked, painted or sent while it switches from one run to another.
+- While the console switches to another run, it queries, paints and sends nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Changes a run for the console, in one way: preview, consent, call, and undo.
 
 Invariants:
-- Nothing is sent while the feed, or the list that the target was chosen from, is stale.
-- Nothing is sent without permission or without the consent that its effect requires: none and reversible effects need
-  no question; a disruptive one shows its consequences; a destructive one wants the run's name typed; a scientific
+- No command is sent while the feed, or the list from which the target was chosen, is stale.
+- No command is sent without permission or without the consent that its effect requires: none and reversible effects
+  need no question; a disruptive one shows its consequences; a destructive one wants the run's name typed; a scientific
   one wants a note.
 - If the effect became more dangerous while the person decided, the console asks again.
 - The target was fixed at the key press.

@@ -2,7 +2,7 @@
 
 Invariants:
 - The console survives its coordinator.
-- It reconnects with growing pauses, and at once on request.
+- The console reconnects with growing pauses, and at once on request.
 - Every attempt looks the run up again, so a run that was restarted is found.
 """
 

@@ -3,7 +3,7 @@
 Invariants:
 - The shared options mean the same before and after the command.
 - A command is a plain or async function with the `Cli` as first argument; it returns the exit code.
-- This module imports nothing heavy, so that `--help` stays fast.
+- The module imports nothing heavy, so that `--help` stays fast.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Formats the output of `status`: the run, its alerts, groups, units and hosts.
 
 Invariants:
-- It fits 80 columns; a narrower terminal shows fewer columns.
+- The output fits 80 columns; a narrower terminal shows fewer columns.
 - A narrow terminal shows everything that is needed to know whether the run works.
 """
 

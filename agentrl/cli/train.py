@@ -1,7 +1,7 @@
 """Defines the command `train`, which runs a training job without a run.
 
 Invariants:
-- This command only starts the program `agentrl.training` and shows its messages.
+- The command only starts the program `agentrl.training` and shows its messages.
 """
 
 from __future__ import annotations

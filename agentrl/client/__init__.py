@@ -4,7 +4,7 @@ Invariants:
 - Every command of the table has a method.
 - Every failure is one of `agentrl.errors`.
 - A request is carried out at most once, even if it is sent several times.
-- This package imports only what is light, because every quick command loads it.
+- The package imports nothing heavy, because every quick command loads it.
 """
 
 from agentrl.client.client import CAUGHT_UP, RESET, SILENT, Client, View

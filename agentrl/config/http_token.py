@@ -2,7 +2,7 @@
 
 Invariants:
 - The file has mode 0600, and is complete or missing.
-- It is created once and never changed.
+- The token is created once and never changed.
 - Processes that start at the same moment get the same token.
 """
 

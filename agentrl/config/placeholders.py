@@ -1,7 +1,7 @@
 """Checks the placeholders in commands, environments and probes: `{slot}`, `{unit}`, ...
 
 Invariants:
-- Only these names are replaced.
+- Only the names in the table of placeholders are replaced.
 - Other braces stay part of the command.
 """
 

@@ -1,7 +1,7 @@
 """Turns the errors of pydantic into messages for people.
 
 Invariants:
-- One error has all mistakes.
+- One error names all mistakes of a configuration.
 - Each message names the source, the key and the allowed values.
 - A value that may be a secret is not repeated.
 """

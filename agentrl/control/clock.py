@@ -1,8 +1,8 @@
 """Provides coordinator time: one clock for leases, deadlines and the times that people see.
 
 Invariants:
-- It never goes back and never jumps while the coordinator lives, even if the wall clock is set.
-- It starts at the time of the wall clock, so that written times are valid for the next coordinator.
+- Coordinator time never goes back and never jumps during a lifetime, even if the wall clock is set.
+- Coordinator time starts at the time of the wall clock, so that written times are valid for the next coordinator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Implements the coordinator: creates its parts, connects them, and runs until `down`.
 
 Invariants:
-- It locks the state directory before it opens anything else.
+- The coordinator locks the state directory before it opens any other file or socket.
 - A coordinator that is killed at any moment loses nothing that was accepted.
 - Every event goes to the supervisor, and every act on a unit is an instruction of the supervisor.
 """

@@ -3,7 +3,7 @@
 Invariants:
 - Durable instructions are written before any other instruction of the turn is performed.
 - While the journal cannot be written, nothing is performed and no command is accepted.
-- One turn is one transaction, however many events it brought.
+- One turn is one transaction, for any number of events.
 - An instruction that fails does not stop the others.
 """
 

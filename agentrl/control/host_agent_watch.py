@@ -1,8 +1,8 @@
 """Restarts the host agent of the coordinator's own host when it dies.
 
 Invariants:
-- There is never a second living agent (it holds a lock).
-- Its death is noticed at once (pidfd).
+- Two agents never live at once (an agent holds a lock).
+- The death of the agent is noticed at once (pidfd).
 - The new agent adopts all units, and they are not restarted.
 """
 

@@ -3,7 +3,7 @@
 Invariants:
 - If the coordinator itself was late (stopped, or without processor time), all leases are extended by the delay before
   any is judged.
-- One turn is short, however many units there are.
+- One turn is short for any number of units.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The common part of the HTTP listeners of a run.
+"""Implements the common part of the HTTP listeners of a run.
 
 Invariants:
 - A listener is bound before its URL is known to others, and closed when the body ends.

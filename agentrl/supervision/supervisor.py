@@ -1,4 +1,4 @@
-"""The supervisor: `handle(event, now)` is its only entrance.
+"""Implements the supervisor, whose only entry point is `handle(event, now)`.
 
 Invariants:
 - After `handle` returns, every slot has made all transitions that were possible.

@@ -2,6 +2,7 @@
 
 Invariants:
 - A socket belongs to one thread, and `SocketReader` reads it.
-- Nothing blocks the loop, and every queue is bounded.
+- No call blocks the loop.
+- Every queue is bounded.
 - A socket on tcp requires CURVE and a key that the keyring knows.
 """

@@ -1,7 +1,7 @@
 """Implements the socket by which a unit, a host agent or a client reaches the coordinator.
 
 Invariants:
-- Nothing is queued for a coordinator that is away, so it never finds stale messages when it returns.
+- No message is queued for a coordinator that is away, so that it never receives stale messages when it returns.
 - The outbox is bounded, and `send` never blocks: it returns whether the frame was sent.
 """
 

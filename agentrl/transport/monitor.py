@@ -1,4 +1,4 @@
-"""Reports what happens to the connections of a socket, as events in the loop.
+"""Reports connections and disconnections of a socket as events in the loop.
 
 The queue of events is unbounded on the receiving side: the library's I/O thread would block on a full one, and with it
 the watched socket.

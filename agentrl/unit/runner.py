@@ -1,7 +1,7 @@
 """Runs a main loop as the process of a unit: `run_unit` and `arun_unit`.
 
 Invariants:
-- Whatever ends the main loop becomes an exit code and a Bye; a traceback goes to the log.
+- Every end of the main loop becomes an exit code and a Bye; a traceback goes to the log.
 - faulthandler answers SIGUSR2 from the start, so a unit that is stuck can still write its stacks.
 """
 

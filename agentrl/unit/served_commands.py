@@ -2,7 +2,7 @@
 
 Invariants:
 - Every command gets one answer, which may be a refusal.
-- A few are served concurrently and the others wait, so that the main loop stays responsive.
+- Only a few commands are served concurrently and the others wait, so that the main loop stays responsive.
 - No command is served past its deadline, and no answer is larger than a message.
 """
 

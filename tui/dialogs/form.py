@@ -1,7 +1,7 @@
 """Defines a form with text above and fields below: a consent, a name to type, a note, a value.
 
 Invariants:
-- Nothing is done before the person confirms.
+- A form has no effect before the person confirms.
 - Escape always leaves without an effect.
 - Input is checked while it is typed, and its effect is queried and shown.
 """

@@ -3,8 +3,8 @@ consent.
 
 Invariants:
 - A pending command names its target by identity and, for a process, by the incarnation on the screen.
-- It has the command line with the same effect.
-- Its undo follows from the table of commands and the values on the screen.
+- A pending command has the command line with the same effect.
+- The undo of a command follows from the table of commands and the values on the screen.
 """
 
 from __future__ import annotations

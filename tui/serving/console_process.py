@@ -2,7 +2,7 @@
 
 Invariants:
 - The process ends within `GRACE_S` after its page, in any state.
-- It ends with its server, even if the server is killed.
+- The process ends with its server, even if the server is killed.
 - Output before the first picture reaches the page as text, so a failed start can be read in the page.
 """
 

@@ -1,7 +1,7 @@
 """Shows the first screen.
 
 Invariants:
-- Nothing is queried while another view is shown.
+- The view sends no query while another view is shown.
 - An old answer shows its age until the next answer.
 """
 

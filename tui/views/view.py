@@ -2,7 +2,7 @@
 
 Invariants:
 - A view reads the mirror and acts through `Actions`.
-- It holds no connection.
+- A view holds no connection.
 - Keys reach it only through the registry of actions, which calls its `do_...` methods.
 """
 

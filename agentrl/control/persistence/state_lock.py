@@ -2,7 +2,7 @@
 
 Invariants:
 - The lock is a flock, so the kernel releases it however its holder dies.
-- It is never taken on a network file system, where a flock may not work.
+- The lock is never taken on a network file system, where a flock may not work.
 - The marker only informs other hosts, and a coordinator goes on if it cannot be written (a full disk).
 """
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - A forecast needs evidence: a long enough window, a line that fits the samples, and recent growth.
-- Nothing is predicted for more than a week ahead.
+- A forecast never reaches further than a week.
 """
 
 from __future__ import annotations
