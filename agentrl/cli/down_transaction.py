@@ -114,7 +114,7 @@ class _Stop(Transaction):
         with Progress(self.cli) as progress:
             row = await self._wait(progress)
         if self._run is None:
-            return _report(self.cli, "", row, None, [])
+            return report_end(self.cli, "", row, None, [])
         if row is not None and row.state is OperationState.SUPERSEDED:
             return _report_up_again(self.cli, self._run.name, row)
         with Progress(self.cli) as progress:
@@ -122,7 +122,7 @@ class _Stop(Transaction):
             left = await cleanup_check.until_gone(self._keepers, _KEEPERS_END_WITHIN_S)
             progress.step("looking at every process of this host")
             found = await cleanup_check.scan_until_empty(self._run.uuid, _TREES_END_WITHIN_S)
-        return _report(self.cli, self._run.name, row, found, left)
+        return report_end(self.cli, self._run.name, row, found, left)
 
     async def _wait(self, progress: Progress) -> OperationRow | None:
         """The operation at its end. None if the coordinator ended before it could answer, which is its last act."""
@@ -202,7 +202,7 @@ class _RemoveLeftovers(LocalTransaction):
     async def finish(self) -> ExitCode:
         if not self._after.found:
             forget_dead(paths.state_dir(self._run.name), self._run.uuid)
-        return _report(self.cli, self._run.name, None, self._after, self._left)
+        return report_end(self.cli, self._run.name, None, self._after, self._left)
 
 
 def _report_no_run(cli: Cli) -> ExitCode:
@@ -236,7 +236,7 @@ def _named(process: ProcessInfo) -> str:
     return f"{process.incarnation or command} (pid {process.pid}, {process.why})"
 
 
-def _report(
+def report_end(
     cli: Cli, name: str, row: OperationRow | None, found: ScanReport | None, left: list[RunProcess]
 ) -> ExitCode:
     """Report what was stopped, and whether it is proven that nothing is left."""
@@ -247,7 +247,11 @@ def _report(
         lines = [line for line in lines if not (line.startswith(f"{found.host}: ") and line.endswith(NONE_LEFT))]
         lines += [f"killed {_named(one)}" for one in found.killed]
         remaining += [f"{_named(one)} on {found.host}" for one in found.found]
-    failed = f"{row.state}: {row.reason}" if row is not None and row.state is not OperationState.SUCCEEDED else ""
+    failed = ""
+    if row is not None and row.state is not OperationState.SUCCEEDED:
+        failed = f"{row.state}: {row.reason}"
+    elif row is None and found is None:
+        failed = "The coordinator ended, or could not be reached any more, before it reported the end of the run."
     proven = not remaining and not failed
     if proven and found is not None:
         lines.append(f"Nothing of {name} is left: none of {found.examined} processes on {found.host} belongs to it.")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
 
 import pytest
 
+from agentrl.cli.down_transaction import report_end
 from agentrl.cli.lifecycle import Transaction, carry_out
 from agentrl.cli.options import Cli
 from agentrl.errors import ExitCode, RefusedError
@@ -102,3 +104,11 @@ def test_terminal_that_closes_before_the_commit_does_not_end_the_command() -> No
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("0 commit", "")
+
+
+def test_down_without_the_coordinators_word_and_without_a_scan_is_not_proven(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = report_end(Cli(json=True), "demo", None, None, [])
+    document = json.loads(capsys.readouterr().out)
+    assert (code, document["proven"]) == (ExitCode.NOT_PROVEN, False)

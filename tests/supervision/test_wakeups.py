@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from agentrl.supervision import events
 from tests.supervision.world import World, spec
 
@@ -9,7 +11,7 @@ from tests.supervision.world import World, spec
 def two_ranks() -> World:
     """`web-0` on host a stops before `db-0` on host b."""
     world = World()
-    times = {"speaks": True, "drain_grace_s": 5.0, "term_grace_s": 5.0}
+    times: dict[str, Any] = {"speaks": True, "drain_grace_s": 5.0, "term_grace_s": 5.0}
     specs = (spec("web", hosts=("a",), **times), spec("db", stop_rank=100, hosts=("b",), **times))
     world.handle(events.Applied(specs=specs, by="op1"))
     world.quiesce()
