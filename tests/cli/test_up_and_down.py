@@ -100,7 +100,7 @@ def test_interrupted_up_reports_what_is_running(a_run: Run) -> None:
     assert "goes on" in hurried.stderr
 
 
-def test_two_ups_at_once_both_succeed(a_run: Run) -> None:
+def test_two_concurrent_ups_succeed(a_run: Run) -> None:
     a_run.sidecar("web", SLEEPER, count=2)
     a_run.write()
     both = [a_run.start("up", str(a_run.file), "--json") for _ in range(2)]

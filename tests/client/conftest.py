@@ -12,10 +12,7 @@ from tests.client.small_coordinator import SmallCoordinator
 
 @pytest.fixture
 async def coordinator(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SmallCoordinator]:
-    """A started coordinator whose feed sends five beats a second. Its directory has a short name, because socket paths
-    are
-    limited.
-    """
+    """A started coordinator whose feed sends five beats a second. Its directory has a short name for socket paths."""
     monkeypatch.setattr(feed_module, "BEAT_S", 0.2)
     with tempfile.TemporaryDirectory(prefix="arl") as directory:
         small = SmallCoordinator(Path(directory))

@@ -81,7 +81,7 @@ async def test_same_request_id_is_executed_once(coordinator: SmallCoordinator) -
     assert coordinator.executed == {"mine": "scale"}
 
 
-async def test_many_calls_at_once_get_their_own_answers(coordinator: SmallCoordinator) -> None:
+async def test_concurrent_calls_get_their_own_answers(coordinator: SmallCoordinator) -> None:
     async with dial(coordinator) as client:
         answers = await asyncio.gather(
             *(client.pause(f"web-{number}", request_id=f"r{number}") for number in range(300))

@@ -74,7 +74,7 @@ def test_console_outlives_its_coordinator(run: Run, terminal: Terminal) -> None:
     sane(terminal, 0)
 
 
-def test_restart_asks_and_is_in_the_recording(run: Run, terminal: Terminal) -> None:
+def test_restart_shows_a_question_and_is_in_the_recording(run: Run, terminal: Terminal) -> None:
     before = run.wait_state("web-1", "ready").incarnation
     terminal.run(*console(run))
     terminal.shows("● running", "web 2/2")

@@ -17,7 +17,7 @@ from tests.waiting import eventually
 
 UNITS = 30
 APART_S = 5.0
-"""How late an age may arrive on a busy machine."""
+"""The longest delay of a reported age on a busy machine."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_dead_coordinator_is_restarted_and_adopts_all_units(many: Run) -> None:
     assert 0 < many.host().since_at < killed, "the start time of its agent is unchanged"
     (death, *_) = eventually(lambda: incidents(many, "coordinator"), what="its death is an incident")
     assert (f"process {pid}" in death["what"], death["exit"]["signal"]) == (True, signal.SIGKILL)
-    # Later ends still have their exit status, because the agent is the parent.
+    # Ends after that still have their exit status, because the agent is the parent.
     many.kill(after["web-0"].pid)
     row = many.wait_incarnation("web-0", above=1)
     assert row.last_exit is not None
@@ -87,7 +87,7 @@ def test_units_survive_both_deaths_and_the_next_up_adopts_them(many: Run) -> Non
     with pytest.raises(NoCoordinatorError, match="and so is the host agent"):
         BlockingClient(
             Client.connect(many.name, state_dir=many.state_dir, timeout_s=3600)
-        )  # a dead coordinator is not waited for
+        )  # does not wait for a dead coordinator
     again = many.up()
     assert again is not None
     after = many.units()
@@ -107,7 +107,7 @@ def test_hanging_coordinator_is_continued_then_replaced_while_units_go_on(run: R
     run.sidecar("web", ["sleep", "1000"], count=2)
     run.config["supervision"]["coordinator_silent_s"] = 60.0
     run.up()
-    # Long enough for a command to begin on a busy machine.
+    # Long enough for the start of a command on a busy machine.
     before, pid, silent_s = run.units(), run.coordinator_pid(), 15.0
     run.cli("tune", "supervision.coordinator_silent_s", str(silent_s))
 

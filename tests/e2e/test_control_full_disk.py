@@ -109,7 +109,7 @@ def accepted_again(run: Run) -> None:
     assert run.run_row().journal_full == ""
 
 
-def test_full_disk_of_logs_stops_no_unit_and_makes_none_fatal(run: Run) -> None:
+def test_full_disk_of_logs_stops_no_unit_and_makes_no_unit_fatal(run: Run) -> None:
     before = run.units()
     log = run.dir / "logs" / "chat-0" / "1.log"
     with filled(run.dir):

@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         run.sidecar("wide", ["sleep", "1000"], resources={"cpus": 5000})
         run.sidecar("eager", ["sleep", "1000"], after=["gpu"])
         run.unit("ticker", "step_loop", "--every", "0.05")
-        # For half a minute, so that it still grows when the test looks.
+        # The memory grows for half a minute, so it still grows when the test looks.
         run.sidecar("grower", [PYTHON, GROWER, "--to-mib", "750", "--mib-per-s", "30"], count=0)
         run.config["alerts"] = {"memory_window_s": 3.0}
         run.up("--no-wait")
@@ -111,7 +111,7 @@ def test_dead_unit_is_shown_with_time_reason_and_next_action(run: Run) -> None:
         alerts = answer(run, is_alerted, "alerts", "list", what="an alert about the collector")
         (alert,) = [each for each in alerts if each["id"] == "unit-restarting:collector-0"]
         assert "keeps dying" in alert["sentence"]
-        # The last log lines may be those of the present or of the last incarnation.
+        # The last log lines may be those of this incarnation or of the one before.
         assert alert["suggest"].removesuffix(" --previous") == "agentrl logs collector-0"
         output = run.raw("logs", "collector-0", "--previous").stdout
         assert "cannot reach the store at 10.0.0.7" in output
@@ -224,7 +224,7 @@ def test_second_operator_cannot_overwrite_an_unseen_knob_value(run: Run) -> None
     now = run.cli("tune", knob)
     assert now["knob"]["value"] == 7
     assert [change["what"] for change in now["history"]] == [f"{knob}: {seen['value']} -> 7"]
-    # It was refused before it was accepted: there is no operation and no change.
+    # It was refused before it was accepted, so there is no operation and no change.
     tunes = [each for each in run.cli("events", "--kind", "operation") if each["command"] == "tune"]
     assert [each["state"] for each in tunes] == ["succeeded"]
     assert len([each for each in run.cli("events", "--kind", "audit") if each["command"] == "tune"]) == 1
@@ -277,7 +277,7 @@ def test_stray_process_is_named_and_removed_by_down(
     output = " ".join(ended["lines"])
     assert f"{stray.pid} (sleep 3333), mark" in output
     eventually(lambda: stray.poll() is not None, what="the stray to be gone")
-    # In the operations, because the alert may end with the run.
+    # Looks in the operations, because the alert may end with the run.
     onscreen.recorded(run, ("3", "t", "enter"), f"{stray.pid} (sleep 3333), mark", once="down")
     with subprocess.Popen(["sleep", "4444"], env=mark, start_new_session=True) as late:
         eventually(lambda: psutil.Process(late.pid).cmdline() == ["sleep", "4444"])

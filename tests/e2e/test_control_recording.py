@@ -1,4 +1,4 @@
-"""The recording has every past moment, also when units and the coordinator died meanwhile."""
+"""The recording shows every past moment, also before and after deaths of units and of the coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of unknown, late and unauthorised peers are refused, and the run goes on."""
+"""Requests of unknown, late and unauthorised peers are refused, and the run continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.waiting import PATIENCE_S, aeventually, eventually
 
 @pytest.fixture(scope="module")
 def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A run that listens on tcp as well, for all tests of this file."""
+    """A run that also listens on tcp, for all tests of this file."""
     for run in running(tmp_path_factory.mktemp("talking"), f"t-{uuid.uuid4().hex[:8]}"):
         run.sidecar("web", ["sleep", "1000"], count=2)
         run.unit("tick", "step_loop", "--every", "0.05")
@@ -55,7 +55,7 @@ class Talk:
         )
 
     async def ask(self, message: Message) -> Any:
-        """The next message from the coordinator."""
+        """Returns the next message from the coordinator."""
         await aeventually(lambda: self.dealer.connected)
         before = len(self.received)
         assert self.dealer.send(encode(message))
@@ -107,7 +107,7 @@ def test_command_sent_twice_is_executed_once(talking: Run) -> None:
     assert again.operation == first.operation == "the-same"
     assert client.wait("the-same", timeout_s=PATIENCE_S).state == "succeeded"
     assert sorted(talking.units()) == ["tick-0", "web-0", "web-1", "web-2"]
-    # Also after the operation has ended, and asked by the command line.
+    # The command line gets the same operation, also after its end.
     assert client.call("scale", commands.Scale("web", by=1), id="the-same").duplicate
     assert talking.cli("scale", "web", "2")["operation"]["state"] == "succeeded"
     assert sorted(talking.units()) == ["tick-0", "web-0", "web-1"]
@@ -198,7 +198,7 @@ def test_random_bytes_on_every_socket_do_no_harm(talking: Run, way: str, tmp_pat
 
 
 def _throw_bytes(address: str) -> None:
-    """From sockets that speak no ZeroMQ."""
+    """Random bytes from plain sockets without ZeroMQ."""
     dice = random.Random(3)
     greeting = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" * 32
     for each in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 65536, *(greeting + dice.randbytes(n) for n in (1, 50, 5000))):
@@ -306,7 +306,7 @@ def test_key_may_do_what_its_permission_allows(talking: Run, keys: dict[str, Pat
     assert code == ExitCode.KEY_REFUSED
     code, output = with_key("unit", "scale", "web", "1")
     assert code == ExitCode.KEY_REFUSED
-    # The audit has the name of the key, whatever name the caller gives.
+    # The audit contains the name of the key and not the name that the caller gives.
     audit = talking.cli("events", "--kind", "audit")
     assert "a-operator" in {row["who"] for row in audit if row["command"] == "scale"}
 

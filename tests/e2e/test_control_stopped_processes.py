@@ -1,4 +1,4 @@
-"""A coordinator or host agent that a signal stops for a while, and the leases of units meanwhile.
+"""A coordinator or host agent that is stopped by a signal for a while, and the leases of units in that time.
 
 Jumps of the wall clock are tested where a clock can be injected: leases and deadlines in tests/supervision, alerts in
 tests/control. A pid that belongs to another process now is tested with the host agent.

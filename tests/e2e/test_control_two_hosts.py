@@ -168,7 +168,7 @@ def _bring_up(hosts: TwoHosts) -> None:
     eventually(lambda: f"{THERE}: has not registered" in run.unit_row("far-0").reason, what="why it waits")
     hosts.start_agent()
     hosts.all_ready()
-    run.cli("scale", "fenced", "1")  # to where fewer units are
+    run.cli("scale", "fenced", "1")  # the host with fewer units
 
 
 def test_units_on_the_other_host_are_supervised_like_local_ones(hosts: TwoHosts) -> None:
@@ -190,11 +190,11 @@ def test_units_on_the_other_host_are_supervised_like_local_ones(hosts: TwoHosts)
 
 
 @pytest.mark.parametrize("coordinator_dies", [False, True], ids=["the link alone", "the coordinator as well"])
-def test_broken_link_loses_units_and_runs_none_twice(
+def test_broken_link_makes_units_lost_and_starts_no_unit_twice(
     hosts: TwoHosts, coordinator_dies: bool, request: pytest.FixtureRequest
 ) -> None:
     run = hosts.run
-    run.cli("restart", "fenced-0")  # to where fewer units are
+    run.cli("restart", "fenced-0")  # the host with fewer units
     before = hosts.all_ready()
     assert before["fenced-0"].host == THERE
     ghost = f"fenced-0.{before['fenced-0'].incarnation}"

@@ -1,4 +1,4 @@
-"""`up` and `down` in every order, twice, at once, interrupted, and after a crash."""
+"""`up` and `down` in any order, repeated, concurrent, interrupted, and after a crash."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def units_of(run: Run) -> dict[str, str]:
 # ---- up ----
 
 
-def test_two_ups_at_once_both_succeed_and_start_each_unit_once(run: Run) -> None:
+def test_two_concurrent_ups_succeed_and_start_each_unit_once(run: Run) -> None:
     run.sidecar("web", ["sleep", "1000"], count=5)
     run.write()
     both = [run.start("up", str(run.file), "--json") for _ in range(2)]
@@ -102,7 +102,7 @@ def test_second_up_replaces_only_changed_units(run: Run) -> None:
     assert (now["same-0"].pid, now["same-1"].pid) == (pids["same-0"], pids["same-1"])
     eventually(lambda: psutil.Process(now["other-0"].pid).environ().get("COLOUR") == "blue", what="its own variable")
 
-    # A second coordinator for the same state directory is refused, and the first one goes on.
+    # A second coordinator for the same state directory is refused, and the first one continues.
     second = subprocess.run(
         [PYTHON, "-m", "daemons.coordinator", "--state-dir", str(run.state_dir)],
         env=run.environ,
@@ -130,7 +130,7 @@ def test_up_is_refused_while_another_host_coordinates_the_run_directory(run: Run
     assert run.raw("up", str(run.file), "--dry-run").returncode == 0
 
 
-def test_ctrl_c_during_up_stops_waiting_and_reports_that_the_run_goes_on(run: Run) -> None:
+def test_ctrl_c_during_up_ends_the_wait_and_the_run_continues(run: Run) -> None:
     gate = slow_to_be_ready(run)
     run.write()
     up = run.start("up", str(run.file))
@@ -188,7 +188,7 @@ class _in_a_terminal:
         self.process.wait(60)
 
 
-# ---- up and down at once ----
+# ---- concurrent up and down ----
 
 
 def test_down_during_up_wins(run: Run) -> None:
@@ -212,7 +212,7 @@ def test_up_during_down_brings_the_run_up_again(run: Run) -> None:
     eventually(lambda: {(row.state, row.desired) for row in run.units().values()} == {("stopping", False)})
     up = run.start("up", str(run.file), "--json")
     eventually(lambda: all(row.desired for row in run.units().values()), what="the run to be wanted again")
-    # Only now their graces are over, however slow the machine is.
+    # The graces end only now, on a slow machine too.
     for row in before:
         run.kill(row.pid)
     code, out, err = ended(up)
@@ -254,7 +254,7 @@ def _line_with(process: subprocess.Popen[str], words: str) -> str:
     raise AssertionError(f"it ended without saying {words!r}")
 
 
-def test_down_without_a_run_says_so(run: Run) -> None:
+def test_down_without_a_run_reports_that(run: Run) -> None:
     never = run.cli("down", "--yes")
     assert never["proven"]
     assert not never["was_up"]
@@ -269,7 +269,7 @@ def test_down_without_a_run_says_so(run: Run) -> None:
 
 def test_down_names_and_removes_processes_that_a_crash_left_behind(run: Run) -> None:
     daemon = run.file.parent / "unmarked.pid"
-    # A child that forks away into a session of its own and drops its environment: only a cgroup can know it.
+    # A child that forks into a session of its own and drops its environment can only be found by its cgroup.
     unmarked = f"(env -i setsid sh -c 'echo $$ > {daemon}; exec sleep 3601' &) ; exec sleep 1000"
     run.unit("fork", "detached_children", "--children", "2")
     run.sidecar("plain", ["sh", "-c", unmarked])

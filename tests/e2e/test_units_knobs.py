@@ -70,7 +70,7 @@ def test_preview_is_answered_by_the_unit_and_changes_nothing(run: Run) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("fake.batch", 16), ("fake.bound", 2)])
 def test_new_value_takes_effect_at_its_boundary(run: Run, name: str, value: int) -> None:
-    # A parked unit claims nothing and begins no version, so the boundary cannot be passed.
+    # A parked unit claims no record and begins no version, so the boundary does not come.
     run.cli("pause", "fake")
     eventually(lambda: run.unit_row("fake-0").phase == "parked")
     old = knob(run, name).in_force

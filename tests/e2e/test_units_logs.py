@@ -157,7 +157,7 @@ def test_log_of_the_previous_incarnation_can_be_read(run: Run) -> None:
     assert "no such life yet" in refused.stderr
 
 
-def test_log_that_grows_too_large_is_cut_and_its_follower_goes_on(run: Run) -> None:
+def test_log_that_grows_too_large_is_cut_and_its_follower_continues(run: Run) -> None:
     log = Path(run.dir) / "logs" / "flood-0" / "1.log"
     aside = log.with_name("1.log.1")
     with following(run, "flood-0") as said:

@@ -192,7 +192,7 @@ def test_dependents_of_an_unplaceable_unit_show_the_reason(run: Run) -> None:
     assert chain["sentence"].startswith("later-0 ← big-0, ")
 
 
-def test_suspect_unit_is_well_after_a_coordinator_restart(run: Run) -> None:
+def test_suspect_unit_recovers_after_a_coordinator_restart(run: Run) -> None:
     """The new coordinator never saw the silence, so it has to clear the state explicitly."""
     life = run.wait_state("judge-0", "ready").incarnation
     former = run.coordinator_pid()

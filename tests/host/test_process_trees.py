@@ -111,7 +111,7 @@ async def test_tree_is_not_empty_while_a_child_forks(bench: Bench) -> None:
         assert marked == []
 
 
-async def test_many_deaths_at_once_are_swept_together(bench: Bench) -> None:
+async def test_concurrent_deaths_are_swept_together(bench: Bench) -> None:
     async with bench.tidy_agent(use_cgroups=False) as agent:
         for slot in range(20):
             agent.receive(spawn(f"web-{slot}", "sh", "-c", "setsid sleep 1000 & exec sleep 1001"))

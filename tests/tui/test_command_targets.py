@@ -256,7 +256,7 @@ def test_command_names_the_row_under_the_drawn_cursor_or_is_not_sent(
     asyncio.run(_lived(view, steps, height))
 
 
-async def test_answer_to_a_filter_keeps_a_cursor_that_moved_meanwhile() -> None:
+async def test_answer_to_a_filter_does_not_move_the_cursor_back() -> None:
     app = Noting()
     async with app.run_test(size=(100, 16)) as pilot:
         world, screen = World(app, "tasks"), Screen(app, pilot)

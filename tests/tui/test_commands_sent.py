@@ -61,7 +61,7 @@ async def test_undo_is_refused_after_another_person_has_scaled(coordinator: Scri
         )
 
 
-async def test_command_that_ends_units_asks_with_their_number(coordinator: Scripted) -> None:
+async def test_command_that_ends_units_shows_their_number_in_its_question(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["restart"] = DISRUPTIVE
     async with opened(coordinator.state_dir) as screen:
@@ -164,7 +164,7 @@ async def test_scientific_knob_needs_a_note(coordinator: Scripted) -> None:
         await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("trainer.rate", 0.2, 1, "try")])
 
 
-async def test_typed_scientific_change_asks_for_a_note(coordinator: Scripted) -> None:
+async def test_typed_scientific_change_needs_a_note(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["tune"] = Effect(changes=("0.1 -> 0.2",), scientific=True)
     async with opened(coordinator.state_dir) as screen:
@@ -190,7 +190,7 @@ async def test_destructive_scientific_change_needs_note_and_run_name(coordinator
         await aeventually(lambda: coordinator.sent("tune") == [commands.Tune("trainer.rate", 0.2, 1, "because")])
 
 
-async def test_consent_is_asked_again_if_the_effect_became_worse(coordinator: Scripted) -> None:
+async def test_question_is_shown_again_if_the_effect_became_worse(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["tune"] = Effect(changes=("0.1 -> 0.2",), scientific=True)
     async with opened(coordinator.state_dir) as screen:

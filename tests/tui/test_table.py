@@ -1,4 +1,4 @@
-"""The live table: whatever happens to the rows, a command hits the row that the person selected, or no row."""
+"""Tests of the live table: a command hits the row that the person selected or no row, whatever happens to the rows."""
 
 from __future__ import annotations
 

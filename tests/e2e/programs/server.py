@@ -1,6 +1,6 @@
 """A web server without the unit runtime, whose port and pages are controlled by files of the run directory.
 
-python server.py PORT
+    python server.py PORT
 
 RUN_DIR/open-UNIT lets it listen (until it is removed), RUN_DIR/warm-UNIT makes `/ready` answer 200, and while
 RUN_DIR/sick-UNIT exists `/live` answers 503.
