@@ -3,7 +3,7 @@
 Invariants:
 - The same random number gives the same bytes.
 - Items and counts of held-out orders occur in no training order and no demonstration.
-- Every answer is what the tools of `assets.shop_server` return, so a perfect agent scores 1.
+- Every answer equals the result of the tools of `assets.shop_server`, so a perfect agent scores 1.
 
 An order names one to three items with counts. The correct solution takes three, five or seven turns: `lookup(item)` and
 `calculator(count*price)`, for each further item `lookup(item)` and `calculator(ans+count*price)`, where `ans` is the

@@ -268,7 +268,7 @@ def _ms(seconds: float) -> str:
 
 @contextmanager
 def _taken_down(demo: Demo) -> Iterator[None]:
-    """Takes the run down at the end, whatever happens."""
+    """Takes the run down at the end, even after an error."""
     try:
         yield
     finally:

@@ -174,7 +174,7 @@ class TrainingDemo:
         self._is_down = True
 
     def take_down(self) -> None:
-        """Takes the run down if it is not down yet, and prints what is left of it."""
+        """Takes the run down if it is not down yet, and prints its remaining processes."""
         self.close()
         if self._is_down or not self._began:
             return
@@ -243,7 +243,7 @@ def _what_it_would_do(preview: Any) -> str:
 
 @contextmanager
 def _taken_down(demo: TrainingDemo) -> Iterator[None]:
-    """Takes the run down at the end, whatever happens. SIGTERM and SIGHUP act like Ctrl-C."""
+    """Takes the run down at the end, even after an error. SIGTERM and SIGHUP act like Ctrl-C."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     former = [signal.signal(number, _interrupt) for number in numbers]
     try:

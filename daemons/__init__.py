@@ -1,1 +1,1 @@
-"""The main loops of all roles: `python -m daemons.ROLE`."""
+"""Contains the main loops of all roles: `python -m daemons.ROLE`."""

@@ -35,7 +35,7 @@ from agentrl.unit import Unit, run_unit
 log = logging.getLogger("sampler")
 LOOK_EVERY_S = 0.5
 STANDS_AT_MOST_S = 120.0
-"""The loop turns several times a second; a sampler that stands this long hangs."""
+"""The loop turns several times a second; a sampler without progress for this long hangs."""
 START_AT_MOST_S = 600.0
 """Datasets may be large."""
 FIRST_WEIGHTS_WITHIN_S = 3600.0

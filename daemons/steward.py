@@ -5,7 +5,7 @@ Invariants:
 - If the database does not answer, the unit waits and does not end.
 - A drain ends between two rounds.
 - A pause stops admission and nothing else.
-- With `--read-only` it answers queries and writes nothing.
+- With `--read-only` the unit answers queries and writes nothing.
 """
 
 from __future__ import annotations

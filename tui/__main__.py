@@ -64,7 +64,7 @@ def _serve(args: argparse.Namespace) -> int:
     else:
         target = find(args.run, key_file=args.key)
         if target.state_dir is not None and not os.environ.get("AGENTRL_STATE_DIR"):
-            # An address keeps showing the same run, whichever runs come up or end later.
+            # An address keeps showing the same run, even if other runs come up or end later.
             args.run = target.state_dir.name
     asyncio.run(web_server.serve(args.serve, options_of_page(args), as_json=args.json))
     return ExitCode.OK

@@ -125,7 +125,7 @@ class Frame:
         message, why_old = app.notices.line(app.mirror, app.clock()), app.navigation.view.why_old()
         old = (span(why_old, Tone.WARN),) if why_old else ()
         if message and old:
-            # The reason stays on the screen as long as it holds, whatever else is shown.
+            # The reason stays on the screen as long as it holds, also beside other messages.
             return [*header_footer.notice(message, width), *header_footer.notice(old, width)]
         if not message and link.tries and not link.connected:
             message = (span(f"{link.why} {link.hint}", Tone.WARN),)

@@ -1,7 +1,7 @@
 """Follows the log of a unit over rotations and from one incarnation into the next.
 
 Invariants:
-- Every line is returned once and complete, however the ranges were cut.
+- Every line is returned once and complete, for any cut of the ranges.
 - A remark marks a lost part or a new incarnation.
 """
 

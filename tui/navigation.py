@@ -124,7 +124,7 @@ class Navigation:
         self._console.paint_frame()
 
     def _show_page(self, page: View) -> None:
-        """Show the page, unless another key has opened something else meanwhile."""
+        """Show the page, unless a later key has opened something else."""
         if self.view is page and page.is_attached:
             page.shown()
 

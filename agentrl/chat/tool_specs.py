@@ -1,7 +1,7 @@
 """Describes tools for prompts and parsers: name, arguments in order, and their types.
 
 Invariants:
-- The order of arguments is that of the tool's schema, so positional arguments have one meaning.
+- Arguments have the order of the tool's schema, so positional arguments have one meaning.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _AGENT_RESTARTS_COORDINATOR_WITHIN_S = 10.0
 
 
 async def end_run(cli: Cli, *, now: bool) -> ExitCode:
-    """Stop the run that is meant, wherever its coordinator is, or remove what is left of it on this host."""
+    """Stop the selected run, on this or another host, or remove its remaining processes on this host."""
     run = None
     if not cli.remote:
         run = await _find_run(cli)
@@ -57,7 +57,7 @@ async def end_run(cli: Cli, *, now: bool) -> ExitCode:
 
 
 async def _find_run(cli: Cli) -> RunFile | None:
-    """The run to stop: the one that is named, else the only one with living processes."""
+    """The run to stop: the named run, else the only run with living processes."""
     known = [run for run in paths.list_runs() if not run.broken]
     if cli.named:
         return next((run for run in known if run.name == cli.named), None)
@@ -239,7 +239,7 @@ def _named(process: ProcessInfo) -> str:
 def report_end(
     cli: Cli, name: str, row: OperationRow | None, found: ScanReport | None, left: list[RunProcess]
 ) -> ExitCode:
-    """Report what was stopped, and whether it is proven that nothing is left."""
+    """Report the stopped units, and whether it is proven that no process is left."""
     lines = list(row.lines) if row is not None else []
     remaining = [f"{one.what} (pid {one.pid}) lives on" for one in left]
     if found is not None:

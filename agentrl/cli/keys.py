@@ -35,7 +35,7 @@ _EVERYWHERE = ("", "*", "0.0.0.0", "[::]", "::")
 
 
 class Permission(enum.StrEnum):
-    """What a key may do: a person's key, or with `unit` that of a host agent elsewhere and of its units."""
+    """The permission of a person's key, or with `unit` of the key of a host agent on another host and its units."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"

@@ -160,7 +160,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A command with commands of its own; `default` is the one that runs if none is named."""
+    """A command with subcommands; `default` is the subcommand that runs if none is named."""
 
     default = ""
 

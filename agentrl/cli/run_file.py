@@ -126,7 +126,7 @@ def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
 
 
 def check_datasets(loaded: Loaded, sets: Sequence[str]) -> list[str]:
-    """Warnings about datasets and files. Raises ConfigError for one that a unit would refuse."""
+    """Warnings about datasets and files. Raises ConfigError for a dataset that a unit would refuse."""
     import subprocess
 
     import msgspec

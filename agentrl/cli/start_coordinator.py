@@ -137,7 +137,7 @@ async def _start_agent(place: Place) -> str:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        # Ctrl-C in this terminal ends the waiting, not what was started.
+        # Ctrl-C in this terminal ends the waiting, not the started processes.
         start_new_session=True,
     )
     try:

@@ -100,7 +100,7 @@ async def _read(client: Client, name: str) -> KnobRow:
 
 
 async def _groups(client: Client) -> Iterable[GroupRow]:
-    """The groups of the run: a new value has no effect on one that is done."""
+    """The groups of the run. A new value has no effect on a group that is done."""
     return (await client.status()).groups
 
 

@@ -121,7 +121,7 @@ def _run_to_read(cli: Cli) -> OfflineRun:
 
 
 def _check_datasets(loaded: Loaded, sets: tuple[str, ...], place: Place) -> None:
-    """Check them before anything is started. Raises ConfigError for one that the steward would refuse.
+    """Check the datasets before any process is started. Raises ConfigError for a dataset that the steward would refuse.
 
     A run that was not taken down has read its datasets before, so for it the error is only a note.
     """

@@ -19,7 +19,7 @@ _UP = (UnitState.READY, UnitState.SUSPECT)
 
 async def report(cli: Cli, client: Client, run: str, row: OperationRow, effect: Effect, *, line: bool) -> ExitCode:
     """Print the report; `line`: the JSON document is one line of several. Returns UNHEALTHY if a unit is not up."""
-    # The units as they are now: one that came up may have died since.
+    # The units as they are now, because a unit that came up may have died since.
     wanted = {name: unit for name, unit in (await unit_rows(client)).items() if unit.desired}
     not_up = {name: unit for name, unit in wanted.items() if unit.state not in _UP and not unit.done}
     by_role = Counter(unit.role for unit in wanted.values() if unit.state in _UP)

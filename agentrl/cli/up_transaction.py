@@ -51,7 +51,7 @@ _BRINGS_IT_UP = "`agentrl up` brings it up again."
 
 
 class BeginLock:
-    """The right to begin a run. It ends with its holder, however that ends."""
+    """The right to begin a run. It ends at any end of its holder."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -134,7 +134,7 @@ class NewRun:
     def remember(self) -> None:
         """Keep the file and its settings for `agentrl up --run NAME`; the file also shows that an `up` was accepted."""
         state_dir = self.place.state_dir
-        # Another command that created the run may have undone it meanwhile.
+        # The command that created the run may have undone it since then.
         if self.file is None or not state_dir.is_dir():
             return
         target = state_dir / paths.LAST_UP

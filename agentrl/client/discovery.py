@@ -164,7 +164,7 @@ def what_to_do(target: Target) -> str:
 
 def hint_of(state_dir: Path) -> str:
     """The same for a run of this host. The hint must still be true a second later, also while the run is ending: a
-    coordinator that leaves removes its file, and one that died leaves it."""
+    coordinator that leaves removes its file, and a dead coordinator leaves it."""
     silent, agents = coordinator_of(state_dir), agents_of(state_dir)
     if why := given_up(state_dir):
         return ended(f"Its host agent has given up starting it: {why}") + " Then `agentrl down`, and up again."

@@ -24,7 +24,7 @@ class Tokens(msgspec.Struct, frozen=True):
     total: int
     """Tokens of the whole tree."""
     note: str = ""
-    """What is missing, and why."""
+    """The missing part, and the reason."""
 
 
 async def tokens(client: CommandMethods, record: str, *, most: int = 0, deadline_s: float = ANSWER_S) -> Tokens:

@@ -181,7 +181,7 @@ class Context:
 
     def lease_unit(self, unit: str) -> None:
         now, known, slot = self.clock.now(), unit in self.leases, self.state.slots[unit]
-        # A unit that the last coordinator suspected must be found well again, or it stays suspect for ever.
+        # The first check must find a suspect unit of the last coordinator well again, or the unit stays suspect.
         self.leases.begin(unit, now, Health.SUSPECT if slot.silent else Health.WELL)
         until = slot.phase_until
         if not known and until > now:

@@ -111,7 +111,7 @@ class MessageRouter:
         context.host_leases.beat(known.name, now)
         host = context.state.hosts.get(known.name)
         if host is not None and not host.connected:
-            # Its connection survived the silence. Only its ledger says what happened meanwhile.
+            # Its connection survived the silence. Only its ledger has the events of that time.
             context.peers.ask_who(peer, now)
         if isinstance(message, messages.HostBeat):
             context.peers.send(peer, messages.BeatAck(message.seq, now))

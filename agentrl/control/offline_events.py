@@ -1,7 +1,7 @@
 """Prints the events of a run that is down: `python -m agentrl.control.offline_events --state-dir S [--kind K]...`.
 
 Invariants:
-- The journal is only read, and the answer equals that of a coordinator.
+- The journal is only read, and the answer equals the answer of a coordinator.
 - Stdout is one message.
 """
 

@@ -257,7 +257,7 @@ class Lifecycle:
     def _start(self, slot: Slot, host: str, now: float) -> None:
         group = self.state.groups[slot.group]
         if slot.generation != slot.started_generation:
-            # A unit that had to be replaced may have died by itself meanwhile.
+            # A unit that had to be replaced may have died by itself before.
             slot.reset_history()
         if slot.spec is not None and slot.spec.fingerprint() != group.spec.fingerprint():
             slot.last_exit = None  # The resources of another program may differ.
@@ -403,7 +403,7 @@ class Lifecycle:
     # ---- ends ----
 
     def ended(self, slot: Slot, exit: ExitStatus, now: float, dice: float) -> None:
-        """Handle the end of the leader, whatever its reason."""
+        """Handle the end of the leader, for any reason."""
         if slot.leader_gone:
             return
         if exit.unknown and slot.bye_code is not None:

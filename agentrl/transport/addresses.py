@@ -30,7 +30,7 @@ def runtime_dir(run_uuid: str) -> Path:
 
 
 def remove_sockets(run_uuid: str) -> None:
-    """Remove the sockets that a coordinator leaves when it ends for good."""
+    """Remove the socket files of a coordinator whose run has ended."""
     directory = runtime_dir(run_uuid)
     for name in ("hub", "feed", "metrics"):
         (directory / name).unlink(missing_ok=True)

@@ -4,7 +4,8 @@ Invariants:
 - Callbacks run in the loop in which `start` was called.
 - `on_connected` follows every usable (re)connection, `on_disconnected` once the end of each.
 - Messages that arrived before a disconnection are delivered before it is reported.
-- The socket reconnects, whatever ended the connection; a refused key is reported as a sentence.
+- The socket reconnects after any end of its connection.
+- A refused key is reported as a sentence.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ class Router:
             return None
         if known and known.key_name == key_name:
             return known
-        # The monitor's queue contains the ends of all earlier connections. They are read first, so that a descriptor
-        # that is used again is not taken for that of an earlier connection.
+        # The monitor's queue contains the ends of all earlier connections. They are read first, so that a reused
+        # descriptor is not confused with an earlier connection.
         self._monitor.run()
         if known:
             self._leave(known)

@@ -84,7 +84,7 @@ class ControlFlags:
         loop = asyncio.get_running_loop()
 
         def wake() -> None:
-            # The loop may have been closed meanwhile.
+            # The loop may be closed by now.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(changed.set)
 

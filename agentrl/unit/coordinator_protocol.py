@@ -3,8 +3,8 @@ clock.
 
 Invariants:
 - Before the Welcome the unit sends nothing but its hello.
-- A heartbeat goes out every `heartbeat_s`, whatever the main loop does.
-- Reports go out at most twice a second, except for one that announces a long phase.
+- A heartbeat is sent every `heartbeat_s`, independent of the main loop.
+- Reports are sent at most twice a second, except for a report that announces a long phase.
 - The orphan lease counts only time in which this process ran.
 """
 
@@ -170,7 +170,7 @@ class CoordinatorProtocol:
         return min(times)
 
     def report_now(self, now: float) -> list[Act]:
-        """Return the act that sends a report at once, whatever the interval."""
+        """Return the act that sends a report at once, without regard to the interval."""
         if not self.welcomed:
             return []
         self._report_at = now

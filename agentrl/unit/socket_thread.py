@@ -68,7 +68,7 @@ class SocketThread:
         self._terms = 0
         self._kill_at = float("inf")
         self.given_up = False
-        """True if this incarnation was replaced: it ends as refused, whatever its main loop returns."""
+        """True if this incarnation was replaced. It ends as refused, for any return value of its main loop."""
         self.first_answer: concurrent.futures.Future[None] = concurrent.futures.Future()
         """Done after the first answer of the coordinator, unless that answer ends this incarnation."""
 
@@ -155,7 +155,7 @@ class SocketThread:
         self._turn()
 
     def _turn(self) -> None:
-        """Do what is due, and schedule the next turn."""
+        """Execute the acts that are due, and schedule the next turn."""
         if self._then is not None:
             return
         self._wanted = False

@@ -1,4 +1,4 @@
-"""The journal keeps every committed batch, whatever happens to its disk and its process."""
+"""The journal keeps every committed batch after a full disk, damage or the death of its process."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from agentrl.supervision.wait_chains import explain
 
 
 def observed_of(*groups: tuple[str, tuple[str, ...]], members: int = 3) -> ObservedState:
-    """Groups with what they start after; all units are ready."""
+    """Groups with the groups that they start after; all units are ready."""
     state = State(run=RunState())
     for name, after in groups:
         spec = GroupSpec(name, Role.SIDECAR, ("true",), count=members, after=after)

@@ -71,7 +71,7 @@ def test_nothing_large_or_built_is_in_the_tree() -> None:
 
 
 def test_no_link_is_in_the_tree() -> None:
-    """The target of a link exists on one machine only, and `make` takes it for built."""
+    """The target of a link exists on one machine only, and `make` would count it as built."""
     listed = subprocess.run(
         ["git", "ls-files", "--stage"], cwd=CHECKOUT, check=True, capture_output=True, text=True, timeout=60
     ).stdout.splitlines()

@@ -55,7 +55,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new environment with the wheel; its dependencies are those of this one, seen through a .pth file."""
+    """A new environment with the wheel. It finds the dependencies of this environment through a .pth file."""
     home = tmp_path_factory.mktemp("env")
     venv.create(home, with_pip=False, symlinks=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(home)}))

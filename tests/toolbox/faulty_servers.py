@@ -1,6 +1,7 @@
 """An MCP server over stdio that shows every fault of a tool server on request.
 
-It is written by hand: it starts in a twentieth of the time of one with the SDK, and can write what no SDK would.
+It is written by hand, because it starts 20 times faster than a server with the SDK, and can write text that no SDK
+writes.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ async def test_parallel_calls_after_a_death_share_one_new_process(make: MakeTool
         await hands.open("s")
         await aeventually(lambda: hands.server().starts == 2)
         for process in psutil.Process().children():
-            with contextlib.suppress(psutil.NoSuchProcess):  # one that an earlier test ended a moment ago
+            with contextlib.suppress(psutil.NoSuchProcess):  # a process that an earlier test has ended
                 if "faulty" in " ".join(process.cmdline()):
                     process.kill()
         await aeventually(lambda: hands.server().starts >= 3, what="the idle one is replaced")

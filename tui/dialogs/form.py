@@ -49,7 +49,7 @@ class Question:
     fields: tuple[Field, ...] = ()
     go_on: str = "do it"
     check: Callable[[Values], str] = lambda values: ""
-    """What is wrong with the values; an empty string if nothing is."""
+    """Returns the fault of the values; an empty string if they are valid."""
     preview: Callable[[Values], Awaitable[str]] | None = None
     """The effect of the values, in a sentence."""
     tone: Tone = Tone.ACCENT

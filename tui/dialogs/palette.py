@@ -33,7 +33,7 @@ class Choice:
 
 
 def unit_choices(mirror: Mirror, prefix: str = "") -> list[Choice]:
-    """All units of the run; `prefix` stands before their ids."""
+    """All units of the run; `prefix` is put before their ids."""
     return [Choice(f"{prefix}{row.unit}", row.unit, "", f"{row.state.value} · {row.status}") for row in mirror.units]
 
 

@@ -32,7 +32,7 @@ CHOSEN = (
 LEAST_LINES = 4
 """Height of a curve with its title and ticks."""
 SEVERAL = "≡"
-"""Stands for signs of several kinds that share a cell."""
+"""The sign for several kinds of events in one cell."""
 _GRAVITY = "✖◆○"
 _MOST_TOLD = 3
 _MARGIN = 1.96
@@ -261,7 +261,7 @@ def _share(value: float, low: float, high: float) -> float:
 
 
 def _first_after(starts: Sequence[float], at: float) -> int | None:
-    """The index of the first step committed at that time or later; of the last step if there is none."""
+    """The index of the first step committed at that time or later, else of the last step."""
     if not starts:
         return None
     return min(bisect_left(starts, at), len(starts) - 1)

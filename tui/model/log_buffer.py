@@ -25,7 +25,7 @@ class LogEntry:
     """One line of a log."""
 
     at: float
-    """Its own time, or that of the line before it."""
+    """The time of the line, or of the line before it."""
     number: int
     source: str = field(compare=False)
     text: str = field(compare=False)

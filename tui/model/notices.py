@@ -2,7 +2,7 @@
 
 Invariants:
 - A message of a view ends with the view; the result of a command stays for a fixed time.
-- A command with an undo offers it for `UNDO_S`, whatever message is shown meanwhile.
+- A command with an undo offers it for `UNDO_S`, also while another message is shown.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Done:
 
 
 class Notices:
-    """Times are those of one monotonic clock."""
+    """All messages of the notice line. All times come from one monotonic clock."""
 
     def __init__(self) -> None:
         self._text: Span | None = None
@@ -107,7 +107,7 @@ class Notices:
         return span(f"✖ {what}: {row.state.value} after {took}. {row.reason}", Tone.BAD)
 
     def _undo_hint(self, clock: float, *, named: bool = False) -> Line:
-        """`named`: the hint names the command, because another sentence stands before it."""
+        """`named`: the hint names the command, because another sentence precedes it."""
         done = self._done
         if done is None or done.undo is None or clock - done.at > UNDO_S:
             return ()

@@ -48,7 +48,9 @@ def _life(row: UnitRow) -> str:
 
 
 def scale(row: GroupRow, to: int) -> PendingCommand:
-    """With the count on the screen: refused if another person has scaled it meanwhile, and so is its undo."""
+    """Names the count on the screen: the command and its undo are refused if another person has scaled the group
+    since.
+    """
 
     def between(seen: int, wanted: int, back: PendingCommand | None = None) -> PendingCommand:
         args = commands.Scale(row.name, to=wanted, seen=seen)
@@ -141,7 +143,7 @@ def send_test_alert() -> PendingCommand:
 
 
 def tune(row: KnobRow, value: KnobValue, note: str = "") -> PendingCommand:
-    """With the revision on the screen: refused if another person has changed the knob meanwhile."""
+    """Names the revision on the screen: the command is refused if another person has changed the knob since."""
     shown = plain_value(value)
     words = ("tune", row.name, shown, *(("--note", note) if note else ()))
     back = PendingCommand(

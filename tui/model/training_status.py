@@ -67,7 +67,7 @@ def report(units: Sequence[UnitRow], facts: TrainingFacts) -> Report:
     values: dict[str, float] = {}
     complete = ""
     for point in facts.points[-_RECENT:]:
-        # A step without training data has few numbers; those of the step before still describe the policy.
+        # A step without training data has few numbers; the numbers of the step before still describe the policy.
         values |= {**point.metrics, STEP.name: point.step}
     values |= _evaluated(facts)
     for row in units:
@@ -273,7 +273,7 @@ def policy(found: Report) -> list[Line]:
 
 def _measured(metric: Metric, title: str, shown: str, value: float | None) -> list[Span]:
     well = value is None or metric.is_normal(value)
-    # Without the ratio, its band would be read as that of the number.
+    # Without the ratio, its band would look like the band of the number.
     band = _band(metric) if value is not None else ""
     return [
         Span(f"{title} ", Tone.DIM),

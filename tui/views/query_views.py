@@ -5,7 +5,7 @@ Invariants:
 - Only the view on the screen is queried, and only one query runs at a time.
 - A filter is in the language of `agentrl records list --filter`, and the steward applies it.
 - Without an answer the view shows the reason in place of the rows, or below the old rows, as long as the reason holds.
-- A command on a row is refused if the list is stale, however fresh the feed is.
+- A command on a row is refused if the list is stale, even if the feed is fresh.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Training(QueryTable):
     # ---- data ----
 
     async def ask(self, client: Client) -> dict[str, Any]:
-        """Curves show the newest steps, whatever the filter; the table shows those of the filter."""
+        """The curves ignore the filter and show the newest steps; the table shows the steps of the filter."""
         steps, filter = self.actions.steps, self.filter_text
         await catch_up(steps, client)
         rows: Sequence[Mapping[str, Any]] = steps.rows

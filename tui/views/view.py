@@ -277,7 +277,7 @@ class FeedTable(TableView, Generic[R]):
         self._changes: Changes | None = None
 
     def takes(self, row: AnyRow | None) -> TypeGuard[R]:
-        """Whether a row belongs here, whatever the filter says."""
+        """Whether a row belongs here, without regard to the filter."""
         raise NotImplementedError
 
     def update(self) -> None:

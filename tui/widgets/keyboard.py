@@ -1,7 +1,7 @@
 """Defines the text field of all dialogs and the filter, and reads keys with alt held.
 
 Invariants:
-- Keys take effect in the order in which they were typed, however many come at once.
+- Keys take effect in the order in which they were typed, even if many arrive at once.
 - Terminals such as tmux report an escape and a key soon after it as that key with alt held. Textual reads some of these
   as other signs; `read_alt_keys` makes it read them as the key with alt held, so no key is lost.
 """

@@ -1,8 +1,8 @@
 """Runs the alert engine in the coordinator: evaluates the rules every second, publishes, journals and notifies.
 
 Invariants:
-- The journal holds what fired and what was delivered, so neither a restart nor a new configuration repeats or loses a
-  notification.
+- The journal holds the alerts that fired and the notifications that were delivered, so neither a restart nor a new
+  configuration repeats or loses a notification.
 - A failing sink never delays the coordinator, and its failure is in the audit.
 """
 

@@ -24,7 +24,7 @@ from agentrl.protocol.rows import AlertRow, AlertState, Severity
 
 
 class Notification(msgspec.Struct, frozen=True):
-    """What is sent to people."""
+    """The message that is sent to people."""
 
     what: str
     """firing, repeated, resolved, test."""

@@ -82,7 +82,7 @@ class Stacks:
 
 
 def file_name(units: Sequence[str]) -> str:
-    """The name of the file: the units that were named, as far as there is room."""
+    """The name of the file, which has the named units up to a limit."""
     first, more = tuple(dict.fromkeys(units)), ""
     if len(first) > _NAMED:
         first, more = first[:_NAMED], f"+{len(first) - _NAMED}-more"

@@ -90,7 +90,7 @@ def of_scale(state: State, args: commands.Scale, idle: frozenset[str]) -> tuple[
 
 
 def refuse_unseen_count(group: GroupState, args: commands.Scale, count: int, by: Operation | None) -> None:
-    """Raise if the desired count is not the one that the caller saw, unless it is the wanted one already."""
+    """Raise if the desired count has changed since the caller saw it, unless it equals the new count already."""
     present = group.spec.count
     if args.seen in (None, present) or count == present:
         return

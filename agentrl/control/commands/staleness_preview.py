@@ -1,7 +1,7 @@
 """Computes the effect of a staleness bound on ready records: how many would be too old to train.
 
 Invariants:
-- The steward counts, so the number equals that of every screen, also when no trainer takes steps.
+- The steward counts, so the number equals the number on every screen, even when no trainer takes steps.
 - If the steward cannot count, the effect says so and does not claim that no record is lost.
 """
 

@@ -1,7 +1,7 @@
 """Handles the messages of units.
 
 Invariants:
-- Only the present incarnation with the right token is accepted, and every other one is refused for good.
+- Only the present incarnation with the right token is accepted, and every other one is refused permanently.
 - A heartbeat costs one dictionary lookup and a few assignments.
 """
 

@@ -73,7 +73,7 @@ class Journal:
     def __init__(self, path: Path, connection: sqlite3.Connection, damage: str) -> None:
         self.path = path
         self.damage = damage
-        """If the file was damaged when it was opened: what was lost and where the old file is."""
+        """If the file was damaged when it was opened: a sentence about the lost rows and the place of the old file."""
         self._db = connection
 
     @classmethod

@@ -1,7 +1,7 @@
 """Ensures that a run has one coordinator: a lock on the state directory, and a marker in the run directory.
 
 Invariants:
-- The lock is a flock, so the kernel releases it however its holder dies.
+- The lock is a flock, so the kernel releases it at any kind of death of its holder.
 - The lock is never taken on a network file system, where a flock may not work.
 - The marker only informs other hosts, and a coordinator goes on if it cannot be written (a full disk).
 """
@@ -103,7 +103,7 @@ class RunDirMarker:
         return ""
 
     def remove(self) -> None:
-        """Remove the marker, unless it is that of another coordinator."""
+        """Remove the marker, unless another coordinator wrote it."""
         found = read_marker(self.run_dir)
         if found is not None and (found.uuid, found.boot_id) == (self.uuid, self.boot_id):
             try:

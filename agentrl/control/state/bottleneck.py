@@ -131,7 +131,7 @@ class BottleneckDetector:
         in_tools, in_model = self._of_episodes(increases)
         about_trainer = coming or self._no_steps
         if about_trainer:
-            # Its counters are those of its last incarnation.
+            # Its counters belong to its last incarnation.
             shares.pop("trainer", None)
         kind = bottleneck(shares, in_tools, in_model)
         if kind != self._kind:
@@ -208,7 +208,7 @@ def sentence(
     slowest: ToolPulse | None,
     coming: str = "",
 ) -> str:
-    """One line: who waits, how busy the others are, and for what they wait."""
+    """One line: the role that waits, how busy the other roles are, and their waits."""
     engines = f"engines {busy['engine']:.0%} busy" if "engine" in busy else ""
     if coming:
         return "; ".join(part for part in (coming, engines if busy.get("engine", 0.0) > IDLE else "") if part)

@@ -122,7 +122,7 @@ class Feed:
         return [(key, entry.encoded()) for key, entry in there if self._fits(key, entry)], self.seq
 
     def tick(self, now: float, at: float) -> None:
-        """Publish what is due, and the beat; call it several times a second."""
+        """Publish the rows that are due, and the beat; call it several times a second."""
         self._now = now
         self._make_later()
         while self._held and self._held[0][0] <= now:

@@ -1,7 +1,7 @@
 """Holds the knobs of a live run: values, history and undo.
 
 Invariants:
-- A value is one that its declaration allows.
+- The declaration of a knob allows its value.
 - A change records its author, raises the revision of the knob and is refused if the caller saw an older revision.
 - A change of a scientific knob has a note and begins a new segment.
 - Only a changed value in the run file replaces a tuned value.
@@ -208,7 +208,7 @@ class KnobRegistry:
         if new == entry.stored.value or (known and new == before):
             return None
         if not known and not entry.stored.revision:
-            # The first `up` of a run: the file's value is where the knob starts, not a change of it.
+            # At the first `up` of a run, the value in the file is the start of the knob and no change.
             entry.stored = msgspec.structs.replace(entry.stored, value=new)
             return None
         return self._write(entry, new, who, at, "the run file changed", "file", scientific=entry.knob.scientific)

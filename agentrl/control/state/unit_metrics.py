@@ -1,7 +1,7 @@
 """Holds the newest metrics of every unit, and the history that alert rules read.
 
 Invariants:
-- The memory per unit is bounded, whatever it reports.
+- The memory per unit is bounded for any report.
 - A value that is not finite removes the value before it.
 - A trend needs a long enough window.
 """
