@@ -181,7 +181,7 @@ class Context:
 
     def lease_unit(self, unit: str) -> None:
         now, known, slot = self.clock.now(), unit in self.leases, self.state.slots[unit]
-        # The first check must find a suspect unit of the last coordinator well again, or the unit stays suspect.
+        # A unit that was suspect for the last coordinator starts as suspect, so that its first heartbeat is an event.
         self.leases.begin(unit, now, Health.SUSPECT if slot.silent else Health.WELL)
         until = slot.phase_until
         if not known and until > now:

@@ -105,7 +105,7 @@ def _fresh_budget(slot: Slot) -> None:
     slot.held = ""
     slot.reset_history()
     if slot.tree_gone or not slot.leader_gone:
-        slot.last_exit = None  # It belongs to an earlier incarnation, unless the unit is stopping.
+        slot.last_exit = None  # It belongs to an earlier incarnation, unless this one is ending.
     if slot.state in (UnitState.FATAL, UnitState.BACKOFF) or slot.done:
         slot.generation += 1
     slot.done = slot.stop_now = slot.patient = False

@@ -34,7 +34,7 @@ def remove_sockets(run_uuid: str) -> None:
     directory = runtime_dir(run_uuid)
     for name in ("hub", "feed", "metrics"):
         (directory / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # The file is not a socket of ours.
+    with contextlib.suppress(OSError):  # Another file is in the directory.
         directory.rmdir()
 
 
