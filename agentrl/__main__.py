@@ -7,7 +7,7 @@ import gc
 import sys
 from typing import NoReturn
 
-from agentrl.loading import quiet_interrupts
+from agentrl.import_interrupts import quiet_interrupts
 
 
 def main() -> NoReturn:

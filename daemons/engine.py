@@ -26,7 +26,7 @@ from agentrl.http.free_ports import free_port
 from agentrl.http.token_server import listening
 from agentrl.store import run_database
 from agentrl.store.documents import Service
-from agentrl.telemetry.services import CANARY_LARGEST, CANARY_OVER_LIMIT, Meter
+from agentrl.telemetry.data_plane_metrics import CANARY_LARGEST, CANARY_OVER_LIMIT, Meter
 from agentrl.unit import Unit, run_unit
 
 LOOK_EVERY_S = 0.5
@@ -95,7 +95,7 @@ async def _engine(config: RunConfig, state_dir: Path) -> AsyncIterator[RunningEn
     # Imported here, because torch is heavy and an SGLang server has its own.
     import torch
 
-    from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+    from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
     from agentrl.engines.embedded.http_server import build_app
 
     torch.set_num_threads(config.engines.threads)

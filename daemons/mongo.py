@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 from agentrl.errors import ConfigError
-from agentrl.store.embedded import Mongod, lack_of_room, wait_until_data_is_free
 from agentrl.store.mongod_binary import find_mongod, mongod_version
 from agentrl.store.mongod_files import MongoFiles, prepare
+from agentrl.store.mongod_server import Mongod, lack_of_room, wait_until_data_is_free
 from agentrl.unit import Unit, run_unit
 
 FORMER_SERVER_ENDS_WITHIN_S = 60.0

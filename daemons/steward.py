@@ -24,7 +24,7 @@ from agentrl.steward.steward import Steward
 from agentrl.steward.steward_knobs import StewardKnobs
 from agentrl.store import indexes, run_database
 from agentrl.store.database import Database, StoreUnavailableError
-from agentrl.telemetry.services import HELD_OUT_TRAINED, REJECTED, named
+from agentrl.telemetry.data_plane_metrics import HELD_OUT_TRAINED, REJECTED, named
 from agentrl.unit import Unit, run_unit
 
 log = logging.getLogger("steward")

@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError
 from agentrl.http.token_server import listening
 from agentrl.store import run_database
 from agentrl.store.documents import Service
-from agentrl.telemetry import services
+from agentrl.telemetry import data_plane_metrics
 from agentrl.toolbox.api import build_app
 from agentrl.toolbox.service_report import ServiceReporter, status_of
 from agentrl.toolbox.toolbox import Quotas, Toolbox
@@ -80,7 +80,7 @@ async def _following(reporter: ServiceReporter) -> AsyncIterator[None]:
 
 async def _serve(unit: Unit, toolbox: Toolbox) -> None:
     calls, tools_at = 0, 0.0
-    meter = services.Meter(time.monotonic())
+    meter = data_plane_metrics.Meter(time.monotonic())
     while await unit.sleep_async(LOOK_EVERY_S):
         unit.tick()
         toolbox.paused = unit.paused
@@ -101,12 +101,12 @@ async def _serve(unit: Unit, toolbox: Toolbox) -> None:
 
 def _report_tools(unit: Unit, toolbox: Toolbox) -> None:
     for name, recent in toolbox.statistics.recent().items():
-        unit.metric(services.named(services.TOOL_RATE, name), recent.per_s)
-        unit.metric(services.named(services.TOOL_FAILURES, name), recent.failures)
+        unit.metric(data_plane_metrics.named(data_plane_metrics.TOOL_RATE, name), recent.per_s)
+        unit.metric(data_plane_metrics.named(data_plane_metrics.TOOL_FAILURES, name), recent.failures)
         if recent.calls:
-            unit.metric(services.named(services.TOOL_P95, name), recent.p95_s)
+            unit.metric(data_plane_metrics.named(data_plane_metrics.TOOL_P95, name), recent.p95_s)
     for server in toolbox.servers():
-        unit.metric(services.named(services.BREAKER_OPEN, server.id), server.breaker != "closed")
+        unit.metric(data_plane_metrics.named(data_plane_metrics.BREAKER_OPEN, server.id), server.breaker != "closed")
 
 
 async def _drain(unit: Unit, toolbox: Toolbox, reporter: ServiceReporter) -> None:

@@ -10,7 +10,7 @@ import os
 import sys
 
 from agentrl.errors import AgentrlError, ExitCode, UsageError
-from agentrl.loading import quiet_interrupts
+from agentrl.import_interrupts import quiet_interrupts
 
 
 def main() -> int:
@@ -100,7 +100,7 @@ def _run(args: argparse.Namespace) -> int:
     with quiet_interrupts():
         from tui import preferences, recording_lookup, run_list
         from tui.app import Console
-        from tui.host import Settings
+        from tui.console_interface import Settings
         from tui.run_list import Place
 
     own = preferences.load(preferences.path())

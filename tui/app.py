@@ -33,9 +33,9 @@ from tui.cli_runner import CliRunner
 from tui.command_palette import CommandPalette
 from tui.command_runner import CommandRunner
 from tui.connection import Connection
+from tui.console_interface import Settings
 from tui.export import Exporter
 from tui.frame import PAINTS_PER_S, Frame
-from tui.host import Settings
 from tui.model import actions
 from tui.model.actions import Action, When
 from tui.model.mirror import Mirror

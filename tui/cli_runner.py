@@ -24,8 +24,8 @@ from agentrl.protocol.commands import Apply
 from agentrl.protocol.effects import Consent, Effect, Tier
 from agentrl.protocol.messages import Permission
 from tui.command_runner import CommandRunner
+from tui.console_interface import Host
 from tui.dialogs.form import Field, Form, Question, Values
-from tui.host import Host
 from tui.model.effect_text import effect_sentence
 from tui.model.pending_commands import PendingCommand, line
 from tui.model.styled_text import Tone

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from agentrl.errors import AgentrlError
 from tui.command_runner import CommandRunner
+from tui.console_interface import Host
 from tui.dialogs.key_help import KeyHelp
 from tui.dialogs.palette import Choice, Palette, unit_choices
-from tui.host import Host
 from tui.model import command_line
 from tui.model.actions import EVERYWHERE, Action, sign
 from tui.model.pending_commands import PendingCommand

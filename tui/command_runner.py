@@ -19,8 +19,8 @@ from agentrl.errors import AgentrlError, RefusedError
 from agentrl.formatting.sentences import irrevocable
 from agentrl.protocol.commands import COMMANDS, Accepted, Tune
 from agentrl.protocol.effects import Consent, Effect, EffectChangedError, Tier
+from tui.console_interface import Host
 from tui.dialogs.form import INNER, Field, Form, Question, Values
-from tui.host import Host
 from tui.model import pending_commands
 from tui.model.actions import EVERYWHERE, Action
 from tui.model.effect_text import effect_lines

@@ -17,8 +17,8 @@ from typing import Any
 from agentrl.client import long_answers
 from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import counted, size
+from tui.console_interface import Host
 from tui.dialogs.form import Field, Form, Question, Values
-from tui.host import Host
 from tui.model import export_formats
 from tui.model.styled_text import Tone
 

@@ -15,7 +15,7 @@ from textual.css.scalar import Scalar
 from textual.geometry import Size
 from textual.screen import Screen
 
-from tui.host import Host
+from tui.console_interface import Host
 from tui.model import header_footer
 from tui.model.actions import Action
 from tui.model.mirror import STALE_S

@@ -18,7 +18,7 @@ from textual.widgets import Input
 
 from agentrl.formatting.row_text import row_kind
 from agentrl.protocol.rows import AlertRow, AnyRow
-from tui.host import Host
+from tui.console_interface import Host
 from tui.model import event_table
 from tui.model.command_line import Destination
 from tui.model.pending_commands import line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl.formatting.row_text import row_kind
-from tui.host import Host
+from tui.console_interface import Host
 from tui.model import event_table
 from tui.model.playback import Playback
 

@@ -16,8 +16,8 @@ from agentrl.client.discovery import state_of
 from agentrl.config import paths
 from agentrl.errors import ConfigError, UnknownNameError, UsageError
 from agentrl.formatting.amounts import seconds
+from agentrl.recording.disk_writer import DIRECTORY
 from agentrl.recording.reader import Recording
-from agentrl.recording.recording_files import DIRECTORY
 from tui.model.mirror import Mirror
 from tui.model.playback import SPEEDS
 from tui.playback_connection import PlaybackConnection

@@ -33,23 +33,23 @@ def register(app: typer.Typer) -> None:
 async def why(cli: Cli) -> ExitCode:
     """Show who waits for whom, for how long, and the cause."""
     from agentrl.cli import output
-    from agentrl.formatting import wait_chains
+    from agentrl.formatting import wait_chain_text
 
     async with cli.connect() as client:
         found = await client.why()
     if cli.json:
         output.emit(found)
         return ExitCode.OK
-    chains = wait_chains.worth_showing(found.chains)
+    chains = wait_chain_text.worth_showing(found.chains)
     if not chains:
-        output.say(wait_chains.NOBODY)
-    elif wait_chains.all_well(chains):
-        output.say(wait_chains.ALL_WELL)
+        output.say(wait_chain_text.NOBODY)
+    elif wait_chain_text.all_well(chains):
+        output.say(wait_chain_text.ALL_WELL)
     for chain in chains:
         output.say(chain.sentence)
-        for link in wait_chains.of_chain(chain):
+        for link in wait_chain_text.of_chain(chain):
             output.say(f"    {link.sentence}{', overdue' if link.overdue else ''}")
-        output.say("    {}: {}".format(*wait_chains.end_of(chain)))
+        output.say("    {}: {}".format(*wait_chain_text.end_of(chain)))
     return ExitCode.OK
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from agentrl.cli import cleanup_check, lifecycle, output, start_coordinator
+from agentrl.cli import cleanup_check, output, run_transaction, start_coordinator
 from agentrl.cli.execute import agreed, report_accepted
-from agentrl.cli.lifecycle import LocalTransaction, Transaction
 from agentrl.cli.options import Cli
 from agentrl.cli.progress import Progress
+from agentrl.cli.run_transaction import LocalTransaction, Transaction
 from agentrl.client import Client
 from agentrl.client.discovery import forget_dead
 from agentrl.client.run_processes import RunProcess, keepers_of
@@ -49,11 +49,11 @@ async def end_run(cli: Cli, *, now: bool) -> ExitCode:
             found = await cleanup_check.scan(run.uuid)
             keepers = keepers_of(paths.state_dir(run.name))
             if found.found or keepers:
-                return await lifecycle.carry_out(_RemoveLeftovers(cli, run, found, keepers))
+                return await run_transaction.carry_out(_RemoveLeftovers(cli, run, found, keepers))
             if not cli.dry_run:
                 forget_dead(paths.state_dir(run.name), run.uuid)
             return _report_not_up(cli, run, found)
-    return await lifecycle.carry_out(_Stop(cli, run, Down(now=now)))
+    return await run_transaction.carry_out(_Stop(cli, run, Down(now=now)))
 
 
 async def _find_run(cli: Cli) -> RunFile | None:

@@ -189,17 +189,17 @@ async def _tokens(client: Client, record: str, turns: range) -> Tokens:
 
 def _show_tokens(found: Tokens, cli: Cli, chars: int) -> ExitCode:
     from agentrl.cli import output
-    from agentrl.formatting import token_tree
+    from agentrl.formatting import token_tree_text
 
     if cli.json:
         output.emit(found)
         return ExitCode.OK
     places = {segment.segment: place for place, segment in enumerate(found.segments)}
-    heads = token_tree.heads([places.get(segment.parent, token_tree.ROOT) for segment in found.segments])
+    heads = token_tree_text.heads([places.get(segment.parent, token_tree_text.ROOT) for segment in found.segments])
     for head, segment in zip(heads, found.segments, strict=True):
         turn = f"turn {segment.turn}" if segment.turn >= 0 else "no turn"
-        output.say(f"{head}{turn}: {token_tree.summary(segment)}")
-        text = "".join(token_tree.texts(segment))
+        output.say(f"{head}{turn}: {token_tree_text.summary(segment)}")
+        text = "".join(token_tree_text.texts(segment))
         cut = text if not chars or len(text) <= chars else f"{text[:chars]}…"
         for line in output.sanitise_lines(cut).splitlines():
             output.say(f"{' ' * len(head)}  {line}")

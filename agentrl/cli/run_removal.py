@@ -20,8 +20,8 @@ import typer
 
 from agentrl.cli import cleanup_check, output
 from agentrl.cli.execute import signals_end_prompts
-from agentrl.cli.lifecycle import LocalTransaction
 from agentrl.cli.options import Cli
+from agentrl.cli.run_transaction import LocalTransaction
 from agentrl.cli.start_coordinator import Place, refuse_if_in_use
 from agentrl.client.discovery import forget_dead, state_of
 from agentrl.client.run_processes import keepers_of
@@ -129,7 +129,7 @@ class Wipe(LocalTransaction):
         place = self._place
         await refuse_if_up(place.name, place.state_dir, self._uuid)
         refuse_if_in_use(place)
-        program = (sys.executable, "-m", "agentrl.store.wiping")
+        program = (sys.executable, "-m", "agentrl.store.run_wipe")
         process = await asyncio.create_subprocess_exec(
             *(*program, "--state-dir", str(place.state_dir), "--run-dir", str(place.run_dir), *arguments),
             stdin=asyncio.subprocess.DEVNULL,

@@ -61,10 +61,10 @@ def list_runs(cli: Cli) -> ExitCode:
 
 async def forget(cli: Cli, run_name: Annotated[str, NAME], yes: Yes = False, dry_run: DryRun = False) -> ExitCode:
     """Remove the state of a run that is down: journal, keys, database."""
-    from agentrl.cli import lifecycle, run_removal
+    from agentrl.cli import run_removal, run_transaction
 
     cli = dataclasses.replace(cli, yes=yes, dry_run=dry_run)
-    return await lifecycle.carry_out(run_removal.Forget(cli, run_name))
+    return await run_transaction.carry_out(run_removal.Forget(cli, run_name))
 
 
 async def wipe(
@@ -79,7 +79,7 @@ async def wipe(
 
     Database, weights, checkpoints and logs.
     """
-    from agentrl.cli import lifecycle, run_removal
+    from agentrl.cli import run_removal, run_transaction
 
     cli = dataclasses.replace(cli, dry_run=dry_run)
-    return await lifecycle.carry_out(run_removal.Wipe(cli, run_name, yes_really))
+    return await run_transaction.carry_out(run_removal.Wipe(cli, run_name, yes_really))

@@ -38,7 +38,7 @@ async def up(
     ] = False,
 ) -> ExitCode:
     """Start the run, or make it equal to its file."""
-    from agentrl.cli import lifecycle, start_coordinator
+    from agentrl.cli import run_transaction, start_coordinator
     from agentrl.cli.up_transaction import NewRun, Up
     from agentrl.client.run_processes import left_up
     from agentrl.config import paths
@@ -66,14 +66,14 @@ async def up(
 
     silent_s = config.supervision.coordinator_silent_s
     with cli.hinting():
-        return await lifecycle.carry_out(
+        return await run_transaction.carry_out(
             Up(cli, place, _arguments(loaded), create=create, silent_s=silent_s, follow=follow)
         )
 
 
 async def _up_to_read(cli: Cli, file: Path | None, sets: list[str] | None, *, follow: bool) -> ExitCode:
     """Start the store of a run that is down, and the steward that reads it, without its run file."""
-    from agentrl.cli import lifecycle, output, start_coordinator
+    from agentrl.cli import output, run_transaction, start_coordinator
     from agentrl.cli.up_transaction import NewRun, Up
     from agentrl.config.supervision_times import SupervisionTimes
     from agentrl.protocol.commands import Apply
@@ -97,7 +97,7 @@ async def _up_to_read(cli: Cli, file: Path | None, sets: list[str] | None, *, fo
         return ExitCode.OK
     args, silent_s = Apply(config={}, reading=True), SupervisionTimes().coordinator_silent_s
     with cli.hinting():
-        return await lifecycle.carry_out(Up(cli, place, args, create=create, silent_s=silent_s, follow=follow))
+        return await run_transaction.carry_out(Up(cli, place, args, create=create, silent_s=silent_s, follow=follow))
 
 
 def _run_to_read(cli: Cli) -> OfflineRun:

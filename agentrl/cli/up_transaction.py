@@ -21,10 +21,10 @@ from pathlib import Path
 from agentrl.cli import output, start_coordinator
 from agentrl.cli.cleanup_check import end, until_gone
 from agentrl.cli.execute import agreed, finished, report_accepted
-from agentrl.cli.lifecycle import Transaction
 from agentrl.cli.options import Cli
 from agentrl.cli.progress import Progress
 from agentrl.cli.run_removal import finish_removals, remove_state
+from agentrl.cli.run_transaction import Transaction
 from agentrl.cli.start_coordinator import Place
 from agentrl.cli.status import follow_changes
 from agentrl.cli.up_report import report

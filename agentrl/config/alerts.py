@@ -23,7 +23,7 @@ BUILT_IN_RULES = (
     *("learning-gradient", "learning-no-signal", "learning-truncation", "learning-no-tools", "learning-tools-fail"),
     *("learning-length", "learning-not-finite", "learning-overfits", "learning-invalid"),
 )
-"""The rules of every run. Their conditions are in `agentrl/control/alerts/rule_table.py`."""
+"""The rules of every run. Their conditions are in `agentrl/control/alerts/builtin_rules.py`."""
 
 
 class Rule(Section):

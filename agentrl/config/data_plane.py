@@ -31,8 +31,8 @@ from agentrl.config.field_types import (
 )
 from agentrl.config.secrets import is_reference, names_a_secret
 from agentrl.policies.freshness import Strategy
+from agentrl.policies.loss_settings import Aggregation, Counted, RatioAgainst
 from agentrl.policies.outcomes import Blame, LimitRule
-from agentrl.policies.policy_loss import Aggregation, Counted, RatioAgainst
 from agentrl.protocol.specs import Role
 
 _Positive = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]

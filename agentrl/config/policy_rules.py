@@ -14,7 +14,7 @@ from agentrl.config.data_plane import DataPlane, DecaySettings, Environment, Pro
 from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay, Freshness, Strategy
 from agentrl.policies.group_closing import GroupRule
-from agentrl.policies.policy_loss import PolicyLoss
+from agentrl.policies.loss_settings import PolicyLoss
 
 _ESTIMATORS: Mapping[str, Literal["grpo", "leave_one_out"]] = {"grpo": "grpo", "leave-one-out": "leave_one_out"}
 

@@ -3,7 +3,7 @@
     coordinator             builds the parts and runs them        context     what the parts share
     message_router          every message: sender, then handler
     handlers/               clients, host agents, units           commands/   previews and acts of each command
-    executor, instruction_handler   carry out the supervisor's instructions, Persist first
+    instruction_queue, instruction_handler   carry out the supervisor's instructions, Persist first
     state/                  rows, metrics, operations, knobs      messaging/  peers and pending requests
     persistence/            journal, keys, locks                  alerts/     rules, lifecycle, delivery
     periodic_checks         leases, feed, alerts by the clock     recovery    what earlier coordinators wrote

@@ -19,7 +19,7 @@ from agentrl import __version__
 from agentrl.config.paths import RunFile
 from agentrl.config.run import RunConfig
 from agentrl.control.clock import Clock
-from agentrl.control.executor import Executor
+from agentrl.control.instruction_queue import Executor
 from agentrl.control.messaging.peers import Peers
 from agentrl.control.persistence.journal import Journal
 from agentrl.control.persistence.keyring import Keyring
@@ -41,7 +41,7 @@ from agentrl.supervision.liveness import Health, Leases
 from agentrl.supervision.supervisor import Supervisor
 from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_slots import State
-from agentrl.telemetry.services import STEP
+from agentrl.telemetry.data_plane_metrics import STEP
 
 
 @dataclass

@@ -27,20 +27,20 @@ from agentrl.control.commands.active_config import ActiveConfig
 from agentrl.control.commands.collect_stacks import Stacks
 from agentrl.control.commands.desired_state import DesiredState
 from agentrl.control.commands.key_commands import KeyCommands
+from agentrl.control.commands.knob_commands import Tuning
 from agentrl.control.commands.prepared import Prepare, preparing
-from agentrl.control.commands.staleness_preview import StalenessPreview
-from agentrl.control.commands.tuning import Tuning
+from agentrl.control.commands.staleness_effect import StalenessPreview
 from agentrl.control.context import Context
-from agentrl.control.executor import Executor
 from agentrl.control.feed_recorder import FeedRecorder
 from agentrl.control.handlers.client_queries import Queries
 from agentrl.control.handlers.client_requests import ClientHandler
+from agentrl.control.handlers.command_forwarding import ServedCommands
 from agentrl.control.handlers.hosts import HostHandler
-from agentrl.control.handlers.served_commands import ServedCommands
 from agentrl.control.handlers.units import UnitHandler
 from agentrl.control.host_agent_watch import HostAgentWatch
 from agentrl.control.incidents import SHOWN, Incidents
 from agentrl.control.instruction_handler import InstructionHandler
+from agentrl.control.instruction_queue import Executor
 from agentrl.control.message_router import MessageRouter
 from agentrl.control.messaging.peers import Peers
 from agentrl.control.messaging.pending_requests import PendingRequests

@@ -19,8 +19,8 @@ import msgspec
 from agentrl.config.run import RunConfig
 from agentrl.control.context import Context
 from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, IncidentRow, OperationRow
-from agentrl.recording.recording_files import DIRECTORY, Limits
-from agentrl.recording.writer import FRAME_S, Writer
+from agentrl.recording.disk_writer import DIRECTORY, Limits
+from agentrl.recording.frame_writer import FRAME_S, Writer
 
 _DAY_S = 86_400.0
 _MOST_WAITING = 600

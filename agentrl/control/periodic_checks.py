@@ -20,7 +20,7 @@ from agentrl.protocol.rows import UnitState
 from agentrl.protocol.wire import encode
 from agentrl.supervision import events, restarts
 from agentrl.supervision.liveness import Finding, Health
-from agentrl.telemetry.metrics import FEED_ROWS, JOURNAL_COMMIT, LOOP_LAG, PEERS
+from agentrl.telemetry.control_plane_metrics import FEED_ROWS, JOURNAL_COMMIT, LOOP_LAG, PEERS
 
 log = logging.getLogger(__name__)
 

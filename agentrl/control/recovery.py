@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from agentrl.control.executor import KIND_GROUP, KIND_RUN, KIND_SLOT
+from agentrl.control.instruction_queue import KIND_GROUP, KIND_RUN, KIND_SLOT
 from agentrl.control.persistence.journal import Batch, Journal
 from agentrl.control.state.operations import Operation
 from agentrl.errors import ProtocolError

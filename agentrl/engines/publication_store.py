@@ -20,7 +20,7 @@ from agentrl.policies.status_tables import PUBLICATION, Actor, PublicationStatus
 from agentrl.store import service_registry
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import CanaryReading, Service
-from agentrl.store.updates import NOW, from_now
+from agentrl.store.update_expressions import NOW, from_now
 
 S = PublicationStatus
 LOADABLE = [S.ANNOUNCED, S.CURRENT, S.RETAINED, S.SKIPPED]

@@ -17,7 +17,7 @@ from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.rows import ONLY_READ
 from agentrl.protocol.wire import decode_as
 from agentrl.queries import details, exports, pages, record_tokens, records, staleness, tool_errors
-from agentrl.queries.changes import Changes
+from agentrl.queries.operator_changes import Changes
 from agentrl.steward.epochs import Source
 from agentrl.steward.settings import StewardSettings
 from agentrl.store.database import Database

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from agentrl.errors import ConfigError, ProtocolError
+from agentrl.recording.disk_writer import SUFFIX
 from agentrl.recording.file_format import HEAD_BYTES, MAGIC, Change, Head, Kind, Unpacker, read_head
-from agentrl.recording.recording_files import SUFFIX
-from agentrl.recording.writer import SIGN_S
+from agentrl.recording.frame_writer import SIGN_S
 
 _BEGIN_ONCE = ("incident/", "op/")
 GAP_S = 2 * SIGN_S

@@ -20,7 +20,7 @@ from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.status_tables import Actor, RecordStatus
 from agentrl.rollout import agent_loops
 from agentrl.rollout.agent_loops import AgentLoop
-from agentrl.rollout.coalescer import Coalescer
+from agentrl.rollout.batched_requests import Coalescer
 from agentrl.rollout.episode_errors import DroppedError
 from agentrl.rollout.scorers import UnscoredError
 from agentrl.store import calls, chunks, claims, groups, tasks

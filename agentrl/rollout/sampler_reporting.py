@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 
 from agentrl.rollout.sampler import FINISH_WITHIN_S, Sampler
-from agentrl.telemetry.services import BUSY, IN_MODEL, IN_TOOLS, Meter
+from agentrl.telemetry.data_plane_metrics import BUSY, IN_MODEL, IN_TOOLS, Meter
 from agentrl.unit import Unit
 
 EVERY_S = 0.5

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from agentrl.policies import admission
-from agentrl.policies.admission import Counts
+from agentrl.policies import admission_capacity
+from agentrl.policies.admission_capacity import Counts
 from agentrl.policies.status_tables import TaskStatus
 from agentrl.steward.settings import StewardSettings
 from agentrl.store import admission_counts as counts
@@ -50,10 +50,10 @@ async def admit(database: Database, settings: StewardSettings) -> Admitted:
     # Behind the place: what another steward has admitted by now counts, or has taken the place.
     counted = await counts.of_admission(database)
     rooms = _rooms(settings, reported, counted)
-    granted = admission.granted((rooms[task.environment], settings.n) for task in queue)
+    granted = admission_capacity.granted((rooms[task.environment], settings.n) for task in queue)
     if tries:
         waited_s = await tasks.since_last_admission_s(database)
-        granted = min(granted, admission.groups_on_trial(settings.n, counted, waited_s))
+        granted = min(granted, admission_capacity.groups_on_trial(settings.n, counted, waited_s))
     # It ends where somebody else is at it: what was counted is out of date by then.
     done = await tasks.admit(
         database,
@@ -117,7 +117,7 @@ def _rooms(settings: StewardSettings, reported: Mapping[str, object], counted: C
     """How many records more the bound of each environment leaves room for."""
     if settings.frozen:
         return dict.fromkeys(settings.environments, settings.max_in_flight - counted.in_flight)
-    return {name: admission.capacity(settings.plan(reported, name), counted) for name in settings.environments}
+    return {name: admission_capacity.capacity(settings.plan(reported, name), counted) for name in settings.environments}
 
 
 async def _queue(database: Database, settings: StewardSettings, held: Collection[str], place: int) -> list[Task]:

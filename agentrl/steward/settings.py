@@ -11,8 +11,8 @@ from typing import Any
 
 from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
-from agentrl.policies import admission, group_closing, outcomes
-from agentrl.policies.admission import Plan
+from agentrl.policies import admission_capacity, group_closing, outcomes
+from agentrl.policies.admission_capacity import Plan
 from agentrl.policies.group_closing import GroupRule
 
 ROUNDS_MAX = 3
@@ -68,14 +68,14 @@ class StewardSettings:
     def __post_init__(self) -> None:
         group_closing.refuse_impossible(self.n, self.group_rule)
         if not self.frozen:
-            admission.refuse_impossible(self.plan({}), [self.n])
+            admission_capacity.refuse_impossible(self.plan({}), [self.n])
 
     def plan(self, reported: Mapping[str, Any], environment: str = "") -> Plan:
         """The numbers of the admission formula. What the trainer reported overrides the file."""
         bounds = reported.get("bounds", self.bounds)
         return Plan(
             bound=int(bounds.get(environment, reported.get("bound", self.bound))),
-            batch=admission.batch_records(int(reported.get("groups", self.groups)), [self.n]),
+            batch=admission_capacity.batch_records(int(reported.get("groups", self.groups)), [self.n]),
             max_concurrent=self.max_in_flight,
             publish_every=int(reported.get("publish_every", self.publish_every)),
         )

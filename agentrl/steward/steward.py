@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.policies.admission import Counts
+from agentrl.policies.admission_capacity import Counts
 from agentrl.protocol.messages import Wait
-from agentrl.steward import admission, batch_waits, epochs, evaluations, expiry, group_upkeep, retention
+from agentrl.steward import admission, batch_waits, dead_owners, epochs, evaluations, group_upkeep, retention
 from agentrl.steward.admission import Admitted
 from agentrl.steward.epochs import Source
 from agentrl.steward.settings import StewardSettings
@@ -82,7 +82,7 @@ class Steward:
         self._database = database
         self._sources = sources
         self._clock = clock
-        self._lease = owners.Lease(database, incarnation, unit=unit, role=expiry.ROLE, run=run, clock=clock)
+        self._lease = owners.Lease(database, incarnation, unit=unit, role=dead_owners.ROLE, run=run, clock=clock)
         self._run = run
         self._admitted = Admitted(0, 0, Counts())
         self._dead: set[str] = set()
@@ -97,7 +97,7 @@ class Steward:
     async def start(self) -> None:
         """The first act. Raises ConfigError for a dataset that changed under an epoch."""
         await epochs.refuse_changed(self._database, self._sources)
-        await expiry.bridge_gap(self._database)
+        await dead_owners.bridge_gap(self._database)
         await self._lease.open()
         self._renewed_at = self._clock()
 
@@ -160,7 +160,7 @@ class Steward:
         return declared
 
     async def _keep_house(self, done: Done) -> None:
-        await expiry.bridge_gap(self._database)
+        await dead_owners.bridge_gap(self._database)
         if self._clock() - self._renewed_at >= owners.RENEW_EVERY_S:
             await self._lease.renew()
             self._renewed_at = self._clock()
@@ -168,7 +168,7 @@ class Steward:
         if self._clock() - self._looked_at_disks_at >= RETENTION_EVERY_S:
             await self._look_at_disks(done)
             self._looked_at_disks_at = self._clock()
-        expired = await expiry.expire(self._database)
+        expired = await dead_owners.expire(self._database)
         done.expired += expired.owners
         done.freed += expired.freed
         done.repaired = await tasks.repair(self._database)
@@ -177,5 +177,5 @@ class Steward:
             await group_upkeep.retrain(self._database, self.settings, await admission.plan_told(self._database))
         done.queued = await epochs.refill(self._database, self.settings, self._sources)
         done.queued += await evaluations.queue(self._database, self.settings, self._sources)
-        for version in await expiry.tidy(self._database):
+        for version in await dead_owners.tidy(self._database):
             log.warning("version %d is rejected: no engine takes it", version)

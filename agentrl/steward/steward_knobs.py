@@ -12,7 +12,7 @@ from functools import partial
 from agentrl.config.knobs import unit_knobs
 from agentrl.config.run import RunConfig
 from agentrl.formatting.amounts import counted
-from agentrl.policies.admission import Counts
+from agentrl.policies.admission_capacity import Counts
 from agentrl.protocol.knob import Knob, plain_value
 from agentrl.protocol.specs import Role
 from agentrl.steward.settings import StewardSettings

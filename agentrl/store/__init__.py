@@ -10,10 +10,10 @@
     owners               leases of incarnations             service_registry    engines and toolboxes that answer
     datasets             files of tasks                     lists, list_cursors filtered pages
     accounting, audit    sums that must agree               retraining      trained Tasks that may train again
-    pruning              removes details of consumed Tasks  updates         terms of the update language
-    wipe, wiping         delete all data of a run
+    pruning              removes details of consumed Tasks  update_expressions   terms of the update language
+    database_wipe, run_wipe    delete all data of a run
 
-    mongod_binary, mongod_files, embedded    the MongoDB server of a run without a URL
+    mongod_binary, mongod_files, mongod_server    the MongoDB server of a run without a URL
 
 Invariants: statuses move by conditional updates that name the status they start from and the owner or lineage that may
 make the move, and documents are never saved whole; ids contain what a document belongs to, so writing it again changes

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from agentrl.policies.admission import Counts
+from agentrl.policies.admission_capacity import Counts
 from agentrl.policies.status_tables import IN_FLIGHT, RecordStatus, TaskStatus
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import TRAINS

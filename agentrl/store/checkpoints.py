@@ -12,7 +12,7 @@ from agentrl.errors import UnknownNameError
 from agentrl.policies.status_tables import CHECKPOINT, Actor, CheckpointStatus, check
 from agentrl.store.database import Database
 from agentrl.store.documents import Checkpoint, CheckpointFile, checkpoint_id, load, load_if, to_bson
-from agentrl.store.updates import NOW, setting
+from agentrl.store.update_expressions import NOW, setting
 
 S = CheckpointStatus
 

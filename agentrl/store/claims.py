@@ -22,7 +22,7 @@ from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.status_tables import RECORD, Actor, RecordStatus, check
 from agentrl.store.database import Database, Plain, Write
 from agentrl.store.documents import DBRecordData, Record, Task, load, to_bson
-from agentrl.store.updates import NOW, seconds_since, setting
+from agentrl.store.update_expressions import NOW, seconds_since, setting
 
 S = RecordStatus
 MOST_KNOWN_TASKS = 64

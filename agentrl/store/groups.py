@@ -22,7 +22,7 @@ from agentrl.policies.status_tables import IN_FLIGHT, TASK, Actor, RecordStatus,
 from agentrl.store import tasks
 from agentrl.store.database import Database, Write
 from agentrl.store.documents import TRAINS, Record, Share, Task, load
-from agentrl.store.updates import NOW, setting
+from agentrl.store.update_expressions import NOW, setting
 
 Answer = Literal["ready", "requeued", "dead", "open", "gone"]
 """What became of it. `open`: something is still to come. `gone`: it was not admitted, or somebody else was first."""

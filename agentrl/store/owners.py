@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from agentrl.errors import ConflictError
 from agentrl.store import schema
 from agentrl.store.database import AlreadyThereError, Database, StoreUnavailableError
-from agentrl.store.updates import NOW, from_now, is_past, setting
+from agentrl.store.update_expressions import NOW, from_now, is_past, setting
 
 log = logging.getLogger("owner")
 

@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.policies.status_tables import CheckpointStatus, TaskStatus
 from agentrl.store.database import Database
 from agentrl.store.documents import within
-from agentrl.store.updates import is_older
+from agentrl.store.update_expressions import is_older
 
 S = TaskStatus
 _OVER = (S.TRAINED, S.FILTERED, S.DEAD, S.DONE)

@@ -14,7 +14,7 @@ from agentrl.policies.status_tables import PUBLICATION, Actor, PublicationStatus
 from agentrl.store.database import AlreadyThereError, Database
 from agentrl.store.documents import Publication, load, load_if, to_bson
 from agentrl.store.service_registry import PRESENT
-from agentrl.store.updates import NOW, is_older, setting
+from agentrl.store.update_expressions import NOW, is_older, setting
 
 S = PublicationStatus
 

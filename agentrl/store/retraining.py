@@ -14,7 +14,7 @@ from agentrl.policies.version_tree import VersionTree
 from agentrl.store import publications
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS, DBRecordData, load
-from agentrl.store.updates import is_older
+from agentrl.store.update_expressions import is_older
 
 MOST_AT_ONCE = 256
 Bound = Callable[[str], int]

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.store.database import Database
 from agentrl.store.documents import Service, load, to_bson
-from agentrl.store.updates import NOW, from_now, is_older, setting
+from agentrl.store.update_expressions import NOW, from_now, is_older, setting
 
 PRESENT = ["starting", "loading", "serving", "draining"]
 SILENT_S = 8.0

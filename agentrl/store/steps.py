@@ -18,7 +18,7 @@ from agentrl.policies.status_tables import IN_FLIGHT, STEP, TASK, Actor, RecordS
 from agentrl.store import groups
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import TRAINS, DBRecordData, Step, Task, load, load_if, step_id, to_bson
-from agentrl.store.updates import NOW, seconds_since, setting
+from agentrl.store.update_expressions import NOW, seconds_since, setting
 
 DEATHS_REMEMBERED = 100
 

@@ -17,7 +17,7 @@ from agentrl.policies import group_closing
 from agentrl.policies.status_tables import HOLDS_SEAT, RECORD, TASK, Actor, RecordStatus, TaskStatus, check
 from agentrl.store.database import AlreadyThereError, Database, Plain
 from agentrl.store.documents import TRAINS, Record, Task, load, load_if, record_id, to_bson
-from agentrl.store.updates import NOW, from_now, setting
+from agentrl.store.update_expressions import NOW, from_now, setting
 
 STALE = "stale"
 """The reason of a round whose records were all too old to train once its group was closed."""

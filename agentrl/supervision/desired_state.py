@@ -14,11 +14,11 @@ from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import READ_FROM, GroupSpec, split_unit
 from agentrl.supervision import events
 from agentrl.supervision.instructions import Persist, Publish
-from agentrl.supervision.lifecycle import Lifecycle
-from agentrl.supervision.plans import count_after, new_units
 from agentrl.supervision.scheduling import victims
 from agentrl.supervision.transitions import WITH_PROCESS
+from agentrl.supervision.unit_lifecycle import Lifecycle
 from agentrl.supervision.unit_slots import GroupState, Slot
+from agentrl.supervision.up_plan import count_after, new_units
 
 
 def apply(life: Lifecycle, event: events.Applied, now: float) -> None:

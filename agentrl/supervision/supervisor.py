@@ -28,10 +28,10 @@ from agentrl.supervision.instructions import (
     Spawn,
     StartTimer,
 )
-from agentrl.supervision.lifecycle import UNKNOWN_EXIT, Lifecycle
-from agentrl.supervision.plans import Plan, plan
 from agentrl.supervision.transitions import WITH_PROCESS
+from agentrl.supervision.unit_lifecycle import UNKNOWN_EXIT, Lifecycle
 from agentrl.supervision.unit_slots import Ghost, HostState, Slot, State
+from agentrl.supervision.up_plan import Plan, plan
 
 
 class Supervisor:

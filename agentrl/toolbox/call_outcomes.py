@@ -16,7 +16,7 @@ import msgspec
 from agentrl.config.data_plane import ToolServer
 from agentrl.policies.outcomes import AnswerStatus, Blame, tool_fault
 from agentrl.toolbox.api_messages import CallAnswer
-from agentrl.toolbox.connection import (
+from agentrl.toolbox.mcp_connection import (
     CALL_KEY,
     SESSION_KEY,
     CallRejectedError,

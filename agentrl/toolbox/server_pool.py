@@ -20,8 +20,8 @@ from typing import Protocol
 from agentrl.config.data_plane import ToolServer
 from agentrl.errors import AgentrlError
 from agentrl.toolbox.api_messages import QuotaError, ToolInfo, UnavailableError
-from agentrl.toolbox.connection import START_WITHIN_S, Connection, HttpPeer
 from agentrl.toolbox.launch_environment import headers_of, launch_of
+from agentrl.toolbox.mcp_connection import START_WITHIN_S, Connection, HttpPeer
 from agentrl.toolbox.stdio_transport import ServerProcess
 
 log = logging.getLogger("toolbox")

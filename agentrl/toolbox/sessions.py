@@ -16,8 +16,8 @@ from agentrl.config.data_plane import ToolServer
 from agentrl.toolbox.api_messages import SessionError, SessionLostError, ToolInfo
 from agentrl.toolbox.call_registry import Call
 from agentrl.toolbox.circuit_breaker import Breaker
-from agentrl.toolbox.connection import Connection
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
+from agentrl.toolbox.mcp_connection import Connection
 from agentrl.toolbox.server_pool import ConnectionSource
 
 RETURN_WITHIN_S = 5.0

@@ -38,8 +38,8 @@ from agentrl.toolbox.api_messages import (
 from agentrl.toolbox.call_outcomes import call_server
 from agentrl.toolbox.call_registry import Call, CallRegistry
 from agentrl.toolbox.circuit_breaker import Breaker, BreakerRule
-from agentrl.toolbox.connection import Connection
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
+from agentrl.toolbox.mcp_connection import Connection
 from agentrl.toolbox.server_pool import (
     NOT_YET,
     STARTS_AT_ONCE,

@@ -3,7 +3,7 @@
     trainer, trainer_state, waiting      the loop, its state, and what it waits for
     resume, initial_model, warmup, demonstrations
                                          the beginning: from a checkpoint, or from a model and its warm-up
-    batch_selection, poisoned_groups     the next step, and groups that ended former trainers
+    batch_selection, poison_trials       the next step, and groups that ended former trainers
     batch_assembly, batch                from the documents of a step to token trees
     packing, policy_model, losses, optimizers, step_metrics, learner
                                          from token trees to new weights

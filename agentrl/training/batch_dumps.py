@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from agentrl.errors import ConfigError, DiskError
-from agentrl.policies.policy_loss import PolicyLoss
+from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.training.batch import Batch
 from agentrl.training.trainer_knobs import Plan
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from agentrl.policies import batch_cut, outcomes
-from agentrl.policies.admission import TRIED
+from agentrl.policies.admission_capacity import TRIED
 from agentrl.policies.batch_cut import Decision, ReadyGroup, ReadyRecord, Situation, UnderWay, Wanted
 from agentrl.policies.outcomes import OutcomeClass
 from agentrl.policies.version_tree import VersionTree
@@ -21,7 +21,7 @@ from agentrl.store import retraining, steps, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS, DBRecordData
 from agentrl.store.steps import Ready
-from agentrl.training.poisoned_groups import Suspicion
+from agentrl.training.poison_trials import Suspicion
 from agentrl.training.trainer_knobs import Plan
 
 RECENT_RECORDS = 200

@@ -17,7 +17,7 @@ from pathlib import Path
 from agentrl.config.run import RunConfig
 from agentrl.store import datasets, evaluations
 from agentrl.store.database import Database
-from agentrl.telemetry.learning import EVALUATION, EVALUATION_MARGIN
+from agentrl.telemetry.learning_metrics import EVALUATION, EVALUATION_MARGIN
 from agentrl.unit import Unit
 
 log = logging.getLogger("trainer")

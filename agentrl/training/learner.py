@@ -22,7 +22,7 @@ import transformers
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
 
-from agentrl.policies.policy_loss import Aggregation, PolicyLoss
+from agentrl.policies.loss_settings import Aggregation, PolicyLoss
 from agentrl.training import losses, step_metrics
 from agentrl.training.batch import Batch, Segment, Trajectory, split_by_groups
 from agentrl.training.losses import Denominator, PairFacts, Terms

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.policies.policy_loss import Aggregation, PolicyLoss
+from agentrl.policies.loss_settings import Aggregation, PolicyLoss
 
 LOG_RATIO_LIMIT = 20.0
 _NO_REFERENCE = "A run keeps its reference in RUN_DIR/reference; see training.reference."

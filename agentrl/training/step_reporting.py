@@ -21,9 +21,9 @@ from agentrl.policies import step_alarms
 from agentrl.store import attempt_statistics
 from agentrl.store.database import Database, StoreError
 from agentrl.store.documents import Step
-from agentrl.telemetry import learning
-from agentrl.telemetry.learning import MISMATCH_K3_OVER_LIMIT, MISMATCH_OVER_LIMIT, MISMATCH_P99_OVER_LIMIT
-from agentrl.telemetry.services import BASE_VERSION, STEP
+from agentrl.telemetry import learning_metrics
+from agentrl.telemetry.data_plane_metrics import BASE_VERSION, STEP
+from agentrl.telemetry.learning_metrics import MISMATCH_K3_OVER_LIMIT, MISMATCH_OVER_LIMIT, MISMATCH_P99_OVER_LIMIT
 from agentrl.training.batch_assembly import Assembled
 from agentrl.training.batch_selection import Look
 from agentrl.training.learner import StepResult
@@ -100,7 +100,7 @@ def to_unit(unit: Unit, metrics: Mapping[str, float], step: Step) -> None:
         {STEP.name: step.step, BASE_VERSION.name: step.base_version}
         | {shown: metrics[name] for name, shown in ON_THE_LINE.items() if name in metrics}
         # A number that this step lacks is cleared: no alarm may continue because of an earlier step.
-        | {metric.name: metrics.get(metric.name, math.nan) for metric in learning.OF_STEPS}
+        | {metric.name: metrics.get(metric.name, math.nan) for metric in learning_metrics.OF_STEPS}
     )
 
 

@@ -29,15 +29,15 @@ from agentrl.store import lineages, owners, publications, steps, tasks
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import DBRecordData, Publication, Step, step_id
 from agentrl.store.steps import LineageClosedError
-from agentrl.telemetry.learning import NOT_FINITE, NOTHING_TRAINED, STEPS_WANTED, VALID
-from agentrl.telemetry.services import WARMUP_UNUSED, Meter
+from agentrl.telemetry.data_plane_metrics import WARMUP_UNUSED, Meter
+from agentrl.telemetry.learning_metrics import NOT_FINITE, NOTHING_TRAINED, STEPS_WANTED, VALID
 from agentrl.training import (
     batch_assembly,
     batch_selection,
     checkpoints,
     disk_retention,
     initial_model,
-    poisoned_groups,
+    poison_trials,
     step_reporting,
     weight_files,
 )
@@ -47,7 +47,7 @@ from agentrl.training.batch_selection import Look, Place
 from agentrl.training.checkpoints import Progress
 from agentrl.training.evaluator import Evaluator, has_held_out_tasks, over_all
 from agentrl.training.learner import Learner, StepResult
-from agentrl.training.poisoned_groups import Suspicion
+from agentrl.training.poison_trials import Suspicion
 from agentrl.training.resume import CHECKPOINTS, Start, take_over
 from agentrl.training.step_reporting import Curves
 from agentrl.training.trainer_knobs import Knobs, Plan
@@ -181,8 +181,8 @@ class Trainer:
             case "end":
                 return look.decision.why
             case "bury":
-                await poisoned_groups.bury(self._database, look.decision.poison, look.decision.why)
-                self._suspicion = await poisoned_groups.recall(self._database)
+                await poison_trials.bury(self._database, look.decision.poison, look.decision.why)
+                self._suspicion = await poison_trials.recall(self._database)
             case "wait":
                 if look.decision.held:
                     self._held_since = self._held_since or time.monotonic()
@@ -306,7 +306,7 @@ class Trainer:
         reason = f"poison: loss {result.metrics['loss']}, gradient {result.metrics['gradient_norm']}"
         log.error("step %d is skipped, its tasks are dead (%s)", leased.step, reason)
         await steps.release(self._database, leased.id, reason)
-        await poisoned_groups.bury(self._database, leased.tasks, reason)
+        await poison_trials.bury(self._database, leased.tasks, reason)
         self.state.not_finite += 1
         self._unit.metric(NOT_FINITE.name, self.state.not_finite)
         if self.state.not_finite >= MAX_NOT_FINITE:
@@ -431,7 +431,7 @@ class Trainer:
         )
         self._unit.metric(WARMUP_UNUSED.name, start.warmup_unused)
         self._set_state(start, await publications.parents(self._database))
-        self._suspicion = await poisoned_groups.recall(self._database)
+        self._suspicion = await poison_trials.recall(self._database)
         committed = {"status": StepStatus.COMMITTED}
         self.state.committed = await self._database.count("Step", committed)
         self.state.effective = await self._database.count("Step", committed | {"records.0": {"$exists": True}})

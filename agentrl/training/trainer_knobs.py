@@ -17,10 +17,10 @@ from agentrl.config import policy_rules
 from agentrl.config.knobs import unit_knobs
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.policies.admission import Plan as Ahead
-from agentrl.policies.admission import batch_records, refuse_impossible
+from agentrl.policies.admission_capacity import Plan as Ahead
+from agentrl.policies.admission_capacity import batch_records, refuse_impossible
 from agentrl.policies.freshness import STRATEGIES, Decay, Freshness, Strategy
-from agentrl.policies.policy_loss import PolicyLoss
+from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.protocol.specs import Role
 from agentrl.unit import LiveKnob, Unit
 

@@ -37,15 +37,15 @@ from agentrl.chat.tool_specs import ToolSpec
 from agentrl.config.data_plane import Environment, ToolServer
 from agentrl.config.load import load_config
 from agentrl.config.run import RunConfig
-from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.interface import Sampling
 from agentrl.policies import batch_cut, group_closing
-from agentrl.policies.admission import Counts, Plan, capacity
+from agentrl.policies.admission_capacity import Counts, Plan, capacity
 from agentrl.policies.batch_cut import ReadyGroup, ReadyRecord, Situation, Wanted
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.group_closing import Closed, GroupRule, Member
+from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.policies.outcomes import Outcome, OutcomeClass, class_of
-from agentrl.policies.policy_loss import PolicyLoss
 from agentrl.policies.sampling_seeds import sampling_seed
 from agentrl.policies.version_tree import VersionTree
 from agentrl.rollout import answer_extraction

@@ -19,10 +19,10 @@ from agentrl.client.run_processes import start_ticks
 from agentrl.config import paths
 from agentrl.errors import ExitCode
 from agentrl.store import database, owners
-from agentrl.store.embedded import Mongod
 from agentrl.store.mongod_binary import find_mongod
 from agentrl.store.mongod_files import prepare
-from agentrl.store.wiping import BUILT_MODEL, MADE
+from agentrl.store.mongod_server import Mongod
+from agentrl.store.run_wipe import BUILT_MODEL, MADE
 from tests.cli.conftest import Shell
 
 CONFIG = {

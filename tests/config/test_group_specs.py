@@ -18,7 +18,7 @@ from agentrl.config.serialization import config_from_plain, config_to_plain, jso
 from agentrl.control.commands.group_specs import specs_of, stop_ranks
 from agentrl.errors import ConfigError
 from agentrl.protocol.specs import GroupSpec, Life, Probe, Resources, Role
-from agentrl.telemetry.metrics import CPU, LOOP_LAG, METRICS, RSS, RSS_SLOPE
+from agentrl.telemetry.control_plane_metrics import CPU, LOOP_LAG, METRICS, RSS, RSS_SLOPE
 
 FULL: dict[str, Any] = {
     "name": "full",

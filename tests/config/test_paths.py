@@ -107,7 +107,8 @@ def test_run_file_has_the_documented_fields(home, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "module", ["agentrl.config", "agentrl.config.paths", "agentrl.config.secrets", "agentrl.telemetry.metrics"]
+    "module",
+    ["agentrl.config", "agentrl.config.paths", "agentrl.config.secrets", "agentrl.telemetry.control_plane_metrics"],
 )
 def test_light_modules_import_nothing_heavy(module):
     script = f"import sys, {module}; print(*sorted(sys.modules))"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agentrl.control.alerts.lifecycle import AlertEngine, AlertTimes, Changes, LastDelivery
-from agentrl.control.alerts.rules import Finding, Rule, RunSnapshot
+from agentrl.control.alerts.alert_states import AlertEngine, AlertTimes, Changes, LastDelivery
+from agentrl.control.alerts.rule_types import Finding, Rule, RunSnapshot
 from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.protocol.rows import AlertRow, AlertState, RunRow, Severity
 

@@ -11,8 +11,8 @@ import pytest
 from agentrl.control.state.bottleneck import EVERY_S, BottleneckDetector, Change, bottleneck, change_of
 from agentrl.control.state.disk_forecast import DiskForecast
 from agentrl.protocol.rows import PulseRow
-from agentrl.telemetry import services
-from agentrl.telemetry.services import Meter, named
+from agentrl.telemetry import data_plane_metrics
+from agentrl.telemetry.data_plane_metrics import Meter, named
 
 AT = 1_700_000_000.0
 GIB = 1 << 30
@@ -43,13 +43,16 @@ class Plant:
             self.now += 2.0
             for group, share in busy.items():
                 slots = {"trainer": 1, "engine": 64, "sampler": 32, "toolbox": 32}[group]
-                added = {services.BUSY.name: 2 * share * slots, services.OFFERED.name: 2.0 * slots}
+                added = {data_plane_metrics.BUSY.name: 2 * share * slots, data_plane_metrics.OFFERED.name: 2.0 * slots}
                 if group == "sampler":
                     stood = 2 * share * slots
-                    added |= {services.IN_TOOLS.name: in_tools * stood, services.IN_MODEL.name: in_model * stood}
+                    added |= {
+                        data_plane_metrics.IN_TOOLS.name: in_tools * stood,
+                        data_plane_metrics.IN_MODEL.name: in_model * stood,
+                    }
                 self.report(f"{group}-0", group, added)
-            latencies = {named(services.TOOL_P95, name): p95 for name, p95 in (tools or {}).items()}
-            rates = {named(services.TOOL_RATE, name): 5.0 for name in tools or {}}
+            latencies = {named(data_plane_metrics.TOOL_P95, name): p95 for name, p95 in (tools or {}).items()}
+            rates = {named(data_plane_metrics.TOOL_RATE, name): 5.0 for name in tools or {}}
             self.detector.take("toolbox-0", "toolbox", 1, latencies | rates, self.now)
             if self.detector.is_due(self.now, self.no_steps):
                 row = self.detector.compute(self.now, self.totals, "", self.no_steps)

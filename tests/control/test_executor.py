@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.control import background_tasks
-from agentrl.control import executor as executor_module
+from agentrl.control import instruction_queue as executor_module
 from agentrl.control.background_tasks import restarting_task
-from agentrl.control.executor import Executor
+from agentrl.control.instruction_queue import Executor
 from agentrl.control.persistence.journal import Batch, Journal
 from agentrl.errors import DiskError
 from agentrl.supervision import instructions as do

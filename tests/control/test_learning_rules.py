@@ -7,16 +7,15 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from agentrl.control.alerts.lifecycle import AlertEngine
-from agentrl.control.alerts.rule_table import LEARNING_RULES, default_rules
-from agentrl.control.alerts.rules import RunSnapshot
+from agentrl.control.alerts.alert_states import AlertEngine
+from agentrl.control.alerts.builtin_rules import LEARNING_RULES, default_rules
+from agentrl.control.alerts.rule_types import RunSnapshot
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.engines.canary import MEAN_LIMIT_HALF, Agreement
 from agentrl.policies import step_alarms
 from agentrl.protocol.commands import COMMANDS, WaitChain, WaitLink
 from agentrl.protocol.rows import AlertRow, RunRow, Severity, UnitRow, UnitState
-from agentrl.telemetry.learning import LEARNING
-from agentrl.telemetry.services import (
+from agentrl.telemetry.data_plane_metrics import (
     BREAKER_OPEN,
     CANARY_LARGEST,
     CANARY_OVER_LIMIT,
@@ -27,6 +26,7 @@ from agentrl.telemetry.services import (
     WARMUP_UNUSED,
     named,
 )
+from agentrl.telemetry.learning_metrics import LEARNING
 from tests.policies.test_step_alarms import HEALTHY, series
 
 AT = 1_700_000_000.0

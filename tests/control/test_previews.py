@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.control.commands.previews import of_down, of_plan, refuse_unseen_count
+from agentrl.control.commands.command_effects import of_down, of_plan, refuse_unseen_count
 from agentrl.control.state.operations import Operation
 from agentrl.errors import ConflictError
 from agentrl.protocol.commands import Down, Scale
 from agentrl.protocol.effects import Tier, tier_of
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.specs import GroupSpec, Role
-from agentrl.supervision.plans import Plan, plan
 from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
+from agentrl.supervision.up_plan import Plan, plan
 
 
 def test_scaled_count_survives_up_and_the_preview_notes_it() -> None:

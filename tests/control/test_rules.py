@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from agentrl.config.alerts import BUILT_IN_RULES, Rule
-from agentrl.control.alerts.lifecycle import AlertEngine, Notification
-from agentrl.control.alerts.rule_table import DATA_RULES, LEARNING_RULES, default_rules
-from agentrl.control.alerts.rules import RunSnapshot, declared_rule, metrics_read
+from agentrl.control.alerts.alert_states import AlertEngine, Notification
+from agentrl.control.alerts.builtin_rules import DATA_RULES, LEARNING_RULES, default_rules
+from agentrl.control.alerts.rule_types import RunSnapshot, declared_rule, metrics_read
 from agentrl.control.state.unit_metrics import POINTS, MemoryHistory, MemoryWatch, MetricStore
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, Wait

@@ -9,8 +9,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from agentrl.control.handlers import served_commands
-from agentrl.control.handlers.served_commands import ServedCommands
+from agentrl.control.handlers import command_forwarding
+from agentrl.control.handlers.command_forwarding import ServedCommands
 from agentrl.control.messaging.peers import Kind, Known, Peers
 from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.state.observed_state import ObservedState
@@ -80,7 +80,7 @@ class Room:
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_commands, "ASK_AGAIN_S", 0.001)
+    monkeypatch.setattr(command_forwarding, "ASK_AGAIN_S", 0.001)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 
 from agentrl.config.alerts import DeadMan, Sinks
 from agentrl.config.secrets import SecretRef
+from agentrl.control.alerts.alert_states import Notification
 from agentrl.control.alerts.delivery import DeadManPing, Dispatcher, RetryLimits, sinks_of
-from agentrl.control.alerts.lifecycle import Notification
 from agentrl.control.alerts.sinks import ExecSink, FileSink, MailSink, WebhookSink
 from agentrl.protocol.rows import AlertRow, AlertState, Severity
 from tests.waiting import aeventually

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from agentrl.control.commands.staleness_preview import StalenessPreview, describe
+from agentrl.control.commands.staleness_effect import StalenessPreview, describe
 from agentrl.errors import RefusedError, UnavailableError
 from agentrl.protocol.data_commands import StalenessReport
 from agentrl.protocol.effects import Effect

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from agentrl.client import Client
 from agentrl.errors import ConfigError
+from agentrl.recording.disk_writer import DIRECTORY
 from agentrl.recording.reader import Recording
-from agentrl.recording.recording_files import DIRECTORY
 from tests.e2e.running import Run
 from tests.tui.all_screens import comes_to_be_sound
 from tests.tui.conftest import Screen

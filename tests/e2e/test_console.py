@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from agentrl.errors import ExitCode
+from agentrl.recording.disk_writer import DIRECTORY
 from agentrl.recording.reader import Recording
-from agentrl.recording.recording_files import DIRECTORY
 from tests.e2e.running import PYTHON, Run, running
 from tests.e2e.terminal import Terminal, console, sane
 from tests.waiting import eventually

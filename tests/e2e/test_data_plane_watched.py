@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.telemetry import learning
+from agentrl.telemetry import learning_metrics
 from tests.e2e import onscreen
 from tests.e2e.running import Run, running
 from tests.e2e.test_data_plane import UP_WITHIN_S, up
@@ -82,7 +82,9 @@ def test_healthy_run_fires_no_alert_and_its_steps_have_normal_metrics(run: Run) 
     assert told["tools/shop/lookup/infrastructure_share"] == 0.0
     assert sum(told[name] for name in told if name.startswith("age_") and name.endswith("_pairs")) == told["pairs"]
     for name, value in told.items():
-        assert name not in learning.LEARNING or learning.LEARNING[name].is_normal(value), f"{name} = {value}"
+        assert name not in learning_metrics.LEARNING or learning_metrics.LEARNING[name].is_normal(value), (
+            f"{name} = {value}"
+        )
     assert run.units()["trainer-0"].metrics["reward_mean"] == pytest.approx(told["reward_mean"], abs=1.0)
 
 

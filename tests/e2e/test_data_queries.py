@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from agentrl.errors import ExitCode
-from agentrl.store import run_database, updates
+from agentrl.store import run_database, update_expressions
 from agentrl.store.call_writer import Writer, now
 from agentrl.store.claims import Claim
 from agentrl.store.database import Database
@@ -77,7 +77,9 @@ def in_store(run: Run, act: Callable[[Database], Awaitable[T]]) -> T:
 async def sampler(database: Database, life: str) -> str:
     """An owner whose lease lasts longer than its tests without renewal."""
     owner = await flow.sampler(database, life)
-    assert await database.update_one("Owner", {"_id": owner}, updates.setting(expires_at=updates.from_now(3600)))
+    assert await database.update_one(
+        "Owner", {"_id": owner}, update_expressions.setting(expires_at=update_expressions.from_now(3600))
+    )
     return owner
 
 

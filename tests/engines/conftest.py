@@ -13,7 +13,7 @@ import transformers
 from agentrl.engines import manifest as manifests
 from agentrl.engines.canary import Canary
 from agentrl.engines.embedded.decoder import Model
-from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.embedded.http_server import build_app
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.engines.http_engine import HttpEngine

@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 import pytest
 
-from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import (
     CallRefusedError,

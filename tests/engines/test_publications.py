@@ -20,7 +20,7 @@ from pymongo import AsyncMongoClient
 
 from agentrl.config.http_token import http_token
 from agentrl.engines.canary import Agreement, Canary
-from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import EngineGoneError, Load, Sampling
 from agentrl.engines.manifest import Manifest

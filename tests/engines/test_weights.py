@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from agentrl.engines import manifest as manifests
 from agentrl.engines.canary import MEAN_LIMIT_HALF, Canary, compare
-from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
+from agentrl.engines.embedded.model_loading import load_verified
 from agentrl.engines.embedded.tiny_model import build_tiny
-from agentrl.engines.embedded.weight_loading import load_verified
 from agentrl.engines.interface import Sampling, WeightsRefusedError
 from agentrl.engines.manifest import Manifest
 from tests.engines import unverified

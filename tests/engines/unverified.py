@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 from agentrl.engines.embedded.decoder import Model
-from agentrl.engines.embedded.engine_thread import EmbeddedEngine
-from agentrl.engines.embedded.weight_loading import model_of
+from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
+from agentrl.engines.embedded.model_loading import model_of
 from agentrl.engines.manifest import CONFIG_FILE, WEIGHTS_FILE
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.formatting.token_tree import ROOT, heads
+from agentrl.formatting.token_tree_text import ROOT, heads
 
 
 def test_a_chain_stays_in_its_column_and_branches_are_indented() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.policies.admission import (
+from agentrl.policies.admission_capacity import (
     TRIED,
     TRIED_EVERY_S,
     Counts,

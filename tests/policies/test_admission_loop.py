@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from agentrl.policies.admission import Plan, batch_records
+from agentrl.policies.admission_capacity import Plan, batch_records
 from agentrl.policies.batch_cut import Wanted
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.outcomes import Outcome

@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from agentrl.policies import admission, group_closing, outcomes, status_tables
+from agentrl.policies import admission_capacity, group_closing, outcomes, status_tables
 from agentrl.policies.batch_cut import Decision, ReadyGroup, ReadyRecord, Situation, UnderWay, Wanted, decide
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.outcomes import Outcome, OutcomeClass
@@ -96,7 +96,9 @@ class World:
         self.tasks = [Task(f"t{row}", n) for row, n in enumerate(sizes)]
         for task in self.tasks:
             task.move(T.QUEUED, Actor.STEWARD)
-        self.plan = admission.Plan(1, admission.batch_records(2, sizes), max_concurrent=2 * max(sizes))
+        self.plan = admission_capacity.Plan(
+            1, admission_capacity.batch_records(2, sizes), max_concurrent=2 * max(sizes)
+        )
         self.freshness = Freshness("drop", 1)
         self.wanted = Wanted(groups=2, max_refill=2)
         self.admitted = 0
@@ -190,7 +192,7 @@ class World:
         else:
             task.move(T.DEAD, actor)
 
-    def counts(self) -> admission.Counts:
+    def counts(self) -> admission_capacity.Counts:
         """The counts that the steward queries."""
         by_status = Counter(record.status for task in self.tasks for record in task.records)
         ready = sum(
@@ -201,12 +203,12 @@ class World:
         )
         leased = sum(len(task.seats()) for task in self.tasks if task.status == T.LEASED)
         flying = {status.value: by_status[status] for status in status_tables.IN_FLIGHT}
-        return admission.Counts(**flying, ready=ready, leased=leased)
+        return admission_capacity.Counts(**flying, ready=ready, leased=leased)
 
     def _admit(self) -> None:
         queue = [task for task in self.tasks if task.status == T.QUEUED]
-        room = admission.capacity(self.plan, self.counts())
-        for task in queue[: admission.granted((room, task.n) for task in queue)]:
+        room = admission_capacity.capacity(self.plan, self.counts())
+        for task in queue[: admission_capacity.granted((room, task.n) for task in queue)]:
             task.move(T.ADMITTED, Actor.STEWARD)
             self.admitted += 1
             task.order, task.deadline = self.admitted, self.now + GROUP_DEADLINE_S
@@ -367,8 +369,8 @@ class World:
 
     # ---- people ----
 
-    def tune(self, plan: admission.Plan, freshness: Freshness) -> None:
-        admission.refuse_impossible(plan, self.sizes)
+    def tune(self, plan: admission_capacity.Plan, freshness: Freshness) -> None:
+        admission_capacity.refuse_impossible(plan, self.sizes)
         self.plan, self.freshness = plan, freshness
 
     def requeue(self, task: Task) -> None:

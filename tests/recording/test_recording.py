@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from agentrl.errors import ConfigError, ProtocolError
 from agentrl.protocol import wire
 from agentrl.recording import file_format
+from agentrl.recording.disk_writer import Limits
 from agentrl.recording.file_format import MAGIC, Change, Kind, Packer, Unpacker, read_head
+from agentrl.recording.frame_writer import FILE_S, FRAME_S, Writer
 from agentrl.recording.reader import Recording
-from agentrl.recording.recording_files import Limits
-from agentrl.recording.writer import FILE_S, FRAME_S, Writer
 
 BEGAN = 1_000_000.0
 

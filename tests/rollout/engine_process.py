@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.embedded.http_server import build_app
 from agentrl.engines.publication_follower import PublicationFollower
 from agentrl.engines.publication_store import StoredPublications

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from agentrl.rollout.coalescer import Coalescer
+from agentrl.rollout.batched_requests import Coalescer
 from agentrl.store.database import StoreError, StoreUnavailableError
 from tests.waiting import aeventually
 

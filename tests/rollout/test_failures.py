@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.embedded.http_server import build_app
 from agentrl.http import http_client
 from agentrl.http.token_server import listening
 from agentrl.rollout.chat_format import ChatFormat
 from agentrl.store import accounting, database, indexes
-from agentrl.store.embedded import Mongod
+from agentrl.store.mongod_server import Mongod
 from tests.engines import unverified
 from tests.rollout.actors import Heard
 from tests.rollout.conftest import TOKEN, Stage, configuration, unruly_tools

@@ -13,7 +13,7 @@ from agentrl.policies.status_tables import RecordStatus
 from agentrl.rollout.agent_loops import register_loop
 from agentrl.rollout.scorers import UnscoredError, register_scorer
 from agentrl.rollout.tool_agent import ToolAgent
-from agentrl.steward import expiry
+from agentrl.steward import dead_owners
 from agentrl.store import claims, owners, tasks
 from agentrl.store.claims import Ending
 from agentrl.store.database import Database, StoreUnavailableError
@@ -169,7 +169,7 @@ async def test_what_a_dead_sampler_left_is_continued(stage: Stage, monkeypatch: 
             await asyncio.wait_for(stuck.wait(), PATIENCE_S)
             await aeventually(lambda: _turns(stage, 1), what="the first turn is stored")
             await owners.expire(stage.db, "sampler-0.1", "it was killed")
-            await expiry.expire(stage.db)
+            await dead_owners.expire(stage.db)
             async with stage.sampler("sampler-1.1"):
                 await stage.one()
             # One that is drained before it looked at its lease ends in peace.
@@ -384,7 +384,7 @@ async def test_what_a_sampler_that_is_gone_left_unscored_is_scored_by_another(
     await stage.task(n=1, scorer="judge")
     async with stage.sampler("sampler-0.1"):
         await stage.one()
-    await expiry.expire(stage.db)
+    await dead_owners.expire(stage.db)
     Judge.away = False
     async with stage.sampler("sampler-1.1"):
         scored = await aeventually(lambda: _scored(stage), what="it is scored")

@@ -14,7 +14,7 @@ from agentrl.errors import ExitCode
 from agentrl.protocol import messages
 from agentrl.store import owners
 from agentrl.store.database import Database
-from agentrl.telemetry.services import HELD_OUT_TRAINED
+from agentrl.telemetry.data_plane_metrics import HELD_OUT_TRAINED
 from tests.store.flow import claim_one
 from tests.store.server import NAME
 from tests.unit.fake_coordinator import Counterpart, Process

@@ -9,7 +9,7 @@ import pytest
 from agentrl.config import knob_table
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.policies.admission import Counts
+from agentrl.policies.admission_capacity import Counts
 from agentrl.steward.settings import StewardSettings
 from agentrl.steward.steward_knobs import StewardKnobs
 from agentrl.store.database import Database

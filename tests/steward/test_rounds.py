@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.policies.admission import Counts
+from agentrl.policies.admission_capacity import Counts
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import StepStatus, TaskStatus
-from agentrl.steward import admission, epochs, expiry, group_upkeep
+from agentrl.steward import admission, dead_owners, epochs, group_upkeep
 from agentrl.steward.epochs import Source
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.steward.steward import Steward
@@ -324,7 +324,7 @@ async def test_a_new_incarnation_frees_what_the_one_before_it_held(db: Database)
     await sampler(db, "sampler-0.1")
     assert await claim_one(db, "sampler-0.1")
     await sampler(db, "sampler-0.2")
-    assert (await expiry.expire(db)).abandoned == 1
+    assert (await dead_owners.expire(db)).abandoned == 1
     assert await group_upkeep.open_next_attempts(db) == 1
 
 
@@ -367,9 +367,9 @@ async def test_steps_of_a_dead_trainer_are_released(db: Database) -> None:
     [ready] = await steps.ready(db)
     step = await steps.lease(db, step_of(lineage.id, 1, [ready.task]))
     assert step is not None
-    assert (await expiry.expire(db)).steps == 0
+    assert (await dead_owners.expire(db)).steps == 0
     await owners.expire(db, "trainer-0.1", "killed")
-    assert (await expiry.expire(db)).steps == 1
+    assert (await dead_owners.expire(db)).steps == 1
     assert (await tasks.get(db, ready.task.id)).status == TaskStatus.READY
     assert not await steps.commit(db, step.id, {}), "what was released is never committed"
     [document] = await db.find("Step", {})
@@ -385,11 +385,11 @@ async def test_the_steward_ends_a_release_that_was_cut_off(db: Database) -> None
     [ready] = await steps.ready(db)
     step = await steps.lease(db, step_of(lineage.id, 1, [ready.task]))
     assert step is not None
-    assert (await expiry.expire(db)).steps == 0
+    assert (await dead_owners.expire(db)).steps == 0
     await db.update_one("Step", {"_id": step.id}, {"$set": {"status": StepStatus.RELEASED}})
-    assert (await expiry.expire(db)).steps == 1
+    assert (await dead_owners.expire(db)).steps == 1
     assert (await tasks.get(db, ready.task.id)).status == TaskStatus.READY
-    assert (await expiry.expire(db)).steps == 0
+    assert (await dead_owners.expire(db)).steps == 0
 
 
 async def test_epochs_follow_one_another_in_orders_of_their_own(db: Database) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from agentrl.policies.admission import Counts
+from agentrl.policies.admission_capacity import Counts
 from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, AROUND_A_TOOL_CALL_S, Outcome
 from agentrl.policies.status_tables import CallStatus, ToolCallStatus
 from agentrl.protocol.messages import Wait

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from agentrl.store import database, embedded, indexes
+from agentrl.store import database, indexes, mongod_server
 from agentrl.store.database import Database, Driver
 from agentrl.store.mongod_binary import find_mongod
 from agentrl.store.mongod_files import prepare
@@ -39,10 +39,10 @@ def shared_server() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def server_in(directory: Path) -> Iterator[tuple[embedded.Mongod, str]]:
+def server_in(directory: Path) -> Iterator[tuple[mongod_server.Mongod, str]]:
     """A server with its data in that directory, and its URL."""
     files = prepare(directory)
-    server = embedded.Mongod(find_mongod(), files)
+    server = mongod_server.Mongod(find_mongod(), files)
     server.start()
     try:
         assert server.bring_up(keep_trying=keep_trying)

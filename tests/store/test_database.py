@@ -13,7 +13,7 @@ from pymongo import IndexModel, InsertOne, UpdateOne
 from pymongo.errors import OperationFailure
 
 from agentrl.errors import ConfigError
-from agentrl.store import database, owners, updates
+from agentrl.store import database, owners, update_expressions
 from agentrl.store.database import (
     KEYS_NOT_READ,
     AlreadyThereError,
@@ -86,10 +86,12 @@ async def test_times_are_the_servers(either: Database) -> None:
     assert now.tzinfo is not None
     assert abs((now - datetime.now(UTC)).total_seconds()) < 60
     await either.insert_many("Turn", [{"_id": "a"}])
-    await either.update_one("Turn", {"_id": "a"}, updates.setting({"text": "$literal"}, at=updates.from_now(60)))
-    assert await either.count("Turn", {"text": "$literal", **updates.is_past("at")}) == 0
-    assert await either.count("Turn", updates.is_older("at", -120)) == 1
-    assert await either.count("Turn", updates.is_past("never")) == 0
+    await either.update_one(
+        "Turn", {"_id": "a"}, update_expressions.setting({"text": "$literal"}, at=update_expressions.from_now(60))
+    )
+    assert await either.count("Turn", {"text": "$literal", **update_expressions.is_past("at")}) == 0
+    assert await either.count("Turn", update_expressions.is_older("at", -120)) == 1
+    assert await either.count("Turn", update_expressions.is_past("never")) == 0
 
 
 async def test_an_index_of_another_version_is_replaced(either: Database) -> None:

@@ -23,7 +23,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.protocol import messages
-from agentrl.store import embedded
+from agentrl.store import mongod_server
 from agentrl.store.database import connect
 from agentrl.store.mongod_binary import find_mongod, mongod_version
 from agentrl.store.mongod_files import MongoFiles, lock_holder, prepare
@@ -270,14 +270,14 @@ def files(tmp_path: Path) -> MongoFiles:
 
 
 @pytest.fixture
-def server(files: MongoFiles) -> Iterator[embedded.Mongod]:
-    server = embedded.Mongod(find_mongod(), files)
+def server(files: MongoFiles) -> Iterator[mongod_server.Mongod]:
+    server = mongod_server.Mongod(find_mongod(), files)
     server.start()
     yield server
     server.stop(within_s=30)
 
 
-def test_bringing_up_goes_on_where_a_crash_left_it(files: MongoFiles, server: embedded.Mongod) -> None:
+def test_bringing_up_goes_on_where_a_crash_left_it(files: MongoFiles, server: mongod_server.Mongod) -> None:
     with stranger(files) as first:
         member = {"_id": 0, "host": f"127.0.0.1:{files.port}"}
         first.admin.command("replSetInitiate", {"_id": "rs0", "members": [member]})
@@ -289,13 +289,13 @@ def test_bringing_up_goes_on_where_a_crash_left_it(files: MongoFiles, server: em
 
 def test_a_server_that_cannot_start_says_why(files: MongoFiles) -> None:
     (files.key_file).write_text("")
-    server = embedded.Mongod(find_mongod(), files)
+    server = mongod_server.Mongod(find_mongod(), files)
     server.start()
-    with pytest.raises(embedded.ServerDiedError, match=r"(?i)key"):
+    with pytest.raises(mongod_server.ServerDiedError, match=r"(?i)key"):
         server.bring_up(keep_trying=keep_trying)
 
 
-def test_bringing_up_ends_when_told(files: MongoFiles, server: embedded.Mongod) -> None:
+def test_bringing_up_ends_when_told(files: MongoFiles, server: mongod_server.Mongod) -> None:
     assert server.bring_up(keep_trying=lambda pause_s: False) is False
 
 
@@ -306,9 +306,9 @@ def test_data_that_stays_in_use_is_an_error_that_names_the_holder(files: MongoFi
     with lock.open("r+") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(AgentrlError, match="pid 4711"):
-            embedded.wait_until_data_is_free(files, within_s=0.2, keep_trying=keep_trying)
-        assert not embedded.wait_until_data_is_free(files, within_s=9, keep_trying=lambda pause_s: False)
-    assert embedded.wait_until_data_is_free(files, within_s=0.2, keep_trying=keep_trying)
+            mongod_server.wait_until_data_is_free(files, within_s=0.2, keep_trying=keep_trying)
+        assert not mongod_server.wait_until_data_is_free(files, within_s=9, keep_trying=lambda pause_s: False)
+    assert mongod_server.wait_until_data_is_free(files, within_s=0.2, keep_trying=keep_trying)
 
 
 def test_a_port_that_somebody_else_has_is_a_configuration_error(files: MongoFiles) -> None:
@@ -316,7 +316,7 @@ def test_a_port_that_somebody_else_has_is_a_configuration_error(files: MongoFile
         other.bind(("127.0.0.1", files.port))
         other.listen()
         with pytest.raises(ConfigError, match=f"port {files.port}"):
-            embedded.wait_until_data_is_free(files, within_s=0.1, keep_trying=keep_trying)
+            mongod_server.wait_until_data_is_free(files, within_s=0.1, keep_trying=keep_trying)
 
 
 def test_what_was_chosen_once_is_kept(tmp_path: Path) -> None:
@@ -327,9 +327,9 @@ def test_what_was_chosen_once_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_full_log_makes_room(files: MongoFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "LOG_MAX_BYTES", 10)
+    monkeypatch.setattr(mongod_server, "LOG_MAX_BYTES", 10)
     files.log.write_text("more than ten bytes")
-    embedded.Mongod(find_mongod(), files).rotate_log()
+    mongod_server.Mongod(find_mongod(), files).rotate_log()
     assert not files.log.exists()
     assert files.log.with_suffix(".log.1").read_text() == "more than ten bytes"
 

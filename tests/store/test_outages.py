@@ -17,7 +17,7 @@ import pytest
 from agentrl.store import accounting, database, indexes
 from agentrl.store.database import Database, Driver, StoreUnavailableError
 from agentrl.store.documents import Record, load
-from agentrl.store.embedded import Mongod, ServerDiedError
+from agentrl.store.mongod_server import Mongod, ServerDiedError
 from tests.store.flow import admit, claim_one, end, queue, sampler
 from tests.store.server import keep_trying, server_in
 from tests.waiting import aeventually, eventually

@@ -12,7 +12,7 @@ from pymongo import IndexModel, InsertOne
 
 from agentrl.errors import RefusedError, UnknownNameError, UsageError
 from agentrl.filters.parser import FilterError
-from agentrl.steward import admission, epochs, expiry, group_upkeep, retention
+from agentrl.steward import admission, dead_owners, epochs, group_upkeep, retention
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.store import (
     admission_counts,
@@ -22,6 +22,7 @@ from agentrl.store import (
     checkpoints,
     claims,
     database,
+    database_wipe,
     evaluations,
     indexes,
     lineages,
@@ -31,7 +32,6 @@ from agentrl.store import (
     service_registry,
     steps,
     tasks,
-    wipe,
 )
 from agentrl.store.claims import Reached
 from agentrl.store.database import Bulk, Database, Filter, Plain, Write
@@ -152,9 +152,9 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     await group_upkeep.close(watched, rules)
     await group_upkeep.retrain(watched, rules.changed(max_trained_count=2))
     await group_upkeep.open_next_attempts(watched)
-    await expiry.bridge_gap(watched)
-    await expiry.expire(watched)
-    await expiry.tidy(watched)
+    await dead_owners.bridge_gap(watched)
+    await dead_owners.expire(watched)
+    await dead_owners.tidy(watched)
     await tasks.repair(watched)
     await epochs.refill(watched, rules, {"shop": epochs.Source.of([])})
     await admission_counts.of_admission(watched)
@@ -386,9 +386,9 @@ async def test_a_wipe_tells_what_is_lost_and_refuses_while_somebody_writes(mongo
         owner = owners.Lease(other, "sampler-0.1", unit="sampler-0", role="sampler")
         await owner.open()
         with pytest.raises(RefusedError, match=r"in use by sampler-0\.1"):
-            await wipe.wipe(other)
+            await database_wipe.wipe(other)
         await owner.close()
-        loss = await wipe.wipe(other)
+        loss = await database_wipe.wipe(other)
         assert loss.documents == {"Owner": 1, "Task": 2}
         assert loss.bytes > 0
         assert await other.collections() == []

@@ -11,9 +11,9 @@ from agentrl.protocol.messages import ExitStatus
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import Resources, Role
 from agentrl.supervision import events
-from agentrl.supervision.lifecycle import Lifecycle
 from agentrl.supervision.scheduling import HostUse
 from agentrl.supervision.transitions import IN_SERVICE, WITH_PROCESS
+from agentrl.supervision.unit_lifecycle import Lifecycle
 from tests.supervision.world import World, spec
 
 DB = msgspec.structs.replace(spec("db", 1, stop_rank=100, speaks=True), role=Role.MONGO)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentrl.toolbox import connection, stdio_transport
+from agentrl.toolbox import mcp_connection, stdio_transport
 from agentrl.toolbox.api_messages import (
     CallConflictError,
     QuotaError,
@@ -180,7 +180,7 @@ async def test_a_shared_server_restarts_under_the_same_session(make: MakeToolbox
 async def test_a_hung_server_is_restarted_with_a_line_in_the_log(
     make: MakeToolbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection, "ANSWER_WITHIN_S", 1.5)
+    monkeypatch.setattr(mcp_connection, "ANSWER_WITHIN_S", 1.5)
     async with make({"faulty": faulty(session="shared")}) as hands:
         await hands.open("s")
         pid = int((await hands.call("s", "a", "count")).content.split()[0])

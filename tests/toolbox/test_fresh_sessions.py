@@ -15,7 +15,7 @@ import pytest
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.policies.outcomes import AROUND_A_TOOL_CALL_S
-from agentrl.toolbox import connection, fresh_session_retry, sessions
+from agentrl.toolbox import fresh_session_retry, mcp_connection, sessions
 from agentrl.toolbox.api_messages import CallAnswer, ToolInfo
 from agentrl.toolbox.call_registry import Call
 from agentrl.toolbox.circuit_breaker import BreakerRule
@@ -228,5 +228,5 @@ async def test_a_short_limit_or_an_open_breaker_prevents_the_second_call(make: M
 
 def test_the_callers_time_limit_covers_both_calls() -> None:
     before = Quotas().wait_s + sessions.RETURN_WITHIN_S
-    leaving = 2 * connection.LEAVE_WITHIN_S
-    assert before + fresh_session_retry.OPENED_WITHIN_S + 2 * connection._LATE_S + leaving < AROUND_A_TOOL_CALL_S
+    leaving = 2 * mcp_connection.LEAVE_WITHIN_S
+    assert before + fresh_session_retry.OPENED_WITHIN_S + 2 * mcp_connection._LATE_S + leaving < AROUND_A_TOOL_CALL_S

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.data_plane import ToolServer
-from agentrl.toolbox import connection
+from agentrl.toolbox import mcp_connection
 from tests.toolbox.conftest import MakeToolbox, http_server
 from tests.toolbox.third_party_servers import Others
 from tests.waiting import aeventually
@@ -73,7 +73,7 @@ async def _use_everything(make: MakeToolbox, server: ToolServer) -> None:
 
 
 async def test_a_killed_server_behind_a_url_reconnects(make: MakeToolbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "ANSWER_WITHIN_S", 1.0)
+    monkeypatch.setattr(mcp_connection, "ANSWER_WITHIN_S", 1.0)
     command = (sys.executable, "-m", "assets.shop_server", "--no-faults", "--http", "{port}")
     with http_server(*command) as (url, process):
         port = int(url.removesuffix("/mcp").rpartition(":")[2])

@@ -15,7 +15,7 @@ from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Tokenizer
 from agentrl.engines.embedded.decoder import score as engine_score
 from agentrl.errors import ConfigError
-from agentrl.policies.policy_loss import PolicyLoss
+from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.training.batch import Segment, Trajectory
 from agentrl.training.demonstrations import read_demonstrations, trajectory_of
 from agentrl.training.warmup import COOLEST, WarmupFailedError, cooled, warm_up

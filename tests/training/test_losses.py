@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay
-from agentrl.policies.policy_loss import PolicyLoss
+from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.training import losses
 from agentrl.training.losses import Denominator, PairFacts, pair_weights, policy_terms, supervised_terms
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from agentrl.policies.freshness import Decay
-from agentrl.policies.policy_loss import PolicyLoss
+from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.training.batch import Batch
 from agentrl.training.learner import Learner
 from tests.training.trees import batch_of, group

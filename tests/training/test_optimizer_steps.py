@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.policies.policy_loss import PolicyLoss
+from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.training.batch import Batch, Trajectory, split_by_groups
 from agentrl.training.learner import Learner
 from tests.training.conftest import make_learner

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from agentrl.policies.policy_loss import PolicyLoss
+from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.training import learner as learning
 from agentrl.training.batch import Batch, Segment, Trajectory
 from agentrl.training.learner import Learner

@@ -13,7 +13,7 @@ from agentrl.policies.freshness import Freshness
 from agentrl.policies.status_tables import Actor
 from agentrl.store import accounting, lineages, steps, tasks
 from agentrl.store.database import Database
-from agentrl.training import poisoned_groups
+from agentrl.training import poison_trials
 from tests.store.flow import ready_tasks, step_of
 from tests.store.server import NAME
 from tests.training.rollouts import closed_groups, configuration, end_of_data
@@ -64,7 +64,7 @@ async def accused(db: Database) -> tuple[str, ...]:
         ReadyGroup(name, one.task.admitted_order, True, tuple(ReadyRecord(data.id, 0) for data in one.records))
         for name, one in known.items()
     ]
-    decision = (await poisoned_groups.recall(db)).decide(known, groups, Freshness())
+    decision = (await poison_trials.recall(db)).decide(known, groups, Freshness())
     return tuple(group.task for group in decision.groups) if decision else ()
 
 
@@ -98,5 +98,5 @@ async def test_another_round_of_a_suspected_task_is_not_suspected(db: Database, 
 
 
 async def test_deaths_that_a_dead_task_explains_make_no_suspects(db: Database, died_twice: list[str]) -> None:
-    assert await tasks.kill(db, await tasks.get(db, died_twice[3]), Actor.TRAINER, f"{poisoned_groups.POISON}: it is")
+    assert await tasks.kill(db, await tasks.get(db, died_twice[3]), Actor.TRAINER, f"{poison_trials.POISON}: it is")
     assert await accused(db) == ()

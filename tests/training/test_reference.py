@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError, DiskError
-from agentrl.policies.policy_loss import PolicyLoss
+from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.store import lineages
 from agentrl.store.database import Database
 from agentrl.store.steps import LineageClosedError

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from agentrl.store.documents import Step
-from agentrl.telemetry.learning import OF_STEPS
+from agentrl.telemetry.learning_metrics import OF_STEPS
 from agentrl.training import step_reporting
 from agentrl.training.step_reporting import Curves
 from agentrl.unit import Unit

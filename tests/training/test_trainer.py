@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentrl.engines.embedded.weight_loading import load_verified
+from agentrl.engines.embedded.model_loading import load_verified
 from agentrl.engines.manifest import read
 from agentrl.policies.status_tables import StepStatus
 from agentrl.steward import group_upkeep

@@ -18,7 +18,7 @@ from tests.cli.scripted import Scripted
 from tests.waiting import aeventually
 from tui.app import Console
 from tui.connection import Connection
-from tui.host import Settings
+from tui.console_interface import Settings
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31m[/INST] [red]\u202eevil 界界 \r\n" + "x" * 5000
 SIZES = ((80, 24), (120, 40), (300, 80))

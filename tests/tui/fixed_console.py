@@ -26,13 +26,13 @@ from agentrl.protocol import rows, wire
 from agentrl.protocol.commands import WaitChain, WaitLink, WhyReport
 from agentrl.protocol.data_commands import AccountReport, Page
 from agentrl.protocol.messages import LogChunk
-from agentrl.telemetry import learning
+from agentrl.telemetry import learning_metrics
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, populate
 from tests.tui.steward_answers import answers
 from tui.app import Console
 from tui.connection import Connection
-from tui.host import Settings
+from tui.console_interface import Settings
 from tui.model.mirror import Mirror
 
 NOW = 1_900_000_000.0
@@ -184,16 +184,16 @@ def log(lines: list[str]) -> Callable[[Any], LogChunk]:
 def _train(script: Scripted, long: str) -> None:
     """The rows of a run that trains."""
     metrics = {
-        learning.EVALUATION.name: 0.41,
-        learning.REWARD.name: 0.62,
+        learning_metrics.EVALUATION.name: 0.41,
+        learning_metrics.REWARD.name: 0.62,
         "step": 120.0,
-        learning.VALID.name: 0.97,
-        learning.INFRASTRUCTURE.name: 0.03,
-        learning.TRUNCATION.name: 0.02,
-        learning.ZERO_VARIANCE_LATELY.name: 0.81,
-        learning.ESS.name: 0.93,
-        learning.ENTROPY_KEPT.name: 0.88,
-        learning.GRADIENT_OVER_MEDIAN.name: 1.2,
+        learning_metrics.VALID.name: 0.97,
+        learning_metrics.INFRASTRUCTURE.name: 0.03,
+        learning_metrics.TRUNCATION.name: 0.02,
+        learning_metrics.ZERO_VARIANCE_LATELY.name: 0.81,
+        learning_metrics.ESS.name: 0.93,
+        learning_metrics.ENTROPY_KEPT.name: 0.88,
+        learning_metrics.GRADIENT_OVER_MEDIAN.name: 1.2,
     }
     script.rows["unit/trainer-0"] = rows.UnitRow(
         "trainer-0", "trainer", "trainer", rows.UnitState.READY, since_at=NOW - 4000, incarnation=1, host="far", pid=99,

@@ -16,7 +16,7 @@ from agentrl.protocol.messages import Permission
 from tests.cli.scripted import DESTRUCTIVE, DISRUPTIVE, Scripted
 from tests.tui.conftest import Screen, opened, populate
 from tests.waiting import aeventually
-from tui.host import Settings
+from tui.console_interface import Settings
 
 REVERSIBLE = Effect(starts=("web-3",))
 

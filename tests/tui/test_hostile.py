@@ -17,7 +17,7 @@ from tests.tui.all_screens import PAGES, VIEWS
 from tests.tui.conftest import populate
 from tests.tui.steward_answers import answers, story
 from tests.waiting import aeventually
-from tui.host import Settings
+from tui.console_interface import Settings
 
 SIZES = ((80, 24), (120, 40), (200, 60))
 MARK = "here"

@@ -14,9 +14,9 @@ from agentrl.config import paths
 from agentrl.errors import AgentrlError, ConfigError, UsageError
 from agentrl.protocol import rows, wire
 from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
+from agentrl.recording.disk_writer import DIRECTORY
+from agentrl.recording.frame_writer import Writer
 from agentrl.recording.reader import Recording
-from agentrl.recording.recording_files import DIRECTORY
-from agentrl.recording.writer import Writer
 from tests.tui.conftest import Screen
 from tests.waiting import aeventually
 from tui import recording_lookup

@@ -16,7 +16,7 @@ from tests.tui.conftest import HOSTILE, opened, populate
 from tests.tui.steward_answers import RECORD, answers, row, story
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
-from tui.host import Settings
+from tui.console_interface import Settings
 from tui.model import record_detail
 from tui.model.record_detail import RecordView
 

@@ -8,8 +8,8 @@ import pytest
 
 from agentrl.config import paths
 from agentrl.errors import ConfigError
+from agentrl.recording.disk_writer import DIRECTORY
 from agentrl.recording.reader import Recording
-from agentrl.recording.recording_files import DIRECTORY
 from tests.tui.all_screens import comes_to_be_sound
 from tests.tui.conftest import Screen
 from tui import recording_lookup

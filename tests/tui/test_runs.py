@@ -20,7 +20,7 @@ from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, opened, populate
 from tests.tui.test_playback import Recorder
 from tests.waiting import aeventually
-from tui.host import Settings
+from tui.console_interface import Settings
 from tui.run_list import Place
 
 X_IS_BAD = rows.AlertRow("x", "x", "x", rows.Severity.WARNING, rows.AlertState.FIRING, "x is bad", 1e9)

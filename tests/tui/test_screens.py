@@ -18,7 +18,7 @@ from agentrl.protocol.rows import AlertRow, AlertState, IncidentRow, RunRow
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, SIZES, Screen, opened, populate
 from tests.waiting import aeventually
-from tui.host import Settings
+from tui.console_interface import Settings
 from tui.widgets.lines import Table
 from tui.widgets.themes import LIGHT
 

@@ -21,7 +21,7 @@ from tests.tui.conftest import Screen, opened, populate
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
 from tui.cli_runner import agentrl
-from tui.host import Settings
+from tui.console_interface import Settings
 from tui.model.notices import Notices
 
 AT = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agentrl.errors import UnavailableError, UsageError
 from agentrl.protocol import rows
 from agentrl.protocol.data_commands import ListRows, Page
-from agentrl.telemetry import learning
+from agentrl.telemetry import learning_metrics
 from tests.cli.scripted import Scripted
 from tests.tui import all_screens, fixed_console
 from tests.tui.all_screens import Stop
@@ -182,7 +182,7 @@ def test_step_without_training_data_keeps_the_numbers_before_it() -> None:
 @given(
     st.integers(0, 6),
     st.integers(0, 6),
-    st.dictionaries(st.sampled_from(sorted(learning.LEARNING)), st.floats(allow_nan=True), max_size=40),
+    st.dictionaries(st.sampled_from(sorted(learning_metrics.LEARNING)), st.floats(allow_nan=True), max_size=40),
     st.integers(1, 24),
     st.integers(60, 300),
 )

@@ -19,7 +19,7 @@ from tests.cli.scripted import Scripted
 from tests.tui.conftest import opened, populate
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
-from tui.host import Settings
+from tui.console_interface import Settings
 from tui.model.staleness_histogram import histogram
 from tui.model.styled_text import as_ascii, width_of
 

@@ -21,7 +21,7 @@ from typing import Any
 from agentrl.formatting.amounts import counted, moment
 from agentrl.formatting.row_text import event_text
 from agentrl.protocol.rows import AnyRow, IncidentRow, OperationRow, OperationState
-from agentrl.telemetry.learning import LEARNING
+from agentrl.telemetry.learning_metrics import LEARNING
 from tui.model.styled_text import Line, Span, Tone, filled, span
 
 CHOSEN = (

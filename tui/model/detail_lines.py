@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from agentrl.formatting import repeated_lines, wait_chains
+from agentrl.formatting import repeated_lines, wait_chain_text
 from agentrl.formatting.amounts import age, counted, duration, moment, size
 from agentrl.formatting.row_text import (
     event_text,
@@ -220,17 +220,19 @@ def of_audit(row: AuditRow, width: int) -> list[Line]:
 
 
 def of_waits(report: WhyReport, width: int) -> list[Line]:
-    chains = wait_chains.worth_showing(report.chains)
+    chains = wait_chain_text.worth_showing(report.chains)
     if not chains:
-        return [(Span(f"✓ {wait_chains.NOBODY}", Tone.GOOD),)]
-    lines: list[Line] = [(Span(f"✓ {wait_chains.ALL_WELL}", Tone.GOOD),), ()] if wait_chains.all_well(chains) else []
+        return [(Span(f"✓ {wait_chain_text.NOBODY}", Tone.GOOD),)]
+    lines: list[Line] = (
+        [(Span(f"✓ {wait_chain_text.ALL_WELL}", Tone.GOOD),), ()] if wait_chain_text.all_well(chains) else []
+    )
     for chain in chains:
         for number, part in enumerate(wrapped(span(chain.sentence).text, width - 2)):
             lines.append((Span("" if number == 0 else "  "), Span(part, Tone.STRONG)))
-        for link in wait_chains.of_chain(chain):
+        for link in wait_chain_text.of_chain(chain):
             late = (Span("  overdue", Tone.WARN),) if link.overdue else ()
             lines += _indented((span(link.sentence), *late), width)
-        called, why = wait_chains.end_of(chain)
+        called, why = wait_chain_text.end_of(chain)
         end = (Span(f"{called}: ", Tone.DIM), span(why, Tone.WARN if chain.amiss else Tone.PLAIN))
         lines += _indented(end, width)
         lines.append(())

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from agentrl.formatting.amounts import age
 from agentrl.formatting.row_text import event_text, happened_at, knob_change
-from agentrl.formatting.wait_chains import worth_showing
+from agentrl.formatting.wait_chain_text import worth_showing
 from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.rows import (
     AlertRow,

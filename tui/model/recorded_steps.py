@@ -28,8 +28,8 @@ from agentrl.protocol.rows import UnitRow
 from agentrl.protocol.specs import Role
 from agentrl.protocol.wire import decode_row
 from agentrl.recording.file_format import Change
-from agentrl.telemetry.learning import OF_STEPS, RECORDS, STEP_SECONDS
-from agentrl.telemetry.services import BASE_VERSION, STEP
+from agentrl.telemetry.data_plane_metrics import BASE_VERSION, STEP
+from agentrl.telemetry.learning_metrics import OF_STEPS, RECORDS, STEP_SECONDS
 from tui.model.step_cache import MOST
 
 Row = Mapping[str, Any]

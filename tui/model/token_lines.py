@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len
 
-from agentrl.formatting import token_tree
+from agentrl.formatting import token_tree_text
 from agentrl.protocol.data_commands import TokenStretch
 from tui.model.styled_text import Line, Span, Tone, fitted, span
 from tui.model.table import Column
@@ -76,7 +76,7 @@ def lines(segment: TokenStretch, colouring: Colouring, width: int) -> Iterator[L
 
 def _parts(segment: TokenStretch, colouring: Colouring) -> Iterator[Span]:
     """Marks and tokens; a line break within a token breaks the line."""
-    texts, versions = token_tree.texts(segment), list(token_tree.versions(segment))
+    texts, versions = token_tree_text.texts(segment), list(token_tree_text.versions(segment))
     chances = [math.exp(min(0.0, each)) for each in segment.log_probs]
     before: int | None = None
     if segment.kind != "model":
@@ -127,7 +127,7 @@ class Node:
 def tree(segments: Sequence[TokenStretch]) -> dict[str, Node]:
     """Rows of a table, by the place of their segment."""
     places = {segment.segment: place for place, segment in enumerate(segments)}
-    heads = token_tree.heads([places.get(segment.parent, token_tree.ROOT) for segment in segments])
+    heads = token_tree_text.heads([places.get(segment.parent, token_tree_text.ROOT) for segment in segments])
     return {str(each.segment): Node(head, each) for head, each in zip(heads, segments, strict=True)}
 
 
@@ -138,12 +138,12 @@ def tree_columns() -> tuple[Column[Node], ...]:
         Column("trains", "TRAINS", 6, _trains, lambda node: node.segment.trains, rank=2),
         Column("weights", "WEIGHTS", 14, _weights, lambda node: node.segment.versions[:1], rank=3),
         Column("chance", "LOG-PROB", 8, _chance, _mean, True, 4),
-        Column("text", "TEXT", 16, _text, lambda node: "".join(token_tree.texts(node.segment)), stretches=True),
+        Column("text", "TEXT", 16, _text, lambda node: "".join(token_tree_text.texts(node.segment)), stretches=True),
     )
 
 
 def searched_text(node: Node) -> str:
-    return f"{turn_name(node.segment)} {node.segment.kind} {''.join(token_tree.texts(node.segment))}"
+    return f"{turn_name(node.segment)} {node.segment.kind} {''.join(token_tree_text.texts(node.segment))}"
 
 
 def turn_name(segment: TokenStretch) -> str:
@@ -177,4 +177,4 @@ def _chance(node: Node, now: float) -> Span:
 
 
 def _text(node: Node, now: float) -> Span:
-    return span("".join(token_tree.texts(node.segment)), Tone.PLAIN if node.segment.kind == "model" else Tone.DIM)
+    return span("".join(token_tree_text.texts(node.segment)), Tone.PLAIN if node.segment.kind == "model" else Tone.DIM)

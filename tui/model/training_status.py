@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from agentrl.formatting.amounts import age, counted
 from agentrl.protocol.rows import UnitRow
-from agentrl.telemetry import learning
-from agentrl.telemetry.metrics import Metric
-from agentrl.telemetry.services import STEP
+from agentrl.telemetry import learning_metrics
+from agentrl.telemetry.control_plane_metrics import Metric
+from agentrl.telemetry.data_plane_metrics import STEP
 from tui.model import cell_text
 from tui.model.curves import LATELY, Point
 from tui.model.styled_text import Line, Span, Tone, span
@@ -78,7 +78,7 @@ def report(units: Sequence[UnitRow], facts: TrainingFacts) -> Report:
 
 
 def _evaluated(facts: TrainingFacts) -> dict[str, float]:
-    names = (learning.EVALUATION.name, learning.EVALUATION_MARGIN.name)
+    names = (learning_metrics.EVALUATION.name, learning_metrics.EVALUATION_MARGIN.name)
     return {name: value for name in names if (value := facts.evaluated.get(name)) is not None}
 
 
@@ -94,8 +94,8 @@ def completion(found: Report, after: Line) -> list[Line]:
     """That training is complete, its result and the next actions; empty before that."""
     if not found.complete:
         return []
-    ended = [span(found.complete, Tone.WARN if found.get(learning.NOTHING_TRAINED.name) else Tone.GOOD)]
-    score, margin = found.get(learning.EVALUATION.name), found.get(learning.EVALUATION_MARGIN.name)
+    ended = [span(found.complete, Tone.WARN if found.get(learning_metrics.NOTHING_TRAINED.name) else Tone.GOOD)]
+    score, margin = found.get(learning_metrics.EVALUATION.name), found.get(learning_metrics.EVALUATION_MARGIN.name)
     if score is not None:
         ended += [Span("; last evaluation ", Tone.DIM), Span(f"{score:.3g}", Tone.STRONG)]
         ended.append(Span(f" ± {margin:.2g}" if margin is not None else ""))
@@ -107,14 +107,14 @@ def completion(found: Report, after: Line) -> list[Line]:
 
 def learned(found: Report, facts: TrainingFacts, now: float) -> list[Line]:
     scores = list[Span]()
-    for metric, title in ((learning.EVALUATION, "evaluation"), (learning.REWARD, "reward")):
+    for metric, title in ((learning_metrics.EVALUATION, "evaluation"), (learning_metrics.REWARD, "reward")):
         value = found.get(metric.name)
         if value is None:
             continue
         margin, many = found.get(f"{metric.name}_margin"), 1
         # The trainer row is newer than old steps.
         if (
-            metric is learning.REWARD
+            metric is learning_metrics.REWARD
             and not facts.old_s
             and len(lately := _numbers(facts.points[-LATELY:], metric.name)) > 1
         ):
@@ -136,7 +136,7 @@ def _change(points: Sequence[Point], name: str, now: float, value: float, many: 
 
 
 def _progress(found: Report, facts: TrainingFacts, now: float) -> list[Span]:
-    step, wanted = found.get("step"), found.get(learning.STEPS_WANTED.name)
+    step, wanted = found.get("step"), found.get(learning_metrics.STEPS_WANTED.name)
     if step is None:
         return []
     of = f" of {wanted:.0f}" if wanted else ""
@@ -147,7 +147,7 @@ def _progress(found: Report, facts: TrainingFacts, now: float) -> list[Span]:
         parts.append(Span(f"  {shown}", Tone.DIM))
         if wanted and wanted > step:
             parts += [Span("  time left ", Tone.DIM), Span(cell_text.brief((wanted - step) / pace), Tone.STRONG)]
-    for_nothing = bool(found.get(learning.NOTHING_TRAINED.name))
+    for_nothing = bool(found.get(learning_metrics.NOTHING_TRAINED.name))
     if found.complete or (wanted and step >= wanted):
         parts.append(Span("  complete", Tone.WARN if for_nothing else Tone.GOOD))
     if for_nothing:
@@ -198,16 +198,16 @@ def at_risk(found: Report, facts: TrainingFacts, now: float) -> Span:
 
 def data(found: Report, facts: TrainingFacts, bound: float | None) -> list[Line]:
     shares = (
-        (learning.VALID, "valid"),
-        (learning.INFRASTRUCTURE, "infrastructure"),
-        (learning.TRUNCATION, "truncated"),
-        (learning.ZERO_VARIANCE_LATELY, "zero variance"),
+        (learning_metrics.VALID, "valid"),
+        (learning_metrics.INFRASTRUCTURE, "infrastructure"),
+        (learning_metrics.TRUNCATION, "truncated"),
+        (learning_metrics.ZERO_VARIANCE_LATELY, "zero variance"),
     )
     first = list[Span]()
-    valid = found.get(learning.VALID.name)
+    valid = found.get(learning_metrics.VALID.name)
     for metric, title in shares:
         value = found.get(metric.name)
-        if metric is learning.INFRASTRUCTURE and valid is not None:
+        if metric is learning_metrics.INFRASTRUCTURE and valid is not None:
             # Of the same attempts as `valid`: a share since the last step would contradict it.
             value = 1.0 - valid
         if value is not None:
@@ -224,13 +224,13 @@ def data(found: Report, facts: TrainingFacts, bound: float | None) -> list[Line]
 
 def _dropped(facts: TrainingFacts) -> list[Span]:
     """Records of the last steps that were not trained, by reason; groups without a learning signal."""
-    points = [point for point in facts.points[-LATELY:] if learning.STALE.name in point.metrics]
+    points = [point for point in facts.points[-LATELY:] if learning_metrics.STALE.name in point.metrics]
     if not points:
         return []
-    reasons = ((learning.STALE.name, "too old"), (learning.BROKEN.name, "broken"))
+    reasons = ((learning_metrics.STALE.name, "too old"), (learning_metrics.BROKEN.name, "broken"))
     counts = [(title, sum(_numbers(points, name))) for name, title in reasons]
     dropped = ", ".join(f"{count:.0f} {title}" for title, count in counts if count)
-    silent = round(max(0.0, min(sum(_numbers(points, learning.WITHOUT_SIGNAL.name)), _MOST_GROUPS)))
+    silent = round(max(0.0, min(sum(_numbers(points, learning_metrics.WITHOUT_SIGNAL.name)), _MOST_GROUPS)))
     dropped += f"{', ' if dropped else ''}{counted(silent, 'groups without signal')}" if silent else ""
     tone = Tone.WARN if any(count for _, count in counts) else Tone.PLAIN
     old = [Span(f", {facts.answered}", Tone.WARN)] if facts.old_s else []
@@ -241,14 +241,14 @@ def _dropped(facts: TrainingFacts) -> list[Span]:
 
 _POLICY: tuple[tuple[tuple[str, str, str | None], ...], ...] = (
     (
-        ("entropy", learning.ENTROPY.name, learning.ENTROPY_KEPT.name),
-        ("mismatch", learning.MISMATCH_OVER_LIMIT.name, None),
-        ("drift", learning.WEIGHT_MEAN.name, None),
+        ("entropy", learning_metrics.ENTROPY.name, learning_metrics.ENTROPY_KEPT.name),
+        ("mismatch", learning_metrics.MISMATCH_OVER_LIMIT.name, None),
+        ("drift", learning_metrics.WEIGHT_MEAN.name, None),
     ),
     (
-        ("accepted", learning.ACCEPTED.name, None),
-        ("gradient", learning.GRADIENT.name, learning.GRADIENT_OVER_MEDIAN.name),
-        ("length", learning.LENGTH.name, learning.LENGTH_JUMP.name),
+        ("accepted", learning_metrics.ACCEPTED.name, None),
+        ("gradient", learning_metrics.GRADIENT.name, learning_metrics.GRADIENT_OVER_MEDIAN.name),
+        ("length", learning_metrics.LENGTH.name, learning_metrics.LENGTH_JUMP.name),
     ),
 )
 """Title, the number, and the ratio whose band is shown if the number has none."""
@@ -264,7 +264,7 @@ def policy(found: Report) -> list[Line]:
                 continue
             shown = "" if value is None else f"{value:.2g}" if abs(value) < 100 else f"{value:.0f}"
             shown += f" ×{banded:.2g}" if ratio and banded is not None else ""
-            metric = learning.LEARNING[ratio or name]
+            metric = learning_metrics.LEARNING[ratio or name]
             parts += _measured(metric, title, shown.strip(), banded)
         if parts:
             made.append(tuple(parts))

@@ -19,8 +19,8 @@ from agentrl.protocol.rows import AnyRow
 from tui.cli_runner import CliRunner
 from tui.command_runner import CommandRunner
 from tui.connection import Connection
+from tui.console_interface import Host
 from tui.export import Exporter
-from tui.host import Host
 from tui.model.actions import Action
 from tui.model.command_line import Destination
 from tui.model.mirror import Changes, Mirror

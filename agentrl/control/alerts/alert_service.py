@@ -15,10 +15,10 @@ from pathlib import Path
 
 from agentrl.config.alerts import DeadMan, Sinks
 from agentrl.config.run import RunConfig
+from agentrl.control.alerts.alert_states import AlertEngine, AlertTimes, LastDelivery, Notification, Silence
+from agentrl.control.alerts.builtin_rules import default_rules
 from agentrl.control.alerts.delivery import DeadManPing, Dispatcher, sinks_of
-from agentrl.control.alerts.lifecycle import AlertEngine, AlertTimes, LastDelivery, Notification, Silence
-from agentrl.control.alerts.rule_table import default_rules
-from agentrl.control.alerts.rules import RunSnapshot, declared_rule, metrics_read
+from agentrl.control.alerts.rule_types import RunSnapshot, declared_rule, metrics_read
 from agentrl.control.background_tasks import restarting_task
 from agentrl.control.context import Context
 from agentrl.control.state.operations import Goal, Operation
@@ -29,8 +29,8 @@ from agentrl.protocol.commands import WaitChain
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import AlertRow, AlertState, HostRow, IncidentRow, OperationState, RunRow, Severity, UnitRow
 from agentrl.protocol.wire import decode_as, decode_row, encode
-from agentrl.telemetry.learning import LEARNING
-from agentrl.telemetry.services import BASE_VERSION, CANARY_LARGEST, STEP
+from agentrl.telemetry.data_plane_metrics import BASE_VERSION, CANARY_LARGEST, STEP
+from agentrl.telemetry.learning_metrics import LEARNING
 
 EVALUATE_EVERY_S = 1.0
 MOST_SHARE = 0.02

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config.alerts import DeadMan, Sinks
-from agentrl.control.alerts.lifecycle import Notification
+from agentrl.control.alerts.alert_states import Notification
 from agentrl.control.alerts.sinks import (
     DEADLINE_S,
     ExecSink,

@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 
 from agentrl.config.secrets import SecretRef, is_reference, resolve_secret
-from agentrl.control.alerts.lifecycle import Notification
+from agentrl.control.alerts.alert_states import Notification
 from agentrl.errors import ConfigError
 from agentrl.formatting.sentences import ended
 

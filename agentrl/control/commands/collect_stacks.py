@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.control.commands import previews
+from agentrl.control.commands import command_effects
 from agentrl.control.commands.prepared import Prepared
 from agentrl.control.context import Context
 from agentrl.control.messaging.pending_requests import PendingRequests
@@ -53,8 +53,8 @@ class Stacks:
         state, found = self._context.state, dict[str, None]()
         for name in args.units:
             unit, _, life = name.rpartition(".")
-            lives = (previews.present(state, unit, int(life)).unit,) if unit and life.isdecimal() else ()
-            found |= dict.fromkeys(lives or previews.targets(state, name))
+            lives = (command_effects.present(state, unit, int(life)).unit,) if unit and life.isdecimal() else ()
+            found |= dict.fromkeys(lives or command_effects.targets(state, name))
         return tuple(found)
 
     async def _collect(self, operation: Operation, units: tuple[str, ...], name: str) -> None:

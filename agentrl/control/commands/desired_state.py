@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from agentrl.config.show import changes
-from agentrl.control.commands import previews
+from agentrl.control.commands import command_effects
 from agentrl.control.commands.active_config import ActiveConfig
 from agentrl.control.commands.group_specs import specs_of
 from agentrl.control.commands.prepared import Goals, Prepare, Prepared
@@ -52,7 +52,7 @@ class DesiredState:
             self._context.happened(event(operation))
             return goals
 
-        return Prepared(effect, execute, previews.revisions_of(self._context.state, effect))
+        return Prepared(effect, execute, command_effects.revisions_of(self._context.state, effect))
 
     # ---- up and down ----
 
@@ -63,13 +63,13 @@ class DesiredState:
                 f"The run {context.run.name} is going down.", hint="Try again in a moment: `agentrl up`."
             )
         if args.reading:
-            previews.refuse_reading(context.state, context.run.name)
+            command_effects.refuse_reading(context.state, context.run.name)
         config = self._settings.config_to_read() if args.reading else self._settings.config_of(args)
         specs = specs_of(config, run_dir=context.run.run_dir, state_dir=self._settings.state_dir, reading=args.reading)
         plan = context.supervisor.plan(specs, reading=args.reading)
         changed = changes(context.config, config) if context.config is not None else []
         only_read = run.up and run.reading and not args.reading
-        effect = previews.of_plan(plan, changed, reading=args.reading, only_read=only_read)
+        effect = command_effects.of_plan(plan, changed, reading=args.reading, only_read=only_read)
         before = {unit: slot.incarnation for unit, slot in context.state.slots.items()}
         goals = {unit: Goal(Want.UP, before.get(unit, 0)) for unit in (*plan.started, *plan.changed)}
         goals |= {unit: Goal(Want.ENDED, before[unit]) for unit in plan.stopped}
@@ -83,7 +83,7 @@ class DesiredState:
             context.happened(events.Applied(specs=specs, by=operation.id, reading=args.reading))
             return goals
 
-        return Prepared(effect, execute, previews.revisions_of(context.state, effect))
+        return Prepared(effect, execute, command_effects.revisions_of(context.state, effect))
 
     def _down(self, args: commands.Down) -> Prepared:
         def event(operation: Operation) -> events.Event:
@@ -91,7 +91,7 @@ class DesiredState:
             self._supersede("apply", operation, "took the run down")
             return events.DownWanted(by=operation.id, at_once=args.now)
 
-        return self._prepared(previews.of_down(self._context.state, args), event)
+        return self._prepared(command_effects.of_down(self._context.state, args), event)
 
     def _supersede(self, command: str, operation: Operation, reason: str) -> None:
         self._context.operations.supersede(command, operation, reason, self._context.clock.now())
@@ -101,9 +101,9 @@ class DesiredState:
     def _scale(self, args: commands.Scale) -> Prepared:
         context, slots = self._context, self._context.state.slots
         idle = context.observed.idle(args.group)
-        effect, count = previews.of_scale(context.state, args, idle)
+        effect, count = command_effects.of_scale(context.state, args, idle)
         group = context.state.groups[args.group]
-        previews.refuse_unseen_count(group, args, count, context.operations.get(group.counted_by))
+        command_effects.refuse_unseen_count(group, args, count, context.operations.get(group.counted_by))
         goals = {unit: _started(slots.get(unit)) for unit in effect.starts}
         return self._prepared(
             effect,
@@ -112,7 +112,7 @@ class DesiredState:
         )
 
     def _drain(self, args: commands.DrainUnits) -> Prepared:
-        effect = previews.of_drain(self._context.state, args)
+        effect = command_effects.of_drain(self._context.state, args)
         if args.host:
             return self._prepared(
                 effect,
@@ -130,7 +130,7 @@ class DesiredState:
         )
 
     def _restart(self, args: commands.Restart) -> Prepared:
-        effect, units = previews.of_restart(self._context.state, args)
+        effect, units = command_effects.of_restart(self._context.state, args)
         slots = self._context.state.slots
         return self._prepared(
             effect,
@@ -140,7 +140,7 @@ class DesiredState:
 
     def _stop(self, args: commands.Stop) -> Prepared:
         return self._prepared(
-            previews.of_stop(self._context.state, args),
+            command_effects.of_stop(self._context.state, args),
             lambda operation: events.StopWanted(
                 unit=args.unit, by=operation.id, because=f"stopped by {operation.who}", now=args.now
             ),
@@ -149,13 +149,13 @@ class DesiredState:
 
     def _pause(self, args: commands.Pause | commands.Resume, *, paused: bool) -> Prepared:
         return self._prepared(
-            previews.of_pause(self._context.state, args.target, paused),
+            command_effects.of_pause(self._context.state, args.target, paused),
             lambda operation: events.Paused(target=args.target, paused=paused, by=operation.id),
         )
 
     def _force_stopped(self, args: commands.ForceStopped) -> Prepared:
         return self._prepared(
-            previews.of_force(self._context.state, args),
+            command_effects.of_force(self._context.state, args),
             lambda operation: events.DeathVouched(unit=args.unit, incarnation=args.incarnation, by=operation.id),
         )
 

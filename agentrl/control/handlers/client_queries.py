@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from agentrl.control.commands import previews
+from agentrl.control.commands import command_effects
 from agentrl.control.context import Context
 from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.persistence.journal import Journal, JournalEvent
@@ -88,7 +88,7 @@ class Queries:
         return happenings(self._context.journal, args)
 
     async def _logs(self, args: commands.ReadLogs) -> messages.LogChunk:
-        slot = previews.present(self._context.state, args.unit, 0)
+        slot = command_effects.present(self._context.state, args.unit, 0)
         incarnation = args.incarnation if args.incarnation > 0 else slot.incarnation + args.incarnation
         if not 1 <= incarnation <= slot.incarnation or not slot.host:
             raise UnknownNameError(f"{args.unit} has had no such life yet, so there is no log of it.")

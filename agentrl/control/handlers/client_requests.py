@@ -18,12 +18,12 @@ from typing import Any
 
 import msgspec
 
-from agentrl.control.commands import previews
+from agentrl.control.commands import command_effects
 from agentrl.control.commands.prepared import Goals, Prepare, Prepared
 from agentrl.control.context import Context
 from agentrl.control.handlers import command_permission
 from agentrl.control.handlers.client_queries import Handler
-from agentrl.control.handlers.served_commands import ServedCommands
+from agentrl.control.handlers.command_forwarding import ServedCommands
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError, DiskError, ExitCode
@@ -146,7 +146,7 @@ class ClientHandler:
     # ---- commands ----
 
     def _change(self, peer: Peer, known: Known, request: messages.Request, spec: CommandSpec, args: Any) -> None:
-        previews.refuse_change_while_reading(self._context.state, spec.name)
+        command_effects.refuse_change_while_reading(self._context.state, spec.name)
         ask = self._owners.get(spec.name)
         # Without a consent there is nothing to compare, so the owner of the knob gets no request.
         if ask and (spec.served_by or request.dry_run or request.consent) and not self._accepted_before(request):

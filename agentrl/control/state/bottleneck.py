@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from agentrl.protocol.rows import PulseRow, ToolPulse
-from agentrl.telemetry.services import (
+from agentrl.telemetry.data_plane_metrics import (
     BUSY,
     IN_MODEL,
     IN_TOOLS,

@@ -19,7 +19,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.embedded.generation_request import weight_versions
 from agentrl.engines.interface import (
     CallRefusedError,

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from agentrl.config.data_plane import Engines
-from agentrl.engines.embedded.engine_thread import EmbeddedEngine
+from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.embedded.http_server import build_app
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import Generated, Sampling

@@ -6,7 +6,7 @@ outside its band a metric means a fault (mismatch) or a policy far from the one 
 
 from __future__ import annotations
 
-from agentrl.telemetry.metrics import Metric
+from agentrl.telemetry.control_plane_metrics import Metric
 
 REWARD = Metric("reward_mean", "", "Mean score of the groups of a step.")
 EVALUATION = Metric("evaluation", "", "Mean score of the last evaluation on held-out tasks.")

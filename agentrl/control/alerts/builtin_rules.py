@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from agentrl.control.alerts import rule_functions as functions
-from agentrl.control.alerts.rule_functions import end_evidence, reason, units_at_work
-from agentrl.control.alerts.rules import Condition, Measured, OutOfBand, Rule, RunSnapshot, Threshold, trainers
+from agentrl.control.alerts import builtin_conditions as functions
+from agentrl.control.alerts.builtin_conditions import end_evidence, reason, units_at_work
+from agentrl.control.alerts.rule_types import Condition, Measured, OutOfBand, Rule, RunSnapshot, Threshold, trainers
 from agentrl.formatting.amounts import counted, size
 from agentrl.formatting.sentences import ended
 from agentrl.protocol.rows import HostRow, RunRow, Severity, UnitRow, UnitState
-from agentrl.telemetry import learning as of
-from agentrl.telemetry.services import CANARY_LARGEST, CANARY_OVER_LIMIT, WARMUP_UNUSED
+from agentrl.telemetry import learning_metrics as of
+from agentrl.telemetry.data_plane_metrics import CANARY_LARGEST, CANARY_OVER_LIMIT, WARMUP_UNUSED
 
 GIB = 1 << 30
 LAST_LINE_CHARS = 300

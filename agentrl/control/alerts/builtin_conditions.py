@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
 from statistics import median
 
-from agentrl.control.alerts.rules import Finding, RunSnapshot, evidence_line, is_outside, trainers
+from agentrl.control.alerts.rule_types import Finding, RunSnapshot, evidence_line, is_outside, trainers
 from agentrl.control.state.trends import Trend
 from agentrl.formatting.amounts import age, counted, size
 from agentrl.formatting.sentences import ended
 from agentrl.protocol.rows import HostRow, Severity, UnitRow, UnitState
-from agentrl.telemetry import learning as of
-from agentrl.telemetry.metrics import Metric
-from agentrl.telemetry.services import BREAKER_OPEN, HELD_OUT_TRAINED, REJECTED, STEP, TOOL_FAILURES, named_in
+from agentrl.telemetry import learning_metrics as of
+from agentrl.telemetry.control_plane_metrics import Metric
+from agentrl.telemetry.data_plane_metrics import BREAKER_OPEN, HELD_OUT_TRAINED, REJECTED, STEP, TOOL_FAILURES, named_in
 
 DISK_FILLS_S, DISK_FILLS_CLEAR_S, DISK_FILLS_PAGE_S = 86_400.0, 108_000.0, 7200.0
 GROWTH_MIN_BYTES = 64 << 20

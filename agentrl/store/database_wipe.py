@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from agentrl.errors import RefusedError
 from agentrl.store import schema
 from agentrl.store.database import Database
-from agentrl.store.updates import NOW
+from agentrl.store.update_expressions import NOW
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from agentrl.formatting.names import nearest
 from agentrl.protocol import commands, rows
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.specs import split_unit
-from agentrl.supervision.plans import Plan, new_units
 from agentrl.supervision.scheduling import victims
 from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_slots import GroupState, Slot, State
+from agentrl.supervision.up_plan import Plan, new_units
 
 _CHANGES_WORK = frozenset({"scale", "drain", "stop", "pause", "resume", "tune", "undo_tune"})
 MOST_UNITS = 10_000

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from agentrl.control.alerts.rules import Finding, Rule, RunSnapshot
+from agentrl.control.alerts.rule_types import Finding, Rule, RunSnapshot
 from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.protocol.rows import AlertRow, AlertState, Severity
 

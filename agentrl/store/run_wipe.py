@@ -1,4 +1,4 @@
-"""All data of a run that is down: `python -m agentrl.store.wiping --state-dir S --run-dir R [--wipe]`.
+"""All data of a run that is down: `python -m agentrl.store.run_wipe --state-dir S --run-dir R [--wipe]`.
 
 Invariants: without `--wipe` it only counts; it deletes what the run made (its database; weights, checkpoints, recorded
 batches, curves, logs) and never what it was given: configuration, datasets, a model that has a path. The embedded
@@ -21,11 +21,11 @@ from pathlib import Path
 from agentrl.config.paths import IN_FORCE
 from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, DiskError, ExitCode
-from agentrl.store import run_database, wipe
+from agentrl.store import database_wipe, run_database
 from agentrl.store.database import Database
-from agentrl.store.embedded import Mongod, wait_until_data_is_free
 from agentrl.store.mongod_binary import find_mongod
 from agentrl.store.mongod_files import prepare
+from agentrl.store.mongod_server import Mongod, wait_until_data_is_free
 
 MADE = ("checkpoints", "dumps", "logs", "reference", "stacks", "supervised", "tensorboard", "weights")
 """Directories of the run's directory that a run makes."""
@@ -52,11 +52,13 @@ async def examine(state_dir: Path, run_dir: Path, *, delete: bool) -> Found:
     config = _in_force(state_dir, run_dir)
     directories = [run_dir / name for name in (*MADE, *_built(config)) if (run_dir / name).is_dir()]
     files = {directory.name: _size(directory) for directory in directories}
-    loss = wipe.Loss({}, 0, ())
+    loss = database_wipe.Loss({}, 0, ())
     async with _database(config, state_dir) as database:
         if database is not None:
             # All clients of an embedded server were units of the run, and the server was down.
-            loss = await (wipe.wipe(database, force=config.has_mongo) if delete else wipe.preview(database))
+            loss = await (
+                database_wipe.wipe(database, force=config.has_mongo) if delete else database_wipe.preview(database)
+            )
     if delete:
         for directory in directories:
             _empty(directory)
@@ -124,7 +126,7 @@ def _empty(directory: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m agentrl.store.wiping", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m agentrl.store.run_wipe", description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--wipe", action="store_true")

@@ -19,7 +19,7 @@ from agentrl.config import alerts
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.protocol.commands import WaitChain
 from agentrl.protocol.rows import HostRow, IncidentRow, RunRow, Severity, UnitRow, UnitState
-from agentrl.telemetry.metrics import METRICS, UNIT_METRICS, Metric
+from agentrl.telemetry.control_plane_metrics import METRICS, UNIT_METRICS, Metric
 
 BAND_EASE = 0.1
 """An alert on a band ends when the number is inside the band by this share of the limit."""

@@ -25,8 +25,8 @@ from agentrl.engines import manifest as manifests
 from agentrl.engines.canary import Agreement
 from agentrl.engines.embedded.decoder import Model, score
 from agentrl.engines.embedded.generation_request import Request
+from agentrl.engines.embedded.model_loading import load_verified
 from agentrl.engines.embedded.slot_scheduler import SlotEngine
-from agentrl.engines.embedded.weight_loading import load_verified
 from agentrl.engines.interface import (
     CallRefusedError,
     EngineError,

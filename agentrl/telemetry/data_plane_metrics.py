@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from agentrl.telemetry.metrics import Metric
+from agentrl.telemetry.control_plane_metrics import Metric
 
 BUSY = Metric("busy_s", "s", "Seconds of slots that were in use, since the process began.")
 OFFERED = Metric("offered_s", "s", "Seconds of all slots, since the process began.")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from agentrl.recording.disk_writer import Limits, RecordingFiles
 from agentrl.recording.file_format import Change, Kind, Packer, encode_block
-from agentrl.recording.recording_files import Limits, RecordingFiles
 
 FRAME_S = 60.0
 FLUSH_S = 1.0

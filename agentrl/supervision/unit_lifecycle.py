@@ -28,10 +28,10 @@ from agentrl.supervision.instructions import (
     StartTimer,
     Tell,
 )
-from agentrl.supervision.plans import missing_dependencies
 from agentrl.supervision.scheduling import HostUse, place
 from agentrl.supervision.transitions import IN_SERVICE, WITH_PROCESS
 from agentrl.supervision.unit_slots import Ghost, Slot, State
+from agentrl.supervision.up_plan import missing_dependencies
 
 UNKNOWN_EXIT = ExitStatus(unknown="its host agent has no record of its end")
 

@@ -14,7 +14,7 @@ from agentrl.policies.status_tables import RECORD, Actor, RecordStatus, check
 from agentrl.store import calls, claims, owners, publications, service_registry, steps
 from agentrl.store.database import Database
 from agentrl.store.documents import Record, load
-from agentrl.store.updates import NOW, seconds_since, setting
+from agentrl.store.update_expressions import NOW, seconds_since, setting
 
 log = logging.getLogger("steward")
 
