@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from agentrl.cli.down_transaction import report_end
-from agentrl.cli.run_transaction import Transaction, carry_out
 from agentrl.cli.options import Cli
+from agentrl.cli.run_transaction import Transaction, carry_out
 from agentrl.errors import ExitCode, RefusedError
 
 
