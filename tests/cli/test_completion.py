@@ -96,7 +96,7 @@ def test_shell_completes_commands_and_names_of_the_run(
 
 
 @pytest.mark.parametrize("complete", [in_fish, in_zsh])
-def test_value_behind_an_equals_sign_keeps_its_option(
+def test_completed_value_after_an_equals_sign_keeps_its_option(
     with_program: Shell, coordinator: Scripted, complete: object
 ) -> None:
     assert complete(with_program, "logs", "--run=d") == ["--run=demo"]  # type: ignore[operator]
@@ -155,7 +155,7 @@ def test_run_named_on_the_line_gives_the_candidates(
         assert completed(shell, *words) == ["sampler-0"]
 
 
-def test_after_a_run_there_are_its_groups_commands_and_options(shell: Shell, coordinator: Scripted) -> None:
+def test_groups_commands_and_options_are_completed_after_a_run(shell: Shell, coordinator: Scripted) -> None:
     with Scripted(shell.home, name="shop") as shop:
         shop.rows["group/sampler"] = rows.GroupRow("sampler", "sampler", 2)
         assert completed(shell, "--run", "shop", "scale", "") == ["sampler"]

@@ -51,7 +51,7 @@ def test_invalid_durations_are_refused(typed: str) -> None:
         seconds(typed)
 
 
-def test_minus_one_is_an_argument(shell: Shell, coordinator: Scripted) -> None:
+def test_minus_one_is_parsed_as_an_argument(shell: Shell, coordinator: Scripted) -> None:
     shell("scale", "web", "-1")
     shell("scale", "web", "4", "--seen", "2")
     assert coordinator.sent("scale") == [commands.Scale("web", by=-1), commands.Scale("web", to=4, seen=2)]

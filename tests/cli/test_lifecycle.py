@@ -106,7 +106,7 @@ def test_terminal_that_closes_before_the_commit_does_not_end_the_command() -> No
     assert (done.stdout, done.stderr) == ("0 commit", "")
 
 
-def test_down_without_the_coordinators_word_and_without_a_scan_is_not_proven(
+def test_down_without_a_report_of_the_coordinator_and_without_a_scan_is_not_proven(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     code = report_end(Cli(json=True), "demo", None, None, [])

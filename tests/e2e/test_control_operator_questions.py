@@ -61,7 +61,7 @@ def unit_in(status: Any, unit: str) -> Any:
 
 
 def answer(run: Run, check: Callable[[Any], Any], *command: str, what: str) -> Any:
-    """The first answer of a command that satisfies a check."""
+    """Returns the first answer of a command that passes a check."""
 
     def asked() -> Any:
         found = run.cli(*command)
@@ -269,7 +269,7 @@ def test_stray_process_is_named_while_the_run_is_up(run: Run, stray: subprocess.
 def test_stray_process_is_named_and_removed_by_down(
     run: Run, stray: subprocess.Popen[bytes], mark: dict[str, str]
 ) -> None:
-    """The last test of this run: it ends it."""
+    """The last test of this file, because it ends the run."""
     sockets = Path(find(state_dir=run.state_dir).address.removeprefix("ipc://")).parent
     ended = run.cli("down", "--yes")
     assert ended["proven"]

@@ -1,7 +1,7 @@
-"""Two hosts with a network between them that breaks and comes back.
+"""Two hosts and a network between them that breaks and returns.
 
-Each host agent lives in a network namespace of its own; a pair of virtual devices joins them. The processes of both are
-visible to this test only: it can count the processes of a unit on both sides of a broken link.
+Each host agent lives in a network namespace of its own; a pair of virtual devices joins them. Only this test sees the
+processes of both, so it can count the processes of a unit on both sides of a broken link.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def incidents(run: Run, unit: str) -> list[IncidentRow]:
     return [row for row in found if isinstance(row, IncidentRow) and row.unit == unit]
 
 
-def test_loop_that_blocks_inside_its_announced_phase_is_left_alone(run: Run) -> None:
+def test_loop_that_blocks_inside_its_announced_phase_is_not_replaced(run: Run) -> None:
     # Of two blocks, at least one lies completely between the first look and the last.
     seen = watched(run, "released-0", "held-0", blocks=2, within_s=PATIENCE_S + 3 * BLOCKED_S)
     assert seen == {"released-0": {("ready", 1)}, "held-0": {("ready", 1)}}

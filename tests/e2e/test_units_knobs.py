@@ -151,7 +151,7 @@ def test_tuned_values_survive_the_coordinator_and_another_up(run: Run) -> None:
     assert run.unit_row("fake-0").pid == before.pid
 
 
-def test_tuned_values_survive_down_and_are_in_force_from_the_first_moment(run: Run) -> None:
+def test_tuned_values_survive_down_and_are_in_force_at_the_next_start(run: Run) -> None:
     run.cli("tune", "fake.depth", "3")
     run.cli("down", "--yes")
     run.up()

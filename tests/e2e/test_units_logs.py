@@ -172,7 +172,7 @@ def test_log_that_grows_too_large_is_cut_and_its_follower_continues(run: Run) ->
     assert lines_of(run, "flood-0")[-1] == "after the cut"
 
 
-def test_all_stacks_come_into_one_file(run: Run) -> None:
+def test_all_stacks_are_written_to_one_file(run: Run) -> None:
     done = run.cli("stacks")["operation"]
     assert done["state"] == "succeeded"
     file = Path(done["result"]["file"])

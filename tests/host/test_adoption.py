@@ -144,7 +144,7 @@ def write_ledger(bench: Bench, *entries: Entry) -> None:
         ledger.intend(entry)
 
 
-async def test_pid_of_another_process_is_left_alone(bench: Bench, stranger: subprocess.Popen[bytes]) -> None:
+async def test_pid_of_another_process_is_not_killed(bench: Bench, stranger: subprocess.Popen[bytes]) -> None:
     identity = identity_of(stranger.pid)
     wrong_start = entry_of(
         bench, "web-0", pid=stranger.pid, start_ticks=identity.start_ticks - 5, boot_id=identity.boot_id

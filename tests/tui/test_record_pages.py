@@ -263,7 +263,7 @@ async def test_attempts_are_shown_side_by_side_with_their_first_difference_marke
             await screen.shows(f"attempts {4 - fits}-3 of 4")
 
 
-async def test_thinking_is_one_line_until_it_is_unfolded(coordinator: Scripted) -> None:
+async def test_thinking_is_folded_to_one_line(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
     said = {"index": 0, "text": "<think>\nhm, flour\nis dear\n</think>\nIt costs 7.", "parsed": (), "tool_calls": ()}

@@ -200,7 +200,7 @@ async def test_run_on_another_host_is_reached_by_its_key_file(
         await screen.shows("other ← here")
 
 
-async def test_browser_page_stays_with_its_run(coordinator: Scripted, other: Scripted) -> None:
+async def test_browser_page_cannot_switch_to_another_run(coordinator: Scripted, other: Scripted) -> None:
     async with opened(coordinator.state_dir, settings=Settings(in_browser=True)) as screen:
         await screen.press("9")
         await screen.shows("runs is not possible: a browser page shows one run")

@@ -96,7 +96,7 @@ async def test_lost_coordinator_dims_the_screen_and_shows_since_when(coordinator
         await screen.shows("more than 5 s old")
 
 
-async def test_run_that_was_taken_down_shows_no_trouble(coordinator: Scripted) -> None:
+async def test_run_that_was_taken_down_shows_no_problem(coordinator: Scripted) -> None:
     populate(coordinator)
     down = msgspec.structs.replace(cast(RunRow, coordinator.rows["run"]), state="stopped", desired="down")
     coordinator.rows["run"] = down

@@ -153,9 +153,7 @@ async def test_unit_that_starts_while_the_run_is_paused_starts_parked(counterpar
     assert await unit.code() == 0
 
 
-async def test_async_unit_is_called_back_on_its_loop_when_a_drain_begins(
-    counterpart: Counterpart, start: Start
-) -> None:
+async def test_drain_callback_of_an_async_unit_runs_on_its_loop(counterpart: Counterpart, start: Start) -> None:
     unit = start(ASYNC_LOOP)
     await ready(counterpart)
     counterpart.tell(messages.Drain(grace_s=5))

@@ -99,7 +99,7 @@ async def test_concurrent_phases_are_reported_as_the_one_with_the_nearest_deadli
         assert report(account, clock.now).phase == "all"
 
 
-def test_phase_ends_with_an_exception_in_it() -> None:
+def test_exception_in_a_phase_ends_the_phase() -> None:
     account = ReportedState()
     with pytest.raises(ValueError, match="inside"), account.phase("step", 1, announce=nothing):
         raise ValueError("inside")
