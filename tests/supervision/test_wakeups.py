@@ -41,7 +41,7 @@ def test_unit_starts_when_the_stopped_unit_of_a_dependency_is_scaled_away() -> N
 
 
 def test_down_ends_although_a_draining_unit_is_on_a_silent_host() -> None:
-    """The unit began to stop before the host fell silent, and no report of its end arrives."""
+    """The host agent is silent while the unit still sends heartbeats, and no report of the end of the unit arrives."""
     world = two_ranks()
     world.cut(world.hosts["a"])
     world.handle(events.HostSilent(host="a", for_s=20.0))
