@@ -231,7 +231,11 @@ class Recorder:
         session: str,
         durable: bool = True,
     ) -> ToolCall:
-        """A tool call that may be sent when this returns; `durable`: it is stored then, with all that led to it."""
+        """A tool call that may be sent when this returns; `durable`: it is stored then, with all that led to it.
+
+        Otherwise everything before this turn is stored. A sampler that takes over knows the highest stored index of a
+        model call; if two indexes were missing, it would use the id of this tool call for another one.
+        """
         draft = self._turns[turn]
         call = ToolCall(
             id=tool_call_id(draft.call.id, number),
@@ -249,6 +253,8 @@ class Recorder:
             # Calls that begin at the same moment go out together.
             await asyncio.sleep(0)
             await self.settled()
+        else:
+            await self._written()
         return call
 
     def tool_runs(self, call: ToolCall) -> None:
@@ -272,12 +278,7 @@ class Recorder:
         for draft in list(self._drafts.values()):
             if draft.is_dirty and draft.call.status != CallStatus.SENT:
                 self._write(draft)
-        while self._pending:
-            await asyncio.wait(self._pending)
-            done = [write for write in self._pending if write.done()]
-            self._pending.difference_update(done)
-        if self._failed is not None:
-            raise self._failed
+        await self._written()
 
     def give_up_open(self, why: str, *, tool_calls: bool = True) -> None:
         """Ends what is still open. Tool calls are left open for a sampler that will join them."""
@@ -333,11 +334,24 @@ class Recorder:
             draft.stored = True
             self._watch(self._writer.insert(draft.call))
             return
+        if new and "status" in fields:
+            # The answer goes out first: wherever a crash stops this, no call without tokens has tool calls.
+            self._watch(self._writer.update(draft.call, [name for name in fields if name != "over_at"]))
+            fields = [name for name in fields if name == "over_at"]
         if new:
             self._watch(self._writer.add_tool_calls(draft.call, new))
         known = [call for id, call in moved.items() if id not in {one.id for one in new}]
         if fields or known:
             self._watch(self._writer.update(draft.call, fields, known))
+
+    async def _written(self) -> None:
+        """What was handed to the writer up to now is durable."""
+        while self._pending:
+            await asyncio.wait(self._pending)
+            done = [write for write in self._pending if write.done()]
+            self._pending.difference_update(done)
+        if self._failed is not None:
+            raise self._failed
 
     def _watch(self, written: asyncio.Future[None]) -> None:
         written.add_done_callback(self._note)

@@ -35,6 +35,8 @@ from agentrl.store.owners import OwnerLostError
 MOST_AT_ONCE = 500
 GATHER_S = 0.025
 """What episodes write within this time goes out together."""
+RESULTS_BYTES = 8 << 20
+"""Of all results of a turn inside of its document, which MongoDB limits to 16 MiB."""
 CALLS = DispatchedSamplingTask.__name__
 _RECORDS = "Record"
 _MOVES_OF_A_TOOL_CALL = ("status", "error_class", "tried_again", "result", "latency_s", "session", "done_at")
@@ -84,7 +86,7 @@ class Writer:
         for name in ("text", "parsed", "error"):
             document[name] = _fitting(call.id, name, document[name], large)
         document["failed_at"] = _failed_at(call.tool_calls)
-        document["tool_calls"] = [_plain_tool_call(one, large) for one in call.tool_calls]
+        document["tool_calls"] = [_plain_tool_call(one, large, of=call) for one in call.tool_calls]
         return self._queue(CALLS, call.id, call.record, call.owner, document, large)
 
     def update(
@@ -100,7 +102,7 @@ class Writer:
         fields = {name: _fitting(call.id, name, to_bson(getattr(call, name)), large) for name in names}
         still: list[Mapping[str, Any]] = []
         for number, tool_call in enumerate(moved):
-            plain = _plain_tool_call(tool_call, large)
+            plain = _plain_tool_call(tool_call, large, of=call)
             fields |= {f"tool_calls.$[t{number}].{name}": plain[name] for name in _MOVES_OF_A_TOOL_CALL}
             before = _sources_of(ToolCallStatus(tool_call.status))
             still.append({f"t{number}.id": tool_call.id, f"t{number}.status": {"$in": before}})
@@ -113,7 +115,7 @@ class Writer:
     def add_tool_calls(self, call: DispatchedSamplingTask, new: Sequence[ToolCall]) -> asyncio.Future[None]:
         """Tool calls that a stored model call did not have yet."""
         large: list[Chunk] = []
-        plain = [_plain_tool_call(one, large) for one in new]
+        plain = [_plain_tool_call(one, large, of=call) for one in new]
         for tool_call in new:
             check(TOOL_CALL, "", ToolCallStatus.REQUESTED, Actor.SAMPLER, tool_call.id)
         without = {"_id": call.id, "owner": call.owner, "tool_calls.id": {"$nin": [one.id for one in new]}}
@@ -236,20 +238,24 @@ class Writer:
         return [entry for entry in entries if owners.get(entry.id) != entry.owner]
 
 
-def _fitting(document: str, field: str, value: Any, large: list[Chunk]) -> Any:
+def _fitting(
+    document: str, field: str, value: Any, large: list[Chunk], *, inline_bytes: int = chunks.INLINE_BYTES
+) -> Any:
     """A value as the document can hold it; the whole of a long text is appended to `large`."""
     if not isinstance(value, str):
         return storable(value) if isinstance(value, list | dict) else value
-    cut = chunks.cut(document, field, value)
+    cut = chunks.cut(document, field, value, inline_bytes=inline_bytes)
     large += cut.chunks
     return storable(cut.inline)
 
 
-def _plain_tool_call(call: ToolCall, large: list[Chunk]) -> Plain:
+def _plain_tool_call(call: ToolCall, large: list[Chunk], *, of: DispatchedSamplingTask) -> Plain:
+    """Each result has an equal share of the room in the document."""
+    share = min(chunks.INLINE_BYTES, RESULTS_BYTES // max(1, len(of.tool_calls)))
     plain: Plain = to_bson(call)
     for name in ("server", "tool", "arguments"):
         plain[name] = storable(plain[name])
-    plain["result"] = _fitting(call.id, "result", call.result, large)
+    plain["result"] = _fitting(call.id, "result", call.result, large, inline_bytes=share)
     return plain
 
 

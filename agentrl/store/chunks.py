@@ -22,15 +22,16 @@ class Cut(NamedTuple):
     chunks: list[Chunk]
 
 
-def cut(document: str, field: str, text: str) -> Cut:
+def cut(document: str, field: str, text: str, *, inline_bytes: int = INLINE_BYTES) -> Cut:
     """What is stored of a text: itself, or its ends and the chunks of the whole."""
-    if len(text) <= INLINE_BYTES // 4:  # no character takes more than four bytes
+    if len(text) <= inline_bytes // 4:  # no character takes more than four bytes
         return Cut(text, [])
     data = text.encode(errors="surrogatepass")
-    if len(data) <= INLINE_BYTES:
+    if len(data) <= inline_bytes:
         return Cut(text, [])
-    head = data[:END_BYTES].decode(errors="ignore")
-    tail = data[-END_BYTES:].decode(errors="ignore")
+    end_bytes = min(END_BYTES, inline_bytes // 4)
+    head = data[:end_bytes].decode(errors="ignore")
+    tail = data[len(data) - end_bytes :].decode(errors="ignore")
     left_out = len(data) - len(head.encode()) - len(tail.encode())
     parts = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
     chunks = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -13,7 +14,7 @@ from agentrl.rollout.episode_errors import EndedError
 from agentrl.rollout.episode_recorder import Recorder
 from agentrl.store import calls
 from agentrl.store.call_writer import Writer
-from agentrl.store.database import Database, StoreUnavailableError
+from agentrl.store.database import Bulk, Database, StoreUnavailableError, Write
 from agentrl.store.documents import DispatchedSamplingTask, ToolCall, within
 from agentrl.toolbox.api_messages import CallAnswer
 from tests.store import flow
@@ -56,8 +57,8 @@ class Away(Writer):
         return failed
 
 
-async def answered(recorder: Recorder) -> None:
-    call = recorder.sent(0, [1, 2, 3], Sampling(), "engine-0.1")
+async def answered(recorder: Recorder, turn: int = 0) -> None:
+    call = recorder.sent(turn, [1, 2, 3], Sampling(), "engine-0.1")
     recorder.answered(call, [1, 2, 3], Generated(ids=[4], log_probs=[-0.5], versions=[(1, 1)], finish="stop"))
 
 
@@ -100,6 +101,70 @@ async def test_a_turn_whose_tools_may_run_again_is_written_once_when_it_is_over(
     (stored,) = await calls.of_record(db, recorder.record.id)
     assert (stored.text, [one.result for one in stored.tool_calls]) == ("lookup()", ["7"])
     assert recorder.reached.turns == 1
+
+
+class Held(Writer):
+    """Stores a model call when the test allows it."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.may_store = asyncio.Event()
+
+    def insert(self, call: DispatchedSamplingTask) -> asyncio.Future[None]:
+        async def store() -> None:
+            await self.may_store.wait()
+            await Writer.insert(self, call)
+
+        return asyncio.create_task(store())
+
+
+async def test_a_tool_call_that_may_run_again_waits_until_the_turns_before_it_are_stored(db: Database) -> None:
+    """Another sampler would else give its id to another call."""
+    writer = Held(db)
+    recorder = await begun(db, writer)
+    await answered(recorder)
+    recorder.turn_over(0, last=True)
+    await answered(recorder, turn=1)
+    asking = asyncio.create_task(
+        recorder.requested(1, 0, server="shop", tool="lookup", arguments={}, session="x", durable=False)
+    )
+    assert not (await asyncio.wait([asking], timeout=0.1))[0]
+    writer.may_store.set()
+    tool_call = await asking
+    assert [call.index for call in await calls.of_record(db, recorder.record.id)] == [0]
+    assert (await calls.take_over(db, recorder.record.id, "", "sampler-9.1")).next_call == 2
+    assert tool_call.id.endswith("/001.0")
+
+
+class FirstChangeOnly(Database):
+    """Stops after the first of several changes."""
+
+    stops = False
+
+    async def write(self, collection: str, writes: Sequence[Write], *, ordered: bool = True) -> Bulk:
+        if not self.stops or len(writes) < 2:
+            return await super().write(collection, writes, ordered=ordered)
+        await super().write(collection, writes[:1])
+        raise StoreUnavailableError("MongoDB did not answer.")
+
+
+async def test_no_stored_model_call_has_tool_calls_but_no_tokens(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episode_recorder, "SHOWN_AFTER_S", 0.0)
+    broken = FirstChangeOnly(db._client, db.name)
+    recorder = await begun(db, Writer(broken))
+    call = recorder.sent(0, [1, 2, 3], Sampling(), "engine-0.1")
+
+    async def shown() -> bool:
+        return bool(await calls.of_record(db, recorder.record.id))
+
+    await aeventually(shown, what="the call is shown")
+    monkeypatch.setattr(episode_recorder, "SHOWN_AFTER_S", 60.0)
+    broken.stops = True
+    recorder.answered(call, [1, 2, 3], Generated(ids=[4], log_probs=[-0.5], versions=[(1, 1)], finish="stop"))
+    with pytest.raises(EndedError):
+        await asked(recorder)
+    (stored,) = await calls.of_record(db, recorder.record.id)
+    assert (stored.status, stored.tool_calls) == ("done", [])
 
 
 async def test_what_takes_long_is_shown_as_being_under_way(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:

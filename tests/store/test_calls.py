@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from agentrl.policies.status_tables import CallStatus, IllegalMoveError, ToolCallStatus
@@ -346,3 +347,19 @@ async def test_calls_without_tokens_are_not_read_as_tokens(db: Database) -> None
     assert await calls.with_tokens(db, ["nobody"]) == {"nobody": []}
     [stored] = (await calls.with_tokens(db, [RECORD]))[RECORD]
     assert (stored.index, stored.status) == (1, "partial")
+
+
+async def test_a_turn_with_many_long_results_fits_into_its_document(db: Database) -> None:
+    """MongoDB takes 16 MiB."""
+    writer = Writer(db)
+    texts = [f"{number:04d}" * 60_000 for number in range(80)]
+    made = answered(0, [4], tool_calls=[tool(number) for number in range(80)])
+    await writer.insert(made)
+    for one, text in zip(made.tool_calls, texts, strict=True):
+        one.status, one.result = ToolCallStatus.OK, text
+    await writer.update(made, (), made.tool_calls)
+    stored = await stored_tools(db)
+    assert [one.result[:4] for one in stored] == [text[:4] for text in texts]
+    assert await chunks.whole(db, stored[79].id, "result") == texts[79]
+    await writer.insert(msgspec.structs.replace(made, id=call_id(RECORD, 1), index=1))
+    assert [len(each.tool_calls) for each in await calls.of_record(db, RECORD)] == [80, 80]
