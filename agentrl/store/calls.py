@@ -189,10 +189,10 @@ async def take_over(database: Database, record: str, task: str, owner: str) -> T
         await database.update_many(CALLS, {"_id": within(record)}, {"$set": {"owner": owner}})
         # The former owner may have sent one more since it was declared dead.
         await lose(database, record, owner, resumable=True)
-        indexes = [
-            found["index"] for found in await database.find(CALLS, {"_id": within(record)}, projection=["index"])
-        ]
-        place = max(indexes, default=-1) + 1
+        known = await database.find(CALLS, {"_id": within(record)}, projection=["index", "owner"])
+        if any(call["owner"] != owner for call in known):
+            continue  # inserted by the former owner since
+        place = max((call["index"] for call in known), default=-1) + 1
         if not await database.insert_missing(CALLS, [_kept_place(record, task, owner, place)]):
             break
     return Trunk(await of_record(database, record), place + 1)

@@ -12,6 +12,7 @@ from typing import Any
 from pymongo import IndexModel
 
 from agentrl.policies.status_tables import HOLDS_SEAT, CallStatus, RecordStatus, TaskStatus, ToolCallStatus
+from agentrl.store import schema
 from agentrl.store.database import AlreadyThereError, Database, Plain
 
 
@@ -98,6 +99,8 @@ RETIRED: dict[str, list[IndexModel]] = {
 
 
 async def ensure(database: Database) -> None:
+    """ConfigError if the documents are of another version: then no index is changed."""
+    await schema.ensure(database)
     for collection, indexes in INDEXES.items():
         try:
             await database.create_indexes(collection, indexes)

@@ -320,19 +320,20 @@ async def test_call_that_arrives_after_the_take_over_is_not_stored_beside_the_ne
     assert await stored_tools(db) == []
 
 
+@pytest.mark.parametrize("after", ["find", "update_many"])
 async def test_call_that_arrives_during_the_take_over_is_part_of_the_record(
-    db: Database, monkeypatch: pytest.MonkeyPatch
+    db: Database, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
-    former, find, late = Writer(db), db.find, [answered(1, [2])]
+    former, act, late = Writer(db), getattr(db, after), [answered(1, [2])]
 
-    async def found_before_it_came(*arguments: Any, **options: Any) -> Any:
-        found = await find(*arguments, **options)
+    async def done_before_it_came(*arguments: Any, **options: Any) -> Any:
+        done = await act(*arguments, **options)
         if late:
             await former.insert(late.pop())
-        return found
+        return done
 
     await former.insert(answered(0, [1]))
-    monkeypatch.setattr(db, "find", found_before_it_came)
+    monkeypatch.setattr(db, after, done_before_it_came)
     trunk = await calls.take_over(db, RECORD, TASK, NEXT)
     assert [each.index for each in trunk.answered] == [0, 1]
     assert {each.owner for each in trunk.calls} == {NEXT}

@@ -13,7 +13,7 @@ from pymongo import IndexModel, InsertOne, UpdateOne
 from pymongo.errors import OperationFailure
 
 from agentrl.errors import ConfigError
-from agentrl.store import database, owners, update_expressions
+from agentrl.store import database, indexes, owners, update_expressions
 from agentrl.store.database import (
     KEYS_NOT_READ,
     AlreadyThereError,
@@ -211,3 +211,15 @@ async def test_database_of_another_version_is_refused_before_anything_is_written
     await db.update_one("Schema", {}, {"$set": {"version": 3}})
     with pytest.raises(ConfigError, match="version 3"):
         await lease.open()
+
+
+async def test_indexes_of_a_database_of_another_version_are_not_changed(mongo_url: str) -> None:
+    old = database.connect(mongo_url, "made-by-another-version")
+    try:
+        await old.insert_many("Turn", [{"_id": "shop/train/0/000000#r1.s0.a1/t0"}])
+        with pytest.raises(ConfigError, match="documents of version 1"):
+            await indexes.ensure(old)
+        assert await old.collections() == ["Turn"]
+    finally:
+        await old.drop()
+        await old.close()
