@@ -23,7 +23,7 @@ from agentrl.protocol.rows import UnitRow
 from assets.training_state import Figures, sparkline
 
 PRINT_EVERY_S = 10.0
-"""Without a terminal."""
+"""Seconds between two lines without a terminal."""
 RATE_OVER_S = 2.0
 RECENT = 5
 """Steps of the mean reward."""

@@ -149,7 +149,7 @@ def own_home(kept: Path | None = None) -> Iterator[tuple[Path, Callable[[], None
 
 
 def failed_sentence(operator: Operator, failed: DemoError, home: Path) -> Text:
-    """What went wrong, and where the files are. Without line breaks, so that it can be copied."""
+    """The error and the place of the files, without line breaks, so that it can be copied."""
     left = f"Its files and logs are in {home}; rm -r {home} removes them."
     return Text.assemble(("The demo failed.", "red"), f" {operator.as_typed(str(failed))}\n{left}")
 

@@ -56,19 +56,19 @@ class Result:
     """Held-out reward after the warm-up."""
     after: float = 0.0
     held_out: dict[int, float] = field(default_factory=dict)
-    """By version."""
+    """The held-out reward by version."""
     reached_s: float | None = None
-    """From `up` to the first evaluation that was good enough."""
+    """Seconds from `up` to the first evaluation that was good enough."""
     wall_s: float = 0.0
-    """From `up` to the end of training."""
+    """Seconds from `up` to the end of training."""
     steps: int = 0
     trained_records: int = 0
     tool_calls: int = 0
     tool_errors: int = 0
     recoveries: dict[str, float] = field(default_factory=dict)
-    """Seconds."""
+    """Seconds after the kill of the sampler, by event."""
     problems: list[str] = field(default_factory=list)
-    """True if the accounts balance."""
+    """The sums of the accounts that do not agree."""
 
     @property
     def learned(self) -> bool:
@@ -116,7 +116,7 @@ class TrainingDemo:
 
     def _begin(self) -> None:
         self._began = time.monotonic()
-        # Without waiting, because the trainer is ready only after its warm-up, which the demo shows.
+        # The demo does not wait here, because the trainer is ready only after its warm-up, which the demo shows.
         chance = f"training.random={self._random}"
         self.operator.types("up", str(self._file), "--set", chance, "--yes", "--no-wait")
         self._says(f"The console of this run: AGENTRL_HOME={self.home / 'state'} agentrl tui")

@@ -32,7 +32,7 @@ class Figures:
     """Mean of each committed step."""
     committed: int = 0
     trained_records: int = 0
-    """Of committed steps."""
+    """Records that committed steps trained."""
     staleness: float | None = None
     """Mean over the tokens of the last step that trained, in publications."""
     tokens: int = 0

@@ -212,7 +212,7 @@ class Console(App[int]):
     # ---- actions ----
 
     def action_help_quit(self) -> None:
-        """In place of the framework's message on ctrl+c, which names a key that the console does not have."""
+        """Replace the framework's message on ctrl+c, which names a key that the console does not have."""
         quit_keys = next(action.keys for action in self.registry if action.id == "quit")
         message = f"ctrl+c ends nothing here; {quit_keys[0]} leaves the console, and the run goes on."
         self.say(message, Tone.DIM, fleeting=True)

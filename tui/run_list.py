@@ -126,7 +126,7 @@ async def _asked(place: Place, name: str, where: str, limit: asyncio.Semaphore) 
         async with limit, asyncio.timeout(ANSWER_S):
             connecting = Client.connect(place.run or None, key_file=place.key_file or None, timeout_s=ANSWER_S)
             async with connecting as client:
-                # Only these kinds: all units of a large run are more than one answer may hold.
+                # Only these kinds, because all units of a large run may exceed the size of an answer.
                 view = await client.snapshot(("run", "alert"), deadline_s=ANSWER_S)
                 line = _run_line(place, view.rows.values(), await _newest_step(client), where)
                 return line or RunLine(place, name, state="silent", where=where)

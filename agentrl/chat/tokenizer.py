@@ -19,7 +19,7 @@ END_TOKENS = ("<|end|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>")
 REPLACED = "\ufffd"
 """The decoder's sign for bytes that do not form a character."""
 MAX_CHARACTER_BYTES = 4
-"""In UTF-8; a character has at most this many ids."""
+"""The most bytes of a character in UTF-8, so the most ids of a character."""
 BEFORE = 8
 """This many ids show where a character begins."""
 

@@ -185,7 +185,7 @@ def _print_lines(cli: Cli, chunk: LogChunk, lines: list[str], choice: Choice, pr
 
 
 def _print_safely(line: str) -> None:
-    """Without control codes, also into a pipe: `less` or `grep` pass them on to a terminal."""
+    """Print a line without control codes, also into a pipe, because `less` and `grep` pass them on to a terminal."""
     from agentrl.cli import output
 
     print(output.sanitise_lines(line))

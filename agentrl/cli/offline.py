@@ -43,7 +43,9 @@ async def reader(cli: Cli) -> AsyncIterator[Reader]:
 
 
 async def explain_no_coordinator(cli: Cli, error: NoCoordinatorError) -> NoCoordinatorError:
-    """For a run that was taken down: since when, and how to read it or bring it up again; otherwise the same error."""
+    """Return an error that says since when the run is down, and how to read it or bring it up; otherwise the same
+    error.
+    """
     found = None if cli.remote else OfflineRun.find(cli.named)
     if found is None or left_up(found.state_dir) or keepers_of(found.state_dir):
         return error

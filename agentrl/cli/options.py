@@ -173,7 +173,7 @@ class Group(TyperGroup):
 
 
 def _without_help(found: list[Any]) -> list[Any]:
-    """To render help texts, typer imports rich, which takes longer than the rest of a completion."""
+    """Drop help texts: to render them typer imports rich, which takes longer than the rest of a completion."""
     for item in found:
         item.help = None
     return found

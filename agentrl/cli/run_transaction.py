@@ -50,16 +50,18 @@ class Signals:
         self._loop.remove_signal_handler(signal.SIGTERM)
 
     def committed(self) -> None:
-        """From now on a closed terminal ends the command."""
+        """Let a closed terminal end the command from now on."""
         signal.signal(signal.SIGHUP, self._on_hangup)
 
     def count_presses(self) -> None:
-        """From now on Ctrl-C ends nothing: the command reads `presses`."""
+        """Count presses of Ctrl-C from now on, which the command reads from `presses`, instead of ending the
+        command.
+        """
         self._counting = True
         self._loop.add_signal_handler(signal.SIGINT, self.presses.put_nowait, None)
 
     def stop_counting(self) -> None:
-        """From now on Ctrl-C ends the command again."""
+        """Let Ctrl-C end the command again."""
         if self._counting:
             self._loop.remove_signal_handler(signal.SIGINT)
         self._counting = False

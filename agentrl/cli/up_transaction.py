@@ -85,7 +85,7 @@ class BeginLock:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewRun:
-    """What an `up` created before it was accepted."""
+    """Everything that an `up` created before it was accepted."""
 
     place: Place
     file: Path | None = None

@@ -135,7 +135,7 @@ class Client(CommandMethods):
         return await self._reply(request, spec.result, deadline_s)
 
     async def preview(self, name: str, args: Args | Mapping[str, Any] | None = None) -> Consent:
-        """What a command would do now; nothing is changed. Send it with the call as `consent`."""
+        """The present effect of a command; nothing is changed. Send it with the call as `consent`."""
         args = _checked(COMMANDS[name].args, args)
         return await self._reply(Request(uuid.uuid4().hex, name, wire.raw(args), dry_run=True), Consent)
 

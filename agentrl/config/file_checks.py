@@ -28,7 +28,7 @@ def problems_of(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def problem_of_code(path: Path) -> ConfigError | None:
-    """Why this cannot be a file of agent loops and scorers, or None."""
+    """The reason why this cannot be a file of agent loops and scorers, or None."""
     if not path.exists():
         return ConfigError(f"rollout.code: there is no file {path}.", hint="It is relative to the run file.")
     if path.suffix != ".py" or not path.is_file():

@@ -41,7 +41,7 @@ class Loaded:
 
     config: RunConfig
     sources: dict[str, str]
-    """From each dotted key to `demo.yaml:12`, `environment AGENTRL_X__Y`, `--set x.y` or `default`."""
+    """The source of each dotted key: `demo.yaml:12`, `environment AGENTRL_X__Y`, `--set x.y` or `default`."""
     path: Path | None
     """The absolute path of the run file, or None."""
     given: tuple[str, ...]

@@ -27,7 +27,7 @@ RUN_FILE = "run.json"
 LAST_UP = "last_up.json"
 """The run file and the settings of the last `up`."""
 IN_FORCE = "config.json"
-"""In the run directory: the configuration in force, which the coordinator writes and units read."""
+"""The configuration in force, in the run directory. The coordinator writes it and units read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class RunFile:
     run_dir: str
     created_at: float
     broken: str = ""
-    """Why the file could not be read; the other fields are then empty."""
+    """The reason why the file could not be read; the other fields are then empty."""
 
 
 def is_run_name(name: str) -> bool:

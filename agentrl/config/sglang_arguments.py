@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 ALLOWED = frozenset(
     {
-        # Where it computes.
+        # The devices of the server.
         *("--device", "--base-gpu-id", "--gpu-id-step", "--numa-node"),
         *("--tp-size", "--tensor-parallel-size", "--pp-size", "--dp-size", "--data-parallel-size", "--ep-size"),
         *("--enable-dp-attention", "--disable-custom-all-reduce", "--enable-p2p-check", "--nccl-port"),
-        # With which numbers and kernels.
+        # Number formats and kernels.
         *("--dtype", "--quantization", "--kv-cache-dtype", "--enable-fp32-lm-head", "--enable-tf32-matmul"),
         *("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend", "--sampling-backend"),
         *("--enable-deterministic-inference", "--random-seed"),

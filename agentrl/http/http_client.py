@@ -74,7 +74,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._broken = ""
-        """Why the connection has ended."""
+        """The reason why the connection has ended."""
         self._paused = False
         self._reset()
 

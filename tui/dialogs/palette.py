@@ -89,7 +89,9 @@ class Palette(Modal[str | None]):
         self._verbs = tuple(verbs)
         """The first words of command lines."""
         self._typed = typed
-        """For a typed line: an empty string if it is a command, the fault if it begins like one, else None."""
+        """The check of a typed line: an empty string for a command, the fault if it begins like a command, else
+        None.
+        """
 
     def compose(self) -> ComposeResult:
         self._matches = Matches()

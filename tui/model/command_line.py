@@ -28,7 +28,7 @@ class Destination:
     view: str
     subject: str = ""
     earlier: int = 0
-    """For logs: how many incarnations before the present one, or the number of an incarnation."""
+    """The incarnation of logs: how many before the present one, or its number."""
 
 
 _VIEWS = {

@@ -60,7 +60,7 @@ def _took(row: Row, now: float) -> Span:
 
 
 def doing(row: Row) -> str:
-    """What a running record waits for, or why a record ended."""
+    """The wait of a running record, or the reason for the end of a record."""
     now = row.get("doing")
     if isinstance(now, Mapping):
         return f"{now.get('what')}, {cell_text.brief(float(now.get('age_s') or 0))}"

@@ -160,7 +160,7 @@ def of_operation(row: OperationRow, now: float, width: int) -> list[Line]:
     )
     lines += _section("waits", row.waiting_for, width)
     if row.result:
-        # In full, above all a path: it is the reason to open the page.
+        # Shown in full, above all a path, because it is the reason to open the page.
         lines += [
             (),
             _heading("result"),

@@ -21,7 +21,7 @@ MOST_LINES = 3
 
 @dataclass(frozen=True, slots=True)
 class HeaderState:
-    """What the header shows besides the rows of the run."""
+    """The state that the header shows besides the rows of the run."""
 
     now: float
     clock: float

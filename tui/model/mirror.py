@@ -42,7 +42,7 @@ class Link:
     since: float = 0.0
     """The clock at which this state began."""
     why: str = "connecting"
-    """Why there is no connection, in a sentence."""
+    """The reason why there is no connection, as a sentence."""
     hint: str = ""
     tries: int = 0
 

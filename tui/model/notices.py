@@ -29,7 +29,7 @@ class Lasts(enum.Enum):
     HERE = enum.auto()
     """Until the view changes."""
     ITS_TIME = enum.auto()
-    """In every view: the result of a command."""
+    """For some time in every view: the result of a command."""
 
 
 @dataclass(slots=True)

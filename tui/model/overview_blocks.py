@@ -98,7 +98,7 @@ def _unfold(made: list[tuple[str, list[Line]]], room: int, height: int) -> None:
         for number, (_, _, most) in enumerate(wanted):
             if free > 0 and most >= more:
                 rows[number], free = more, free - 1
-    # From below, so that the places above stay valid.
+    # From the bottom up, so that the indexes above stay valid.
     for (lines, place, _), taken in reversed(list(zip(wanted, rows, strict=True))):
         if taken > 1:
             first, *others = folded(lines[place], width, taken)

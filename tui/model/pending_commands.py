@@ -28,7 +28,7 @@ class PendingCommand:
     command: str
     args: Args
     what: str
-    """In a few words: `restart web-0.7`."""
+    """A short description: `restart web-0.7`."""
     cli: tuple[str, ...]
     """The words behind `agentrl`."""
     undo: PendingCommand | None = None

@@ -151,7 +151,7 @@ def step_rows(reports: Sequence[StepReport]) -> list[Row]:
 
 
 def _taken_again_from(begun: Mapping[int, int]) -> dict[int, float]:
-    """For each incarnation, the lowest Step with which a later one began."""
+    """Return for each incarnation the lowest Step with which a later incarnation began."""
     found: dict[int, float] = {}
     least = math.inf
     for life in sorted(begun, reverse=True):

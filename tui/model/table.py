@@ -165,7 +165,7 @@ class TableModel(Generic[R]):
         return len(self._order) - 1 - found if self.descending else found
 
     def ordered(self) -> list[str]:
-        """In the order shown."""
+        """The rows in the order shown."""
         ordered = [key for _, key in self._order]
         return ordered[::-1] if self.descending else ordered
 
@@ -250,7 +250,7 @@ class TableModel(Generic[R]):
             (key, at), self._anchor = self._anchor, None
             place = self.place_of(key)
             if place is not None:
-                # In a lower viewport, the last line.
+                # If the viewport is lower than before, the last line.
                 self.offset = place - min(at, max(0, self.height - 1))
         self.offset = self._clamped(self.offset)
         self._see_cursor()

@@ -26,7 +26,7 @@ _IN_TURNS = (Tone.BUSY, Tone.GOOD, Tone.ACCENT, Tone.WARN)
 
 
 class Colouring(enum.Enum):
-    """What the colours of tokens show."""
+    """The property of tokens that colours show."""
 
     NONE = "texts"
     VERSION = "weights"

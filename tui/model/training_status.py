@@ -56,7 +56,7 @@ class Report:
 
     values: Mapping[str, float] = field(default_factory=dict)
     complete: str = ""
-    """Why training ended, in the words of the trainer."""
+    """The reason for the end of training, as the trainer reported it."""
 
     def get(self, name: str) -> float | None:
         value = self.values.get(name)
@@ -208,7 +208,7 @@ def data(found: Report, facts: TrainingFacts, bound: float | None) -> list[Line]
     for metric, title in shares:
         value = found.get(metric.name)
         if metric is learning_metrics.INFRASTRUCTURE and valid is not None:
-            # Of the same attempts as `valid`: a share since the last step would contradict it.
+            # It counts the same attempts as `valid`, because a share since the last step would contradict it.
             value = 1.0 - valid
         if value is not None:
             first += _measured(metric, title, f"{value:.0%}", value)

@@ -37,7 +37,7 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
         return Span(trend(values, 10, low=0.0), Tone.DIM) if values else Span("")
 
     def host(row: UnitRow, now: float) -> Span:
-        """With one host only, the line of hosts names it and the status gets its room."""
+        """The host, if the run has several. With one host, the line of hosts names it and the status gets its width."""
         return span(row.host if len(mirror.hosts) > 1 else "")
 
     def use_of(row: UnitRow) -> float | None:

@@ -44,7 +44,7 @@ class AccessPolicy:
 
     @property
     def cookie_name(self) -> str:
-        """With the port, because cookies do not distinguish ports and a host may serve two consoles."""
+        """The name has the port, because cookies do not distinguish ports and a host may serve two consoles."""
         return f"agentrl-console-{self.port}"
 
     @property

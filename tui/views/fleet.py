@@ -98,7 +98,7 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
         yield Lines(self._story, id="story")
 
     def on_resize(self, event: events.Resize) -> None:
-        # In a low view, units come first.
+        # Units have priority in a low view.
         self.query_one("#story").display = event.size.height >= _STORY_FROM
 
     def _story(self, width: int, height: int) -> list[Line]:

@@ -202,7 +202,7 @@ async def catch_up(steps: StepCache, client: Client) -> None:
 
 
 def age_of_answer(actions: Actions, at: float | None) -> str:
-    """For a heading: the age of an answer that is too old for commands."""
+    """The part of a heading with the age of an answer that is too old for commands."""
     old = 0.0 if at is None else actions.clock() - at
     return f", answered {age(old)} ago" if old > STALE_S else ""
 

@@ -37,7 +37,7 @@ TURNS = 100
 BEFORE = 10
 """Turns that are loaded before the target of a jump."""
 BEGINNING = -1
-"""In place of a turn: the lines above the first one."""
+"""Stands for the lines above the first turn, in place of a turn."""
 MOST_ATTEMPTS = 64
 _ROUND = re.compile(r"#r(\d+)\.")
 
@@ -337,7 +337,7 @@ class GroupPage(FoldingPage):
         self._stories: dict[str, RecordStory] = {}
         self._asked: set[str] = set()
         self._load_error = ""
-        """Why an attempt could not be loaded."""
+        """The reason why an attempt could not be loaded."""
 
     async def ask(self, client: Client) -> Any:
         """The ids of the attempts, in the order of their seats."""

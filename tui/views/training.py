@@ -57,7 +57,7 @@ class Training(QueryTable):
         """The clock before which events are not queried again, after a failed query."""
         self._wide = False
         self._shown_steps: tuple[ShownSteps, str, int] | None = None
-        """In playback: the steps in the table, their filter, and how many were requested."""
+        """During playback: the steps in the table, their filter, and the requested number."""
 
     def compose(self) -> ComposeResult:
         yield Lines(self._curves, id="curves")

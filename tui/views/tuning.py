@@ -194,7 +194,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
                 self._history = tuple(found)
                 self.repaint()
 
-        # Only if the cursor has stayed on this knob.
+        # The answer is used only if the cursor has stayed on this knob.
         if of != self._history_of:
             return
         if self._live():
@@ -329,7 +329,7 @@ class KnobPage(QueryPage, KnobVerbs):
         self._asked_at = row.revision
 
     def heading(self) -> str:
-        """Without an age, because every change is queried at once."""
+        """The heading has no age, because every change is queried at once."""
         return self._row.name
 
     def selected(self) -> KnobRow | None:

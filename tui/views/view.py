@@ -86,7 +86,7 @@ class Actions(Host, Protocol):
 
 
 class View(Vertical):
-    """What fills the screen between header and footer."""
+    """The base of all views, which fill the screen between header and footer."""
 
     DEFAULT_CSS = "View { height: 1fr; } View Lines { height: auto; }"
     name_in_registry: ClassVar[str]
@@ -258,7 +258,7 @@ class TableView(View):
         self.actions.exporter.ask_for_rows(self.name_in_registry, self.export_rows())
 
     def _sort(self, by: int) -> None:
-        """By the next column that has a title and is shown."""
+        """Sort by the next column that has a title and is shown."""
         model = self.table.model
         names = [column.name for column in self.table.columns_shown() if column.title]
         at = names.index(model.sort_column.name) if model.sort_column.name in names else 0

@@ -70,7 +70,7 @@ def _table(theme: str, own: Own) -> tuple[dict[Tone, str], tuple[str, ...]]:
 
 
 def themes(own: Own) -> list[Theme]:
-    """For dialogs and inputs, which Textual draws."""
+    """The themes for dialogs and inputs, which Textual draws."""
     made = []
     for name in (DARK, LIGHT):
         tones, (ground, bar, cursor, _) = _table(name, own)

@@ -54,7 +54,7 @@ class Silence(msgspec.Struct, frozen=True):
 
 @dataclass
 class Changes:
-    """What one evaluation changed."""
+    """The changes of one evaluation."""
 
     changed: list[AlertRow] = field(default_factory=list)
     moved: set[str] = field(default_factory=set)

@@ -50,7 +50,7 @@ class Queued:
     left: set[str]
     """Sinks that have not tried it yet."""
     delivered: bool = False
-    """At least one sink took it."""
+    """True if at least one sink took it."""
 
 
 class Dispatcher:
@@ -69,7 +69,7 @@ class Dispatcher:
         previous: Dispatcher | None = None,
     ) -> None:
         self.failures: dict[str, str] = {}
-        """By name of the sink: why its last delivery failed."""
+        """The reason why the last delivery failed, by name of the sink."""
         self._sinks = list(sinks)
         self._limits = limits or RetryLimits()
         self._queues = {sink.name: deque[Queued]() for sink in self._sinks}
@@ -174,7 +174,7 @@ class DeadManPing:
         self._run_dir = run_dir
         self._clock = clock
         self.failure = ""
-        """Why the last ping failed; empty if it did not."""
+        """The reason why the last ping failed; empty if it succeeded."""
 
     async def ping(self) -> str:
         """Sends one sign of life. Returns a sentence if it failed."""

@@ -41,7 +41,7 @@ class Sink(Protocol):
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True):
-    """What every sink sends. Common chat webhooks show `text`."""
+    """The content that every sink sends. Common chat webhooks show `text`."""
 
     text: str
     what: str

@@ -49,7 +49,7 @@ class Stacks:
         return Prepared(effect, execute)
 
     def _units(self, args: commands.CollectStacks) -> tuple[str, ...]:
-        """From units, groups and incarnations (`web-0.7`) to units. Raises UnknownNameError or ConflictError."""
+        """Resolves units, groups and incarnations (`web-0.7`) to units. Raises UnknownNameError or ConflictError."""
         state, found = self._context.state, dict[str, None]()
         for name in args.units:
             unit, _, life = name.rpartition(".")

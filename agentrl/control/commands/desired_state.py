@@ -46,7 +46,7 @@ class DesiredState:
     def _prepared(
         self, effect: Effect, event: Callable[[Operation], events.Event], goals: Goals | None = None
     ) -> Prepared:
-        """For a command that is one event for the supervisor."""
+        """Prepares a command that is one event for the supervisor."""
 
         def execute(operation: Operation) -> Goals | None:
             self._context.happened(event(operation))

@@ -14,19 +14,19 @@ Goals = dict[str, Goal]
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """What a command would do now, and the function that does it."""
+    """The present effect of a command, and the function that executes it."""
 
     effect: Effect
     execute: Callable[[Operation], Goals | None]
     """Returns the goals by which the operation ends; None if it has none, or ends by itself."""
     revisions: dict[str, str] = {}
-    """What the effect was computed from, as in `Consent.revisions`."""
+    """The revisions from which the effect was computed, as in `Consent.revisions`."""
 
 
 Prepare = Callable[[Any], Prepared]
-"""From the arguments of a command. Changes nothing, and raises everything that the execution would raise."""
+"""Prepares a command from its arguments. Changes nothing, and raises every error that the execution would raise."""
 
 
 def preparing(preview: Callable[[Any], Effect], execute: Callable[[Operation, Any], Goals | None]) -> Prepare:
-    """For a command whose preview and execution share nothing."""
+    """Makes a `Prepare` for a command whose preview and execution share no data."""
     return lambda args: Prepared(preview(args), lambda operation: execute(operation, args))

@@ -14,7 +14,7 @@ RECENT = 0.5
 """The share of the whole slope that the last third must have."""
 FARTHEST_S = 7 * 86_400.0
 SAMPLES = 60
-"""In one window; two of them are kept."""
+"""The number of samples in one window; two windows are kept."""
 
 
 class DiskForecast:
@@ -22,7 +22,7 @@ class DiskForecast:
         self._window_s = window_s
         self._hosts: dict[str, Series] = {}
         self._full_in_s: dict[str, float | None] = {}
-        """By host; only a new sample changes it."""
+        """The forecast by host; only a new sample changes it."""
 
     def watch(self, window_s: float) -> None:
         """A new window discards all samples."""
@@ -38,7 +38,7 @@ class DiskForecast:
                 self._full_in_s[host] = self._forecast(series, now)
 
     def full_in_s(self, host: str) -> float | None:
-        """None if the disk does not fill up, or too little is known."""
+        """The time until the disk is full; None if it does not fill up or the evidence is too small."""
         return self._full_in_s.get(host)
 
     def _forecast(self, series: Series, now: float) -> float | None:

@@ -25,7 +25,7 @@ MIN_GAP_S = 0.5
 """At most two rows per second and key, except urgent ones."""
 BEAT_S = 1.0
 BUDGET_BYTES_PER_S = 15_000
-"""For all rows that are not urgent. If hundreds of units change all the time, each is shown less often."""
+"""The budget for all rows that are not urgent. If hundreds of units change all the time, each is shown less often."""
 REFRESH_S = 9.0
 """The budget grows with the rows, so that even if all of them change, each is shown within this time."""
 BURST_S = 1.0

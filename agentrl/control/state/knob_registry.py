@@ -44,7 +44,7 @@ class KnobChange(msgspec.Struct, frozen=True):
     """tune, undo, file."""
     note: str = ""
     segment: int = 0
-    """For a scientific knob: the segment that begins with the change."""
+    """The segment that begins with the change of a scientific knob."""
 
     def sentence(self) -> str:
         return f"{self.name}: {plain_value(self.old)} -> {plain_value(self.new)}"

@@ -307,7 +307,7 @@ class ObservedState:
 
 @dataclass(slots=True)
 class CoordinatorStatus:
-    """What the row of the run shows of the coordinator itself."""
+    """The state of the coordinator itself in the row of the run."""
 
     started: float
     pid: int

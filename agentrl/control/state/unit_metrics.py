@@ -128,7 +128,7 @@ class MetricStore:
         return None if known is None else known.memory.trend(self.watch.window_s)
 
     def memory_history(self, unit: str) -> MemoryHistory:
-        """For the row of a unit."""
+        """The memory history for the row of a unit."""
         known, found = self._units.get(unit), self.memory_trend(unit)
         if known is None or not known.memory.times:
             return MemoryHistory()
