@@ -98,7 +98,7 @@ class _Alert:
 
 
 _BEFORE_DOWN = float("-inf")
-"""True if it was last found before the run was taken down."""
+"""The time of an alert that was last found before the run was taken down."""
 
 
 class AlertEngine:
