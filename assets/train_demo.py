@@ -119,7 +119,7 @@ class TrainingDemo:
         # The demo does not wait here, because the trainer is ready only after its warm-up, which the demo shows.
         chance = f"training.random={self._random}"
         self.operator.types("up", str(self._file), "--set", chance, "--yes", "--no-wait")
-        self._says(f"The console of this run: AGENTRL_HOME={self.home / 'state'} agentrl tui")
+        self._says(f"To watch from another terminal: AGENTRL_HOME={self.home / 'state'} agentrl tui")
         self._client = BlockingClient(Client.connect(NAME, state_dir=self._state_dir))
 
     def _kill_sampler(self) -> None:
