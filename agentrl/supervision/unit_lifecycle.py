@@ -104,6 +104,8 @@ class Lifecycle:
     def settle(self, now: float) -> None:
         """Reconcile every slot that was touched."""
         self._obstacles.clear()
+        # What a pending unit waits for may change without a move: another member of its gang is held, for example.
+        self._recheck_pending = self._recheck_pending or bool(self._dirty)
         while self._dirty or self._recheck_pending:
             if self._recheck_pending:
                 self._recheck_pending = False
@@ -368,11 +370,6 @@ class Lifecycle:
             self._signal(slot, signal.SIGTERM, leader_only=slot.spec.speaks)
 
     def kill(self, slot: Slot, why: str, now: float) -> None:
-        host = self.state.hosts.get(slot.host)
-        if host is not None and not host.connected:
-            # Nobody there can execute it, so waiting for the end would never end.
-            self.lose(slot, f"{why}; host {slot.host} is silent", now)
-            return
         if slot.state is S.STOPPING:
             slot.reason = why
             self.touch(slot)

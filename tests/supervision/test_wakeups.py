@@ -38,27 +38,3 @@ def test_unit_starts_when_the_stopped_unit_of_a_dependency_is_scaled_away() -> N
     assert (world.state_of("db-1"), world.state_of("web-0")) == ("stopped", "pending")
     world.handle(events.Scaled(group="db", count=1, by="op4"))
     assert world.state_of("web-0") == "starting"
-
-
-def test_down_ends_although_a_draining_unit_is_on_a_silent_host() -> None:
-    """The host agent is silent while the unit still sends heartbeats, and no report of the end of the unit arrives."""
-    world = two_ranks()
-    world.cut(world.hosts["a"])
-    world.handle(events.HostSilent(host="a", for_s=20.0))
-    assert world.state_of("web-0") == "ready"
-    world.handle(events.DownWanted(by="op2"))
-    assert world.state_of("web-0") == "draining"
-    world.advance(11.0)
-    assert (world.state_of("web-0"), world.state_of("db-0")) == ("lost", "draining")
-    host = world.hosts["b"]
-    world.advance(6.0)
-    while host.orders or host.reports:
-        while host.orders:
-            world.obey(host)
-        world.sweep(host)
-        while host.reports:
-            world.deliver(host)
-    assert world.all_stopped == 1
-    world.connect(world.hosts["a"])
-    world.quiesce()
-    assert world.state_of("web-0") == "stopped", "it is stopped when its host answers again"
