@@ -86,6 +86,7 @@ class ChildProcesses:
 
     def __init__(self, *, clone_into_cgroup: bool = True) -> None:
         """`clone_into_cgroup=False`: processes enter their cgroups by themselves, as where the kernel has no clone3."""
+        _let_children_have_default_signals()
         self._spawner = CgroupSpawner(enabled=clone_into_cgroup)
         self._loop = asyncio.get_running_loop()
         self._known: dict[int, Process] = {}
@@ -254,6 +255,16 @@ def _status_by_pidfd(pidfd: int) -> ExitStatus | None:
         return None
     (raw,) = struct.unpack_from("i", info, _EXIT_CODE_OFFSET)
     return status_of(os.waitstatus_to_exitcode(raw))
+
+
+def _let_children_have_default_signals() -> None:
+    """A child inherits what its parent ignores (SIGHUP under nohup, SIGQUIT in the background of a script), but not
+    what its parent handles. So handle it, without effect.
+    """
+    for number in signal.valid_signals():
+        # subprocess and the spawn helper reset these two by themselves, and Python needs them ignored.
+        if number not in (signal.SIGPIPE, signal.SIGXFSZ) and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def _spawn_directly(

@@ -106,7 +106,8 @@ def _fresh_budget(slot: Slot) -> None:
     slot.reset_history()
     if slot.tree_gone or not slot.leader_gone:
         slot.last_exit = None  # It belongs to an earlier incarnation, unless this one is ending.
-    if slot.state in (UnitState.FATAL, UnitState.BACKOFF) or slot.done:
+    if slot.state in (UnitState.FATAL, UnitState.BACKOFF, UnitState.STOPPING) or slot.done:
+        # A unit that is stopping may be lost and come back alive. It must not stay then.
         slot.generation += 1
     slot.done = slot.stop_now = slot.patient = False
 

@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -88,7 +88,17 @@ async def test_child_is_in_its_cgroup_and_session_before_its_first_instruction(t
         assert bool(spawns.helper) is clone
 
 
+@pytest.fixture
+def ignored_signals() -> Iterator[None]:
+    """As in a script that starts the agent with nohup or in the background."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGQUIT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @both
+@pytest.mark.usefixtures("ignored_signals")
 async def test_child_inherits_no_descriptor_and_no_ignored_signal(tmp_path: Path, clone: bool) -> None:
     async with spawning(tmp_path, clone=clone) as spawns:
         *descriptors, ignored = await spawns.output_of("ls /proc/$$/fd; grep SigIgn /proc/$$/status")

@@ -142,3 +142,19 @@ def test_run_is_up_since_the_first_up_after_a_down() -> None:
     assert later >= began + 20.0
     world.crash()
     assert world.supervisor.state.run.up_since_at == later
+
+
+def test_unit_that_was_stopping_when_its_host_was_cut_off_is_replaced_as_up_promised() -> None:
+    web = spec("web")
+    world = a_world(web)
+    world.handle(events.DownWanted(by="op2"))
+    assert world.state_of("web-0") == "stopping"
+    world.hosts["a"].orders.clear()  # SIGTERM did not arrive.
+    assert world.supervisor.plan((web,)).started == ("web-0",)
+    up(world, web)
+    world.cut(world.hosts["a"])
+    world.handle(events.HostSilent(host="a", for_s=20))
+    assert world.state_of("web-0") == "lost"
+    world.quiesce()
+    slot = world.slot("web-0")
+    assert (slot.state, slot.incarnation) == (UnitState.READY, 2)
