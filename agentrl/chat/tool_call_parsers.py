@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -66,6 +66,18 @@ def parse(kind: str, text: str, tools: Iterable[ToolSpec] = ()) -> Parsed:
     return parsed
 
 
+def written(kind: str, calls: Sequence[Call]) -> str:
+    """The text of these calls in the format of this kind, as demonstrations show it."""
+    if kind == "openai":
+        listed = [{"type": "function", "function": {"name": one.name, "arguments": one.arguments}} for one in calls]
+        return json.dumps({"tool_calls": listed}, ensure_ascii=False)
+    if kind == "qwen":
+        bodies = [json.dumps({"name": one.name, "arguments": one.arguments}, ensure_ascii=False) for one in calls]
+        return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+    named = (", ".join(f"{name}={value!r}" for name, value in one.arguments.items()) for one in calls)
+    return "\n".join(f"<tool_call>{one.name}({inside})</tool_call>" for one, inside in zip(calls, named, strict=True))
+
+
 # ---- tags around each call ----
 
 
@@ -96,8 +108,8 @@ def _hermes_call(inside: str) -> Call:
     """`{"name": .., "arguments": {..}}`, optionally with a block of code that needs no escaping."""
     code = _CODE.search(inside)
     if code is None:
-        return _call_of(_loads(inside))
-    call = _call_of(_loads((inside[: code.start()] + inside[code.end() :]).strip()))
+        return call_of(_loads(inside))
+    call = call_of(_loads((inside[: code.start()] + inside[code.end() :]).strip()))
     if "code" in call.arguments:
         raise Malformed('it has a <code> block and an argument "code"')
     call.arguments["code"] = code[1]
@@ -160,7 +172,7 @@ def _openai(text: str, tools: dict[str, ToolSpec]) -> Parsed:
         parsed.content = f"{parsed.content} {value['content']}".strip()
     for one in _listed_calls(value):
         try:
-            parsed.calls.append(_call_of(one))
+            parsed.calls.append(call_of(one))
         except Malformed as wrong:
             parsed.errors.append(f"Malformed tool call: {wrong}.")
     return parsed
@@ -183,8 +195,8 @@ def _listed_calls(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _call_of(value: Any) -> Call:
-    """A call in any of the shapes that models write."""
+def call_of(value: Any) -> Call:
+    """A call in any of the shapes that models and chat APIs write. Raises Malformed."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict):

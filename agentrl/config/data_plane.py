@@ -228,7 +228,7 @@ class Warmup(Section):
     """Supervised steps before the first publication, on demonstrations."""
 
     dataset: str = ""
-    """JSONL file of demonstrations (`messages`); empty: none."""
+    """Demonstrations (rows with `messages`), in any format of datasets; empty: none."""
     steps: _Natural = 0
     """How many steps."""
     batch: _Positive = 64
@@ -281,7 +281,7 @@ class Training(Section):
     loss: Literal["grpo", "sft"] = "grpo"
     """`grpo`: the policy loss. `sft`: cross-entropy on demonstrations, as a job of `agentrl train`."""
     demonstrations: str = ""
-    """With `sft`: JSONL file of demonstrations (`messages`); relative to the run file."""
+    """With `sft`: demonstrations (rows with `messages`), in any format of datasets; relative to the run file."""
     batch: _Positive = 64
     """With `sft`: demonstrations of one step."""
     advantage: Literal["grpo", "leave-one-out"] = "grpo"

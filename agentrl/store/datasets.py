@@ -7,12 +7,13 @@ on nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +139,8 @@ def digest(rows: Iterable[Row]) -> str:
 
 
 def _read(place: Path, most: int | None) -> list[Row]:
-    if not place.exists():
-        raise DatasetError(f"There is no dataset {place}.")
-    found = itertools.islice(_reader(place)(place), most)
-    rows = [_of_a_size(_row(plain, where, split)) for where, split, plain in found]
+    with numbered_rows(place) as found:
+        rows = [_of_a_size(_row(plain, where, split)) for where, split, plain in itertools.islice(found, most)]
     if not rows:
         raise DatasetError(f"{place} has no rows.")
     _refuse_repeated_ids(rows)
@@ -153,8 +152,18 @@ def _bytes_of(place: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-_Numbered = Iterator[tuple[str, str, Any]]
+_Numbered = Generator[tuple[str, str, Any]]
 """Where it is, the split that its place says, and the row."""
+
+
+@contextlib.contextmanager
+def numbered_rows(path: str | Path) -> Iterator[_Numbered]:
+    """The rows of a file or directory as they are there. Its files are closed at the end of the body."""
+    place = Path(path)
+    if not place.exists():
+        raise DatasetError(f"There is no dataset {place}.")
+    with contextlib.closing(_reader(place)(place)) as rows:
+        yield rows
 
 
 def _reader(place: Path) -> Callable[[Path], _Numbered]:
@@ -218,8 +227,9 @@ def _read_directory(place: Path) -> _Numbered:
     elif files := sorted(place.glob("*.parquet")) + sorted(place.glob("*.jsonl")):
         for file in files:
             split = SPLITS.get(file.name.partition(".")[0].partition("-")[0], "")
-            for where, _, row in _reader(file)(file):
-                yield where, split, row
+            with contextlib.closing(_reader(file)(file)) as rows:
+                for where, _, row in rows:
+                    yield where, split, row
     else:
         raise DatasetError(
             f"{place} is no dataset: it has neither dataset_dict.json nor state.json, nor Parquet or JSONL files."

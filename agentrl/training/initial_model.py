@@ -16,8 +16,8 @@ from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.errors import ConfigError
 from agentrl.store import datasets
+from agentrl.store.demonstrations import Demonstration
 from agentrl.training.atomic_directories import sweep_unfinished, whole_directory
-from agentrl.training.demonstrations import Demonstration
 from agentrl.training.learner import Learner
 
 BUILT = "model"

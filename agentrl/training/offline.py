@@ -19,11 +19,12 @@ import torch
 from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.store.demonstrations import parser_of, read_demonstrations
 from agentrl.training import batch_dumps, checkpoints, initial_model, warmup
 from agentrl.training.batch import Batch
 from agentrl.training.batch_dumps import DumpedBatch
 from agentrl.training.checkpoints import PROGRESS_FILE, Progress
-from agentrl.training.demonstrations import read_demonstrations, tokenized
+from agentrl.training.demonstrations import tokenized
 from agentrl.training.learner import Learner
 from agentrl.training.resume import CHECKPOINTS, settings_of
 
@@ -100,7 +101,7 @@ def train_supervised(config: RunConfig, *, out: Path | None, on_step: OnStep) ->
         raise ConfigError("training.demonstrations is missing: there is nothing to learn from.")
     torch.set_num_threads(training.threads)
     target = out or Path(config.dir) / SUPERVISED
-    demonstrations = read_demonstrations(Path(training.demonstrations))
+    demonstrations = read_demonstrations(training.demonstrations, parser=parser_of(config))
     resumes = (target / PROGRESS_FILE).is_file()
     begin = target if resumes else initial_model.model_directory(config, Path(config.dir), demonstrations)
     learner, progress = _learner(config, begin)

@@ -20,11 +20,12 @@ from agentrl.config.run import RunConfig
 from agentrl.store import checkpoints as stored
 from agentrl.store import lineages, publications
 from agentrl.store.database import Database
+from agentrl.store.demonstrations import Demonstration, parser_of, read_demonstrations
 from agentrl.store.documents import Checkpoint, Lineage, load
 from agentrl.training import checkpoints, initial_model
 from agentrl.training.atomic_directories import sweep_unfinished
 from agentrl.training.batch import Trajectory
-from agentrl.training.demonstrations import Demonstration, read_demonstrations, tokenized
+from agentrl.training.demonstrations import tokenized
 from agentrl.training.learner import Learner, LearnerSettings
 from agentrl.training.warmup import warm_up
 
@@ -150,7 +151,7 @@ def _oldest_first(lineages: Sequence[Lineage]) -> list[Lineage]:
 
 def _demonstrations(config: RunConfig) -> list[Demonstration]:
     warmup = config.training.warmup
-    return read_demonstrations(Path(warmup.dataset)) if warmup.dataset else []
+    return read_demonstrations(warmup.dataset, parser=parser_of(config)) if warmup.dataset else []
 
 
 def _warm_up(

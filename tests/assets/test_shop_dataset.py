@@ -11,7 +11,7 @@ from agentrl.chat.tool_call_parsers import parse
 from agentrl.chat.tool_specs import ToolSpec
 from agentrl.config.load import load_config
 from agentrl.store import datasets
-from agentrl.training.demonstrations import Demonstration, read_demonstrations
+from agentrl.store.demonstrations import Demonstration, read_demonstrations
 from assets import shop_dataset, shop_server
 
 RUN_FILE = Path(shop_dataset.__file__).with_name("train.yaml")

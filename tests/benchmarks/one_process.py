@@ -51,10 +51,11 @@ from agentrl.policies.version_tree import VersionTree
 from agentrl.rollout import answer_extraction
 from agentrl.store import datasets
 from agentrl.store.datasets import Row
+from agentrl.store.demonstrations import read_demonstrations
 from agentrl.tokens.spans import ROOT
 from agentrl.training import initial_model
 from agentrl.training.batch import Batch, Segment, Trajectory
-from agentrl.training.demonstrations import read_demonstrations, trajectory_of
+from agentrl.training.demonstrations import trajectory_of
 from agentrl.training.learner import Learner
 from agentrl.training.resume import settings_of
 from agentrl.training.warmup import warm_up

@@ -244,3 +244,22 @@ def test_of_a_large_file_the_first_rows_are_looked_at(tmp_path: Path, monkeypatc
     monkeypatch.setattr(datasets, "LOOKED_AT_WHOLE_BYTES", 100)
     rows, whole = datasets.look(file)
     assert (len(rows), whole) == (7, False)
+
+
+@pytest.mark.parametrize("write", [jsonl, parquet_directory])
+def test_files_are_closed_when_reading_ends_early(
+    write: Callable[[Path, list[Any]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = write(tmp_path, ROWS)
+    opened: list[Any] = []
+    real = Path.open
+
+    def open_(self: Path, *args: Any, **settings: Any) -> Any:
+        opened.append(real(self, *args, **settings))
+        return opened[-1]
+
+    monkeypatch.setattr(Path, "open", open_)
+    with datasets.numbered_rows(place) as rows:
+        next(rows)
+    assert all(file.closed for file in opened)
+    assert next(rows, None) is None

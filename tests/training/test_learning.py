@@ -16,8 +16,9 @@ from agentrl.chat.tokenizer import Tokenizer
 from agentrl.engines.embedded.decoder import score as engine_score
 from agentrl.errors import ConfigError
 from agentrl.policies.loss_settings import PolicyLoss
+from agentrl.store.demonstrations import read_demonstrations
 from agentrl.training.batch import Segment, Trajectory
-from agentrl.training.demonstrations import read_demonstrations, trajectory_of
+from agentrl.training.demonstrations import trajectory_of
 from agentrl.training.warmup import COOLEST, WarmupFailedError, cooled, warm_up
 from agentrl.training.weight_files import make_canary, probe_set
 from tests.engines import unverified
@@ -35,6 +36,12 @@ CONVERSATION = {
     ],
     "tools": [LOOKUP],
 }
+
+
+def called(**message: object) -> dict[str, object]:
+    """A conversation that ends with this message of the assistant."""
+    question = {"role": "user", "content": "3 apples"}
+    return {"messages": [question, {"role": "assistant", **message}], "tools": [LOOKUP]}
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -72,18 +79,64 @@ def test_tools_are_read_in_every_form(tmp_path: Path, tool: object) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("{", "Line 2"),
-        ({"messages": []}, "does not begin with a message of the user"),
+        ("{", "is no JSON"),
+        ({"text": "3 apples"}, "it has no `messages`"),
+        ({"messages": CONVERSATION["messages"][2:]}, "does not begin with a message of the user"),
         ({"messages": CONVERSATION["messages"][:4]}, "does not end with the assistant"),
         ({"messages": [CONVERSATION["messages"][1], CONVERSATION["messages"][3]]}, "a message of the tool follows"),
         ({"messages": [*CONVERSATION["messages"], CONVERSATION["messages"][-1]]}, "two messages in a row"),
         ({**CONVERSATION, "tools": [{"type": "function"}]}, "a tool has no name"),
+        ({**CONVERSATION, "train": False}, "nothing of it would train"),
+        ({**CONVERSATION, "functions": [LOOKUP["function"]]}, "`functions` is not read"),
+        (called(content=None), "a message of the assistant is empty"),
+        (called(content="ok", train=False), "no message of the assistant trains"),
+        (called(content="ok", weight=0.5), "the weight of a message is 0.5"),
+        (called(content=None, function_call={"name": "lookup"}), "unknown field `function_call`"),
+        (called(content=[{"type": "image_url"}]), "content of the type 'image_url' is not read"),
+        (called(tool_calls=[{"function": {"name": "lookup", "arguments": "{"}}]), "a tool call cannot be read"),
     ],
 )
 def test_an_invalid_line_is_reported_with_its_number(tmp_path: Path, line: object, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as refused:
         read_demonstrations(write(tmp_path / "d.jsonl", CONVERSATION, line))
-    assert "Line 2 of" in refused.value.message
+    assert "d.jsonl line 2 is no" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("qwen", '<tool_call>\n{"name": "lookup", "arguments": {"item": "äpfel", "most": 2}}\n</tool_call>'),
+        ("minicpm", "<tool_call>lookup(item='äpfel', most=2)</tool_call>"),
+        (
+            "openai",
+            '{"tool_calls": [{"type": "function", "function": {"name": "lookup", '
+            '"arguments": {"item": "äpfel", "most": 2}}}]}',
+        ),
+    ],
+)
+def test_tool_calls_of_chat_apis_become_the_text_of_the_parser(tmp_path: Path, parser: str, text: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": '{"item": "äpfel", "most": 2}'}}
+    turn = {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "annotations": []}
+    result = {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "7"}]}
+    messages = CONVERSATION["messages"]
+    line = {**CONVERSATION, "messages": [*messages[:2], turn, result, messages[4]]}
+    (one,) = read_demonstrations(write(tmp_path / "d.jsonl", line), parser=parser)
+    assert one.conversation[1].content == text
+    assert one.conversation[2].content == "7"
+    with pytest.raises(ConfigError, match="different parsers"):
+        read_demonstrations(tmp_path / "d.jsonl", parser="")
+    result["tool_call_id"] = "c2"
+    with pytest.raises(ConfigError, match="not in the order of the tool calls"):
+        read_demonstrations(write(tmp_path / "d.jsonl", line), parser=parser)
+
+
+@pytest.mark.parametrize("mark", [{"train": False}, {"weight": 0}])
+def test_a_message_marked_as_not_trained_is_context(tiny: Path, tmp_path: Path, mark: dict[str, object]) -> None:
+    messages = [dict(message) for message in CONVERSATION["messages"]]
+    messages[2] |= mark
+    (one,) = read_demonstrations(write(tmp_path / "d.jsonl", {**CONVERSATION, "messages": messages}))
+    trajectory = trajectory_of(one, Template(Tokenizer(tiny)), "d")
+    assert [segment.trains for segment in trajectory.segments] == [False, False, False, True]
 
 
 def test_the_warm_up_learns_its_demonstrations_and_can_be_repeated(tiny: Path, tmp_path: Path) -> None:
