@@ -256,7 +256,7 @@ class Client(CommandMethods):
         end, _ = await self._ask(request, deadline_s)
         if not isinstance(end, Reply):
             raise ProtocolError(f"The coordinator answered {request.name!r} with rows.")
-        return wire.decode_as(kind, end.result)
+        return wire.decode_as(kind, end.result, finite=False)
 
     async def _ask(self, request: Request, deadline_s: float | None) -> Answer:
         return await self._opened.request(request, ANSWER_S if deadline_s is None else deadline_s)

@@ -159,6 +159,7 @@ class Coordinator:
         self._instructions.hub_address = address
         context.peers.hub = self._hub
         context.executor.on_full = context.show_run
+        context.executor.on_set_aside = self._incidents.entry_set_aside
         self._listener = TcpListener(self._hub, self._feed_out, self._metrics_out, self._listener_changed)
         self._settings.may_refuse = self._listener.check
         self._settings.on_times = hosts.send_times

@@ -15,6 +15,7 @@ from typing import Any
 
 from agentrl import __version__
 from agentrl.control.context import Context
+from agentrl.control.persistence.journal import SetAside
 from agentrl.protocol import messages
 from agentrl.protocol.rows import IncidentRow
 from agentrl.protocol.wire import encode
@@ -101,6 +102,18 @@ class Incidents:
             tail=trouble.tail,
             done=trouble.done,
             stacks=trouble.log if aborted else "",
+        )
+
+    def entry_set_aside(self, entry: SetAside) -> None:
+        """An entry of the journal can never be written."""
+        if entry.kind == "incident":
+            return  # an incident about it might be refused as well
+        self._record(
+            id=f"journal-{entry.kind}-{entry.key}",
+            unit="coordinator",
+            what=f"the journal entry {entry.kind} {entry.key} cannot be written: {entry.why}",
+            host=self._context.host,
+            done="it was set aside, and everything else was written",
         )
 
     def _record(self, *, at: float | None = None, incarnation: int = 0, **facts: Any) -> None:

@@ -4,6 +4,8 @@ Invariants:
 - Durable instructions are written before any other instruction of the turn is performed.
 - While the journal cannot be written, nothing is performed and no command is accepted.
 - One turn is one transaction, for any number of events.
+- An entry that can never be written is set aside and reported; the others are written. A unit whose slot is set
+  aside is not spawned, because the next coordinator would not know it.
 - An instruction that fails does not stop the others.
 """
 
@@ -17,7 +19,7 @@ from functools import partial
 
 import msgspec
 
-from agentrl.control.persistence.journal import Batch, Journal
+from agentrl.control.persistence.journal import Batch, Journal, SetAside
 from agentrl.errors import DiskError
 from agentrl.supervision import instructions as do
 from agentrl.supervision.unit_slots import State
@@ -48,6 +50,7 @@ class Executor:
         self.full = ""
         """The reason while the journal cannot be written; else empty."""
         self.on_full: Callable[[], None] = lambda: None
+        self.on_set_aside: Callable[[SetAside], None] = lambda entry: None
         self._slowest_commit_s = 0.0
 
     def add(self, instructions: list[do.Instruction]) -> None:
@@ -94,14 +97,16 @@ class Executor:
             self._scheduled = None
         if self._puts or self._events:
             began = self._loop.time()
+            batch, set_aside = self._batch()
             try:
-                self._journal.commit(self._batch())
+                set_aside += self._journal.commit(batch)
             except DiskError as failed:
                 self._retry_later(failed)
                 return
             self._slowest_commit_s = max(self._slowest_commit_s, self._loop.time() - began)
             self._puts.clear()
             self._events.clear()
+            self._report_set_aside(set_aside)
         if self.full:
             log.warning("the journal can be written again; %d events were lost", self._lost_events)
             self.full, self._lost_events = "", 0
@@ -125,13 +130,16 @@ class Executor:
             self.full = failed.message
             self.on_full()
 
-    def _batch(self) -> Batch:
-        batch = Batch()
+    def _batch(self) -> tuple[Batch, list[SetAside]]:
+        batch, set_aside = Batch(), []
         for (kind, key), body in self._puts.items():
-            batch.put(kind, key, self._encoded(kind, key) if body == b"" else body)
+            try:
+                batch.put(kind, key, self._encoded(kind, key) if body == b"" else body)
+            except (TypeError, ValueError, OverflowError) as refused:
+                set_aside.append(SetAside(kind, key, str(refused)))
         for kind, id, at, body in self._events:
             batch.event(kind, id, at, body)
-        return batch
+        return batch, set_aside
 
     def _encoded(self, kind: str, key: str) -> bytes | None:
         state = self._state
@@ -139,6 +147,14 @@ class Executor:
             return msgspec.msgpack.encode(state.run)
         thing = state.groups.get(key) if kind == KIND_GROUP else state.slots.get(key)
         return msgspec.msgpack.encode(thing) if thing is not None else None
+
+    def _report_set_aside(self, entries: list[SetAside]) -> None:
+        units = {entry.key for entry in entries if entry.kind == KIND_SLOT}
+        if units:
+            self._todo = [each for each in self._todo if not (isinstance(each, do.Spawn) and each.unit in units)]
+        for entry in entries:
+            log.error("the journal entry %s %s cannot be written: %s", entry.kind, entry.key, entry.why)
+            _run_safely(partial(self.on_set_aside, entry))
 
 
 def _run_safely(act: Callable[[], None]) -> None:

@@ -1,7 +1,8 @@
 """Routes each message that arrives to the handler of its sender.
 
 Invariants:
-- No message can stop the coordinator: an unreadable one is refused or dropped with a line in the log.
+- No message can stop the coordinator: an unreadable one is refused or dropped with a line in the log. It ends no
+  registration: a unit with one wrong number stays connected.
 - A peer without a hello is requested to send one.
 - A peer may only send the messages of its kind.
 """
@@ -36,13 +37,14 @@ class MessageRouter:
         self._clients = clients
 
     def on_message(self, peer: Peer, frame: bytes) -> None:
+        known = self._context.peers.get(peer)
         try:
             message = decode_to_coordinator(frame)
         except ProtocolError as broken:
-            limited_log.warning(peer, "%r sent an unreadable message: %s", peer, broken)
-            self._context.peers.send(peer, Refused(ExitCode.REFUSED, broken.message, "Use the same version."))
+            limited_log.warning(peer, "%r sent an unreadable message: %s", known or peer, broken)
+            if known is None or known.kind is Kind.CLIENT:
+                self._context.peers.send(peer, Refused(ExitCode.REFUSED, broken.message, "Use the same version."))
             return
-        known = self._context.peers.get(peer)
         # The most frequent message by far comes first.
         if type(message) is messages.Beat and known is not None and known.kind is Kind.UNIT:
             if peer.local or self._trusted(peer):

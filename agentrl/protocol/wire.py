@@ -1,11 +1,17 @@
 """Encodes messages to bytes and decodes them.
 
-Invariant: bytes from outside are decoded as one of a closed union of types; anything else raises ProtocolError with one
-sentence, and no other exception.
+Invariants:
+- Bytes from outside are decoded as one of a closed union of types; anything else raises ProtocolError with one
+  sentence, and no other exception.
+- Every decoded number is finite, because NaN and infinity break comparisons, timers and the journal. There are two
+  exceptions: values in UnitMetrics (the unit has no value now) and results of queries (MongoDB may contain them).
 """
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,6 +28,9 @@ _from_coordinator: Decoder[messages.FromCoordinator] = Decoder(messages.FromCoor
 _feed: Decoder[feed.Feed] = Decoder(feed.Feed)
 _row: Decoder[rows.AnyRow] = Decoder(rows.AnyRow)
 _decoders: dict[Any, Decoder[Any]] = {}
+
+_MAY_BE_NOT_FINITE = re.compile(rb"[\xca\xcb][\x7f\xff][\x80-\xff]")
+"""The first bytes of NaN and infinity. Text and finite numbers may contain them too, so a match is only a hint."""
 
 encode = _encoder.encode
 
@@ -51,19 +60,46 @@ def decode_row(body: msgspec.Raw | bytes) -> rows.AnyRow:
     return _decode(_row, body)
 
 
-def decode_as(kind: type[T], body: msgspec.Raw | bytes) -> T:
+def decode_as(kind: type[T], body: msgspec.Raw | bytes, *, finite: bool = True) -> T:
     """A body whose type is known from the context, such as the result of a reply or the arguments of a command."""
     decoder: Decoder[T] | None = _decoders.get(kind)
     if decoder is None:
         # Making a decoder costs more than decoding a small message. There are only as many as types in the code.
         decoder = _decoders[kind] = Decoder(kind)
-    return _decode(decoder, body)
+    return _decode(decoder, body, finite=finite)
 
 
-def _decode(decoder: Decoder[T], frame: msgspec.Raw | bytes | memoryview) -> T:
+def _decode(decoder: Decoder[T], frame: msgspec.Raw | bytes | memoryview, *, finite: bool = True) -> T:
     if len(memoryview(frame)) > messages.MAX_MESSAGE_BYTES:
         raise ProtocolError(f"A message is larger than {messages.MAX_MESSAGE_BYTES >> 20} MiB.")
     try:
-        return decoder.decode(frame)
+        decoded = decoder.decode(frame)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as broken:
         raise ProtocolError(f"A message is not valid: {broken}.") from broken
+    if finite and _MAY_BE_NOT_FINITE.search(frame) and (place := _not_finite(decoded)) is not None:
+        raise ProtocolError(f"A message is not valid: the number at {place or 'its start'} is not finite.")
+    return decoded
+
+
+def _not_finite(value: Any) -> str | None:
+    """The place of a number that is not finite; None if there is none. Bodies that are not decoded yet (`Raw`) are
+    checked when they are decoded.
+    """
+    parts: Mapping[Any, Any]
+    match value:
+        case float():
+            return None if math.isfinite(value) else ""
+        case messages.UnitMetrics():
+            return None
+        case msgspec.Struct():
+            parts = msgspec.structs.asdict(value)
+        case dict():
+            parts = value
+        case list() | tuple():
+            parts = dict(enumerate(value))
+        case _:
+            return None
+    for name, part in parts.items():
+        if (place := _not_finite(part)) is not None:
+            return f"{name}.{place}" if place else str(name)
+    return None

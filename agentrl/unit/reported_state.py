@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -189,14 +190,14 @@ class ReportedState:
             # A dict keeps the order of insertion, so the oldest waits come first.
             oldest = list(itertools.islice(self._waits.values(), MOST_WAITS))
             number = len(self._waits)
-            own = (Wait(wait.on, wait.what, max(0.0, now - wait.begun), wait.at_most_s) for wait in oldest)
+            own = (Wait(wait.on, wait.what, max(0.0, now - wait.begun), _finite(wait.at_most_s)) for wait in oldest)
             extend, self._extend_stop_s = self._extend_stop_s, None
             report = UnitReport(
                 ready=self.ready,
                 status=self.status,
                 phase=phase.name if phase else "",
                 phase_age_s=max(0.0, now - phase.touched) if phase else 0.0,
-                at_most_s=phase.at_most_s if phase else None,
+                at_most_s=_finite(phase.at_most_s) if phase else None,
                 progress=self.progress,
                 progress_age_s=max(0.0, now - self._progressed),
                 weights=self.weights,
@@ -221,6 +222,11 @@ class ReportedState:
     def _reported_phase(self) -> Phase | None:
         innermost = [phase for phase in self._phases.values() if phase.inside == 0]
         return min(innermost, key=lambda phase: phase.due, default=None)
+
+
+def _finite(at_most_s: float | None) -> float | None:
+    """A deadline that never comes is sent as none: messages contain finite numbers only."""
+    return at_most_s if at_most_s is not None and math.isfinite(at_most_s) else None
 
 
 def _with_count(report: UnitReport, number: int) -> UnitReport:

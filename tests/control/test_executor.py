@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,10 @@ from agentrl.control import background_tasks
 from agentrl.control import instruction_queue as executor_module
 from agentrl.control.background_tasks import restarting_task
 from agentrl.control.instruction_queue import Executor
-from agentrl.control.persistence.journal import Batch, Journal
+from agentrl.control.persistence.journal import Batch, Journal, SetAside
 from agentrl.errors import DiskError
 from agentrl.supervision import instructions as do
-from agentrl.supervision.unit_slots import RunState, State
+from agentrl.supervision.unit_slots import RunState, Slot, State
 from tests.waiting import aeventually
 
 
@@ -25,10 +26,10 @@ class Disk:
         self.journal = Journal.open(path / "journal.sqlite", at=1.0)
         self.full = False
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: Batch) -> list[SetAside]:
         if self.full:
             raise DiskError("The disk is full.")
-        self.journal.commit(batch)
+        return self.journal.commit(batch)
 
 
 @pytest.fixture
@@ -61,6 +62,30 @@ async def test_failed_instruction_does_not_stop_the_others(disk: Disk, caplog: p
     assert done == turn
     assert answered == ["the second"]
     assert caplog.text.count("ZeroDivisionError: ") == 2
+
+
+async def test_entry_that_can_never_be_written_stops_nothing_else(disk: Disk) -> None:
+    done: list[do.Instruction] = []
+    set_aside: list[SetAside] = []
+    executor = executor_on(disk, done)
+    executor.on_set_aside = set_aside.append
+    state = executor._state
+    state.slots = {"web-0": Slot("web-0", "web", 0, reason="\ud800"), "web-1": Slot("web-1", "web", 1)}
+    executor.event("incident", "x", math.nan, b"")
+    executor.add(
+        [
+            *(do.Persist("slot", unit) for unit in state.slots),
+            *(do.Spawn("a", unit, 1) for unit in state.slots),
+        ]
+    )
+    executor.flush()
+    assert not executor.full
+    assert [(entry.kind, entry.key) for entry in set_aside] == [("slot", "web-0"), ("incident", "x")]
+    assert list(disk.journal.all("slot")) == ["web-1"]
+    assert done == [do.Spawn("a", "web-1", 1)]
+    executor.put("operation", "1", b"later")
+    executor.flush()
+    assert disk.journal.get("operation", "1") == b"later"
 
 
 async def test_events_that_wait_for_a_full_disk_are_bounded_and_counted(

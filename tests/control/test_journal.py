@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sqlite3
@@ -272,12 +273,31 @@ def test_journal_locked_by_another_program_raises_disk_error(path: Path, monkeyp
 def test_failed_commit_writes_nothing_of_the_batch(path: Path) -> None:
     journal = Journal.open(path, at=1.0)
     journal.commit(batch(("slot", "a", b"old")))
-    broken = Batch([("slot", "a", b"new")], [("audit", "1", "no time", None)])  # type: ignore[list-item]
-    with pytest.raises(TypeError):
+    broken = Batch([("slot", "a", b"new")], [("audit", "1", "no time")])  # type: ignore[list-item]
+    with pytest.raises(IndexError):
         journal.commit(broken)
     assert journal.get("slot", "a") == b"old"
     journal.commit(batch(("slot", "a", b"newer")))
     journal.close()
+
+
+def test_entry_that_can_never_be_written_is_set_aside_and_the_others_are_written(path: Path) -> None:
+    journal = Journal.open(path, at=1.0)
+    mixed = batch(("slot", "a", b"1"), ("slot", "a \ud800", b"2"), ("slot", "b", b"3"), ("slot", "gone \ud800", None))
+    mixed.event("audit", "1", math.nan, b"no time")
+    mixed.event("audit", "2", 2.0, b"")
+    found = journal.commit(mixed)
+    assert [(entry.kind, entry.key) for entry in found] == [
+        ("slot", "gone \ud800"),
+        ("slot", "a \ud800"),
+        ("audit", "1"),
+    ]
+    assert "NOT NULL constraint failed: events.at" in found[-1].why
+    journal.close()
+    again = Journal.open(path, at=2.0)
+    assert again.all("slot") == {"a": b"1", "b": b"3"}
+    assert [event.id for event in again.events()] == ["2"]
+    again.close()
 
 
 @pytest.mark.parametrize("enough", [1, 40, 150])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,54 @@ def test_deep_nesting_is_a_protocol_error(deep: bytes) -> None:
 def test_oversized_message_is_refused_unread() -> None:
     with pytest.raises(ProtocolError, match="4 MiB"):
         wire.decode_feed(bytes(MAX_MESSAGE_BYTES + 1))
+
+
+def _with_number(value: Any, number: float) -> Any:
+    """The same plain value with one of its floats replaced; None if it has none."""
+    match value:
+        case float():
+            return number
+        case dict():
+            places: Any = value.items()
+        case list():
+            places = enumerate(value)
+        case _:
+            return None
+    for key, part in places:
+        if (changed := _with_number(part, number)) is not None:
+            value[key] = changed
+            return value
+    return None
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", sorted({**MESSAGES, **ROWS}.keys() - {"UnitMetrics"}))
+def test_number_that_is_not_finite_is_a_protocol_error(name: str, number: float) -> None:
+    kind = {**MESSAGES, **ROWS}[name]
+    plain = _with_number(msgspec.msgpack.decode(wire.encode(filled(kind))), number)
+    if plain is None:
+        return
+    with pytest.raises(ProtocolError, match="not valid"):
+        wire.decode_as(kind, msgspec.msgpack.encode(plain))
+
+
+def test_refused_number_is_named() -> None:
+    trouble = messages.CoordinatorTrouble(1, "ended", "another one was started", age_s=math.nan)
+    with pytest.raises(ProtocolError, match="the number at age_s is not finite"):
+        wire.decode_to_coordinator(wire.encode(trouble))
+    report = messages.UnitReport(waits=(messages.Wait("judge-0"), messages.Wait("batch", at_most_s=math.inf)))
+    with pytest.raises(ProtocolError, match=r"waits\.1\.at_most_s"):
+        wire.decode_to_coordinator(wire.encode(report))
+
+
+def test_metric_without_a_value_and_text_that_looks_like_nan_are_accepted() -> None:
+    for message in (
+        messages.UnitMetrics({"loss": math.nan}),
+        messages.Answer("1", body=msgspec.Raw(msgspec.msgpack.encode(b"\xcb\x7f\xf8"))),
+        messages.UnitReport(at_most_s=1.7e308),
+    ):
+        decoded = wire.decode_to_coordinator(wire.encode(message))
+        assert wire.encode(decoded) == wire.encode(message)
 
 
 @pytest.mark.parametrize("name", sorted(MESSAGES))

@@ -3,6 +3,7 @@
 Invariants:
 - A batch is durable as a whole when `commit` returns.
 - When `commit` raises DiskError, nothing of the batch is written and it can be tried again.
+- An entry that can never be written does not keep the rest of its batch from being written.
 - A file of another schema is refused.
 - Of a damaged file all readable rows are kept, the file stays beside the new one, and `damage` says so.
 """
@@ -13,17 +14,28 @@ import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from agentrl.control.persistence import journal_repair
 from agentrl.control.persistence.journal_schema import APPLICATION_ID, SCHEMA_VERSION, TABLES, checksum
 from agentrl.errors import AgentrlError, DiskError, VersionMismatchError
 
 log = logging.getLogger(__name__)
+Row = TypeVar("Row", bound=tuple[Any, ...])
 
 BUSY_TIMEOUT_S = 5.0
+_NEVER_WRITABLE = (
+    sqlite3.IntegrityError,
+    sqlite3.DataError,
+    sqlite3.ProgrammingError,
+    sqlite3.InterfaceError,
+    OverflowError,
+    UnicodeEncodeError,
+)
+"""Errors of the content of one entry, which no retry cures; for example a time that is not a number."""
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _SENTENCES = {
     sqlite3.SQLITE_FULL: "the disk is full",
@@ -55,6 +67,15 @@ class Batch:
     @property
     def empty(self) -> bool:
         return not (self.puts or self.events)
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """An entry that can never be written."""
+
+    kind: str
+    key: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -100,23 +121,44 @@ class Journal:
     def close(self) -> None:
         self._db.close()
 
-    def commit(self, batch: Batch) -> None:
-        """Make a batch durable. If this raises DiskError, no part of the batch is written."""
+    def commit(self, batch: Batch) -> list[SetAside]:
+        """Make a batch durable. If this raises DiskError, no part of the batch is written.
+
+        Returns the entries that can never be written; all others are durable.
+        """
         if batch.empty:
-            return
+            return []
+        gone = [(kind, key) for kind, key, body in batch.puts if body is None]
         with _disk_errors(self.path), self._transaction():
-            self._db.executemany(
-                "DELETE FROM state WHERE kind = ? AND key = ?",
-                [(kind, key) for kind, key, body in batch.puts if body is None],
-            )
-            self._db.executemany(
-                "INSERT OR REPLACE INTO state (kind, key, body, crc) VALUES (?, ?, ?, ?)", _last_puts(batch.puts)
-            )
-            self._db.executemany(
-                "INSERT INTO events (kind, id, at, body, crc) VALUES (?, ?, ?, ?, ?) "
-                "ON CONFLICT (kind, id) DO UPDATE SET at = excluded.at, body = excluded.body, crc = excluded.crc",
-                [(kind, id, at, body, checksum(kind, id, body)) for kind, id, at, body in batch.events],
-            )
+            return [
+                *self._write("DELETE FROM state WHERE kind = ? AND key = ?", gone, lambda row: row),
+                *self._write(
+                    "INSERT OR REPLACE INTO state (kind, key, body, crc) VALUES (?, ?, ?, ?)",
+                    _last_puts(batch.puts),
+                    lambda row: (*row, checksum(*row)),
+                ),
+                *self._write(
+                    "INSERT INTO events (kind, id, at, body, crc) VALUES (?, ?, ?, ?, ?) "
+                    "ON CONFLICT (kind, id) DO UPDATE SET at = excluded.at, body = excluded.body, crc = excluded.crc",
+                    batch.events,
+                    lambda row: (*row, checksum(row[0], row[1], row[3])),
+                ),
+            ]
+
+    def _write(self, sql: str, rows: list[Row], values: Callable[[Row], tuple[Any, ...]]) -> list[SetAside]:
+        """Write all rows that can be written."""
+        try:
+            self._db.executemany(sql, [values(row) for row in rows])
+        except _NEVER_WRITABLE:
+            return list(self._write_each(sql, rows, values))
+        return []
+
+    def _write_each(self, sql: str, rows: list[Row], values: Callable[[Row], tuple[Any, ...]]) -> Iterator[SetAside]:
+        for row in rows:
+            try:
+                self._db.execute(sql, values(row))
+            except _NEVER_WRITABLE as refused:
+                yield SetAside(str(row[0]), str(row[1]), str(refused))
 
     def all(self, kind: str) -> dict[str, bytes]:
         """Every key of a kind."""
@@ -171,10 +213,10 @@ class Journal:
             raise
 
 
-def _last_puts(puts: list[tuple[str, str, bytes | None]]) -> list[tuple[str, str, bytes, int]]:
+def _last_puts(puts: list[tuple[str, str, bytes | None]]) -> list[tuple[str, str, bytes]]:
     """The last put of each key, without the removals."""
     last = {(kind, key): body for kind, key, body in puts}
-    return [(kind, key, body, checksum(kind, key, body)) for (kind, key), body in last.items() if body is not None]
+    return [(kind, key, body) for (kind, key), body in last.items() if body is not None]
 
 
 def _connect(path: Path) -> sqlite3.Connection:
