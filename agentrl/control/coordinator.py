@@ -230,10 +230,10 @@ class Coordinator:
     def _lease_living_units(self) -> None:
         """Units and hosts that lived when the last coordinator died must send heartbeats within their usual time."""
         for slot in self._context.state.slots.values():
-            if slot.state not in WITH_PROCESS:
+            if slot.tree_gone:
                 continue
             self._context.lease_host(slot.host)
-            if slot.spec is not None and slot.spec.speaks and slot.came_up:
+            if slot.state in WITH_PROCESS and slot.spec is not None and slot.spec.speaks and slot.came_up:
                 self._context.lease_unit(slot.unit)
 
     def _listener_changed(self) -> None:

@@ -17,7 +17,7 @@ from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError
 from agentrl.protocol import messages
 from agentrl.protocol.messages import ProcessInfo
-from agentrl.protocol.rows import OperationState, UnitState
+from agentrl.protocol.rows import OperationState
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Shutdown:
         unproven = [
             f"{slot.name} was lost with host {slot.host}; it is not known whether it lives"
             for slot in context.state.slots.values()
-            if slot.state is UnitState.LOST
+            if not slot.tree_gone
         ]
         hosts = sorted({*context.peers.hosts(), *(h.host for h in context.state.hosts.values())})
         for host in hosts:

@@ -126,8 +126,7 @@ class Supervisor:
 
     def _host_connected(self, event: events.HostConnected, now: float) -> None:
         self.state.hosts[event.host] = HostState(event.host, event.facts, True, self._up_since(event, now))
-        self._life.out.append(Publish("host", event.host))
-        self._life.recheck_pending()
+        self._life.host_changed(event.host)
         on_host = {(entry.unit, entry.incarnation): entry for entry in event.inventory}
         for (unit, incarnation), entry in on_host.items():
             slot = self.state.slots.get(unit)
@@ -192,11 +191,11 @@ class Supervisor:
     def _host_silent(self, event: events.HostSilent, now: float) -> None:
         host = self.state.hosts.setdefault(event.host, HostState(event.host))
         host.connected, host.since = False, now
-        self._life.recheck_pending()
-        self._life.out.append(Publish("host", event.host))
+        self._life.host_changed(event.host)
         for slot in list(self.state.slots.values()):
-            if slot.host != event.host or slot.state not in WITH_PROCESS:
+            if slot.host != event.host or slot.tree_gone:
                 continue
+            self._life.touch(slot)
             speaks = slot.spec is not None and slot.spec.speaks
             if speaks and slot.state is S.READY and not slot.silent:
                 continue  # The unit still sends heartbeats; only its agent is gone.
@@ -204,12 +203,13 @@ class Supervisor:
 
     def _death_vouched(self, event: events.DeathVouched, now: float) -> None:
         slot = self._present(event)
-        if slot is None or slot.state is not S.LOST:
+        if slot is None or slot.tree_gone or not self.state.is_out_of_reach(slot):
             return
-        slot.leader_gone = slot.tree_gone = True
-        slot.ghosts = [*slot.ghosts, Ghost(slot.host, slot.incarnation)]
+        self._life.abandon(slot)
         slot.desired_by = event.by
         self._life.out.append(Died(slot.unit, slot.incarnation))
+        if slot.state is not S.LOST:
+            return
         if self._life.runs(slot):
             self._life.move(slot, S.PENDING, "declared dead by an operator", now)
         else:

@@ -81,6 +81,12 @@ class Lifecycle:
         self._obstacles.clear()
         self._recheck_pending = True
 
+    def host_changed(self, host: str) -> None:
+        """A host connected or became silent."""
+        self.out.append(Publish("host", host))
+        self.recheck_pending()
+        self._recheck_stop_ranks()
+
     def move(self, slot: Slot, to: S, reason: str, now: float) -> None:
         before = slot.state
         slot.move(to, reason, now)
@@ -132,7 +138,7 @@ class Lifecycle:
         if run.up or self._announced_end or not run.desired_by:
             return
         # A lost unit cannot be stopped. The report at the end of `down` names it as unproven.
-        if all(s.tree_gone or s.state is S.LOST for s in self.state.slots.values()):
+        if all(s.tree_gone or self.state.is_out_of_reach(s) for s in self.state.slots.values()):
             self._announced_end = True
             self.out.append(AllStopped())
 
@@ -189,6 +195,8 @@ class Lifecycle:
     # ---- starting ----
 
     def _start_or_say_why_not(self, slot: Slot, now: float) -> None:
+        if slot.spec is not None and slot.spec.fenced and not slot.tree_gone and self.state.is_out_of_reach(slot):
+            self.abandon(slot)
         if not self.runs(slot):
             if slot.tree_gone:
                 self.move(slot, S.STOPPED, slot.held or "not wanted", now)
@@ -196,7 +204,7 @@ class Lifecycle:
         host, obstacle = self.where(slot, now)
         if host:
             self._start(slot, host, now)
-        elif slot.state is S.BACKOFF and slot.tree_gone:
+        elif slot.state is S.BACKOFF and (slot.tree_gone or self.state.is_out_of_reach(slot)):
             self.move(slot, S.PENDING, obstacle, now)
         elif slot.reason != obstacle and slot.state is S.PENDING:
             slot.reason = obstacle
@@ -219,7 +227,8 @@ class Lifecycle:
     def _own_obstacle(self, slot: Slot, now: float) -> str:
         """Return the obstacle that only this unit waits for."""
         if not slot.tree_gone:
-            return f"waits until nothing of {slot.name} is left"
+            silent = f"; host {slot.host} is silent" if self.state.is_out_of_reach(slot) else ""
+            return f"waits until nothing of {slot.name} is left{silent}"
         for ghost in slot.ghosts:
             host = self.state.hosts.get(ghost.host)
             if host is not None and host.connected:
@@ -310,9 +319,10 @@ class Lifecycle:
 
     def _present_stop_rank(self) -> int:
         if self._least_stop_rank is None:
-            slots = self.state.slots.values()
             alive = [
-                s.spec.stop_rank for s in slots if s.spec is not None and not s.tree_gone and s.state is not S.LOST
+                s.spec.stop_rank
+                for s in self.state.slots.values()
+                if s.spec is not None and not s.tree_gone and not self.state.is_out_of_reach(s)
             ]
             self._least_stop_rank = min(alive, default=0)
         return self._least_stop_rank
@@ -489,11 +499,18 @@ class Lifecycle:
         if slot.state in WITH_PROCESS and slot.state is not S.LOST:
             self.move(slot, S.LOST, because, now)
 
+    def abandon(self, slot: Slot) -> None:
+        """Stop waiting for the end of an incarnation that is out of reach. It is ended when its host comes back."""
+        slot.ghosts = [*slot.ghosts, Ghost(slot.host, slot.incarnation)]
+        slot.leader_gone = slot.tree_gone = True
+        self.touch(slot)
+        self.recheck_pending()
+        self._recheck_stop_ranks()
+
     def _replace_lost(self, slot: Slot, now: float) -> None:
         """Replace a lost unit. Two incarnations at once are safe only if every write is fenced."""
         if slot.spec is not None and slot.spec.fenced and self.runs(slot):
-            slot.ghosts = [*slot.ghosts, Ghost(slot.host, slot.incarnation)]
-            slot.leader_gone = slot.tree_gone = True
+            self.abandon(slot)
             slot.restarts += 1
             done = "replaced; the lost one is fenced and will be ended when its host comes back"
             self.out.append(Report(slot.unit, slot.incarnation, slot.host, f"lost: {slot.reason}", done))

@@ -15,7 +15,7 @@ import msgspec
 from agentrl.protocol.messages import ExitStatus, HostFacts
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import READ_FROM, GroupSpec
-from agentrl.supervision.transitions import STATE_MOVES, IllegalMoveError
+from agentrl.supervision.transitions import STATE_MOVES, WITH_PROCESS, IllegalMoveError
 
 STORY_LENGTH = 12
 
@@ -183,3 +183,14 @@ class State(msgspec.Struct):
         """Return whether only the groups that are needed to read the run are up, and this group is not one of them."""
         known = self.groups.get(group)
         return self.run.reading and known is not None and known.spec.role not in READ_FROM
+
+    def is_silent(self, host: str) -> bool:
+        """Return whether the host is known to be silent. A host that may still connect to a new coordinator is not."""
+        known = self.hosts.get(host)
+        return known is not None and not known.connected
+
+    def is_out_of_reach(self, slot: Slot) -> bool:
+        """Return whether no order reaches what is left of the present incarnation: it is lost, or its leader has ended
+        and its host is silent.
+        """
+        return slot.state is UnitState.LOST or (slot.state not in WITH_PROCESS and self.is_silent(slot.host))

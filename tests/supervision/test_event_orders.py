@@ -127,13 +127,26 @@ class AnyOrder(RuleBasedStateMachine):
     def cut(self, host: str) -> None:
         if self.world.hosts[host].linked:
             self.world.cut(self.world.hosts[host])
-            self.world.handle(events.HostSilent(host=host, for_s=20))
+            self.world.become_silent(self.world.hosts[host])
 
     @rule(host=hosts)
     def blink(self, host: str) -> None:
         """A link that breaks and returns before the coordinator notices."""
-        self.world.cut(self.world.hosts[host])
-        self.world.connect(self.world.hosts[host])
+        if not self.world.hosts[host].gone:
+            self.world.cut(self.world.hosts[host])
+            self.world.connect(self.world.hosts[host])
+
+    @rule(host=hosts, ledger_survives=st.booleans(), then=st.sampled_from(("back", "silent", "gone")))
+    def power_loss(self, host: str, ledger_survives: bool, then: str) -> None:
+        """The host is back before the coordinator notices, later, or never."""
+        lost = self.world.hosts[host]
+        self.world.lose_power(lost, ledger_survives=ledger_survives)
+        if lost.gone or then == "gone":
+            lost.gone = True
+        elif then == "back":
+            self.world.connect(lost)
+        else:
+            self.world.become_silent(lost)
 
     @rule(after=st.integers(0, 8), host=hosts)
     def crash(self, after: int, host: str) -> None:
@@ -212,18 +225,28 @@ class AnyOrder(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.world.quiesce()
+        gone = {host.name for host in self.world.hosts.values() if host.gone}
         for slot in self.world.supervisor.state.slots.values():
             wanted = self.world.supervisor.runs(slot.unit)
             assert not (wanted and self.world.supervisor.state.run.reading) or slot.group == "db"
             if wanted and slot.state == "ready":
                 assert slot.incarnation > self.promised.get(slot.unit, 0), f"{slot.unit} was promised another life"
-            settled = ("ready", "fatal", "stopped", "pending") if wanted else ("stopped",)
+            settled = {"ready", "fatal", "stopped", "pending"} if wanted else {"stopped"}
+            fenced = slot.spec is not None and slot.spec.fenced
+            if slot.host in gone and not (fenced and wanted):
+                settled |= {"lost"}
             assert slot.state in settled, f"{slot.unit} ends as {slot.state} ({slot.reason}); {slot.story}"
             if wanted and slot.state == "pending":
                 assert "gang is broken" in slot.reason or "host" in slot.reason or "waits for" in slot.reason
+            assert slot.tree_gone or not fenced or not wanted or slot.host not in gone, f"{slot.name} is waited for"
         living = {(p.unit, p.incarnation) for h in self.world.hosts.values() for p in h.live()}
-        known = {(s.unit, s.incarnation) for s in self.world.supervisor.state.slots.values() if s.state in WITH_PROCESS}
+        slots = [s for s in self.world.supervisor.state.slots.values() if s.host not in gone]
+        known = {(s.unit, s.incarnation) for s in slots if s.state in WITH_PROCESS}
         assert living == known, f"alive {living}, known {known}"
+        ends = self.world.all_stopped
+        self.world.handle(events.DownWanted(by=self.by(), at_once=True))
+        self.world.quiesce()
+        assert self.world.all_stopped > ends, "`down` ends, also if a host never comes back"
         super().teardown()
 
 

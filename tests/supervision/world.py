@@ -49,6 +49,8 @@ class Process:
 class Host:
     name: str
     linked: bool = True
+    gone: bool = False
+    """It never comes back."""
     ledger: dict[tuple[str, int], Process] = field(default_factory=dict)
     orders: list[do.Instruction] = field(default_factory=list)
     """Messages from the coordinator on their way; a broken link loses them."""
@@ -145,7 +147,7 @@ class World:
             if host.linked:
                 self.connect(host)
             else:
-                self.handle(events.HostSilent(host=host.name, for_s=20.0))
+                self.become_silent(host)
 
     def connect(self, host: Host) -> None:
         host.linked = True
@@ -157,6 +159,21 @@ class World:
         host.linked = False
         host.orders.clear()
         host.reports.clear()
+
+    def lose_power(self, host: Host, *, ledger_survives: bool) -> None:
+        """Every process of the host and its agent die at once."""
+        self.cut(host)
+        for key, process in host.ledger.items():
+            process.exit = process.exit or ExitStatus(unknown="the host was booted since")
+            process.children, process.reported_empty = 0, True
+            if not ledger_survives and key in self.started:
+                self.started.remove(key)
+        if not ledger_survives:
+            host.ledger.clear()
+
+    def become_silent(self, host: Host) -> None:
+        """The coordinator notices that the host does not answer."""
+        self.handle(events.HostSilent(host=host.name, for_s=20.0))
 
     # ---- hosts ----
 
@@ -219,7 +236,9 @@ class World:
     def quiesce(self) -> None:
         """From now on every reachable part works correctly, and the world must become quiet."""
         for host in self.hosts.values():
-            if not host.linked:
+            if host.gone:
+                self.become_silent(host)
+            elif not host.linked:
                 self.connect(host)
         for _ in range(400):
             busy = False

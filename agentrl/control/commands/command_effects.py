@@ -152,7 +152,7 @@ def of_pause(state: State, target: str, paused: bool) -> Effect:
 
 def of_force(state: State, args: commands.ForceStopped) -> Effect:
     slot = present(state, args.unit, args.incarnation)
-    if slot.state != "lost":
+    if slot.tree_gone or not state.is_out_of_reach(slot):
         raise RefusedError(
             f"{args.unit} is {slot.state.value}, not lost; only a lost unit can be declared dead.",
             hint=f"`agentrl stop {args.unit}` stops it.",

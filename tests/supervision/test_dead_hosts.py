@@ -1,0 +1,82 @@
+"""A host that dies and never comes back leaves no unit and no `down` waiting for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.protocol.messages import ExitStatus
+from agentrl.supervision import events
+from tests.supervision.world import Host, World, spec
+
+
+def dead_host_after_the_exit(code: int, **more: object) -> tuple[World, Host]:
+    """A child of `web-0` outlives it. Its host reports the exit, and dies before it reports that nothing is left."""
+    world = World()
+    world.handle(events.Applied(specs=(spec("web", speaks=True, **more),), by="op1"))
+    world.quiesce()
+    host = world.hosts[world.slot("web-0").host]
+    (process,) = host.live()
+    process.children = 1
+    world.die(host, process, ExitStatus(code=code))
+    world.deliver(host)
+    world.lose_power(host, ledger_survives=False)
+    host.gone = True
+    return world, host
+
+
+EXITS = [(1, "backoff"), (75, "pending"), (78, "fatal")]
+
+
+@pytest.mark.parametrize(("code", "state"), EXITS)
+def test_down_ends_if_a_host_dies_between_an_exit_and_its_empty_tree(code: int, state: str) -> None:
+    world, host = dead_host_after_the_exit(code)
+    assert world.state_of("web-0") == state
+    world.become_silent(host)
+    world.handle(events.DownWanted(by="op2", at_once=True))
+    assert world.all_stopped == 1
+
+
+@pytest.mark.parametrize(("code", "state"), EXITS)
+def test_down_ends_after_a_restart_of_the_coordinator_too(code: int, state: str) -> None:
+    world, _ = dead_host_after_the_exit(code)
+    world.crash()
+    world.handle(events.DownWanted(by="op2"))
+    assert world.all_stopped == 1
+
+
+def test_fenced_unit_starts_on_another_host() -> None:
+    world, host = dead_host_after_the_exit(1, fenced=True)
+    world.become_silent(host)
+    world.quiesce()
+    assert world.state_of("web-0") == "ready"
+    assert world.slot("web-0").host != host.name
+
+
+def test_unit_that_is_not_fenced_waits_until_an_operator_confirms_its_death() -> None:
+    world, host = dead_host_after_the_exit(1)
+    world.become_silent(host)
+    world.quiesce()
+    assert world.state_of("web-0") == "pending"
+    assert world.slot("web-0").reason == f"waits until nothing of web-0.1 is left; host {host.name} is silent"
+    world.handle(events.DeathVouched(unit="web-0", incarnation=1, by="op2"))
+    world.quiesce()
+    assert world.state_of("web-0") == "ready"
+
+
+def test_rest_of_a_unit_is_killed_when_its_host_comes_back() -> None:
+    world = World()
+    world.handle(events.Applied(specs=(spec("web", fenced=True),), by="op1"))
+    world.quiesce()
+    host = world.hosts[world.slot("web-0").host]
+    (process,) = host.live()
+    process.children = 1
+    world.die(host, process, ExitStatus(code=1))
+    world.deliver(host)
+    world.cut(host)
+    world.become_silent(host)
+    other = next(h for h in world.hosts.values() if h is not host)
+    world.obey(other)
+    assert [(p.unit, p.incarnation) for p in other.live()] == [("web-0", 2)]
+    world.quiesce()
+    assert not host.live()
+    assert not world.slot("web-0").ghosts
