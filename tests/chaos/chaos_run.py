@@ -89,9 +89,10 @@ def _inject_all(injector: FaultInjector, due: list[ScheduledFault], minutes: flo
     )
     injector.log("the job is done")
     # Verification reads the store and then the ledger of the tools, so nothing may change between the two.
-    under_way = {"status": {"$in": ["open", "running"]}}
+    # A task that is admitted may still get another attempt.
+    under_way = {"Record": {"status": {"$in": ["open", "running"]}}, "Task": {"status": "admitted"}}
     injector.until(
-        lambda: injector.run.store.count("Record", under_way) == 0,
+        lambda: not any(injector.run.store.count(name, filter) for name, filter in under_way.items()),
         "the last episodes to end",
         within_s=END_WITHIN_S,
     )
