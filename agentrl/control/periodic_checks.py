@@ -76,12 +76,20 @@ class PeriodicChecks:
             if finding.health is not Health.WELL and (host is None or host.connected):
                 lease = self._context.host_leases.get(finding.name)
                 silent = now - lease.heard if lease is not None else 0.0
-                self._context.happened(events.HostSilent(host=finding.name, for_s=silent))
+                heard = frozenset(
+                    unit
+                    for unit, slot in self._context.state.slots.items()
+                    if slot.host == finding.name and self._context.leases.is_heard(unit, now)
+                )
+                self._context.happened(events.HostSilent(host=finding.name, for_s=silent, heard=heard))
 
     def _judge_units(self, now: float) -> None:
         for finding in list(self._context.leases.scan(now, self._unseen())):
             slot = self._context.state.slots.get(finding.name)
-            if slot is not None and slot.state is not UnitState.STARTING:
+            if slot is None:
+                continue
+            # A unit that starts has a deadline of its own, unless its host is silent.
+            if slot.state is not UnitState.STARTING or self._context.state.is_silent(slot.host):
                 self._context.happened(_event_of(finding, slot.incarnation))
 
     def _unseen(self) -> frozenset[str]:

@@ -9,7 +9,7 @@ Events carry the jitter; tokens are derived from a secret of the run.
     starting → stopping                         the start deadline passed (an announced phase extends it)
     ready ↔ suspect                             silent, or the liveness probe fails; heartbeats again
     ready, suspect → stopping                   hung: stacks by SIGABRT, then the process tree is killed
-    any with a process → lost                   the host agent is silent and the unit too
+    any with a process → lost                   the host agent is silent and the unit too, or the unit must be killed
     lost → ready, starting                      the same incarnation is back
     lost → pending                              at once if all writes are fenced; else an operator confirms the death
     starting, ready, suspect → draining → stopping → stopped, pending, backoff    scale-down, restart, drain, down

@@ -101,6 +101,8 @@ class HostConnected(Event, frozen=True):
 class HostSilent(Event, frozen=True):
     host: str
     for_s: float
+    heard: frozenset[str] = frozenset()
+    """The units on it whose own heartbeats still arrive."""
 
 
 class Spawned(Event, frozen=True):

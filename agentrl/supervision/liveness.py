@@ -1,8 +1,8 @@
 """Decides which peers are silent for too long, and which make no progress.
 
 Invariants:
-- A peer in an announced phase is judged by the deadline of the phase alone, as long as its host agent reports that it
-  lives: code that holds the GIL silences its heartbeat too.
+- A peer in an announced phase is judged by the deadline of the phase alone, as long as its heartbeats arrive or its
+  host agent reports that it lives: code that holds the GIL silences its heartbeat too.
 - The deadline of a phase counts from its start or its last progress.
 - If the check itself was late, all leases are extended by the delay.
 
@@ -85,6 +85,11 @@ class Leases:
         self._heard(name, lease, now)
         return lease
 
+    def is_heard(self, name: str, now: float) -> bool:
+        """Whether the heartbeats of the peer arrive."""
+        lease = self._leases.get(name)
+        return lease is not None and now - lease.heard < self.suspect_after_s
+
     def end(self, name: str) -> None:
         self._leases.pop(name, None)
         self._unusual.discard(name)
@@ -151,13 +156,13 @@ class Leases:
                 yield Finding(name, health, because)
 
     def _judge(self, lease: Lease, now: float, *, unseen: bool) -> tuple[Health, str]:
-        ends = None if unseen else lease.phase_ends
-        if ends is not None:
+        silent, lag = now - lease.heard, lease.loop_lag_s
+        ends = lease.phase_ends
+        if ends is not None and not (unseen and silent >= self.suspect_after_s):
             if now <= ends:
                 return Health.WELL, ""
             stood = now - max(lease.phase_began, lease.progressed)
             return Health.HUNG, f"phase {lease.phase!r} stands still for {stood:.1f} s, {lease.at_most_s:g} s allowed"
-        silent, lag = now - lease.heard, lease.loop_lag_s
         if silent >= self.dead_after_s:
             return Health.HUNG, f"silent for {silent:.1f} s outside any announced phase"
         if lag >= self.dead_after_s:

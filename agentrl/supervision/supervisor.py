@@ -158,7 +158,7 @@ class Supervisor:
             return
         slot.pid, slot.start_ticks, slot.spawned = entry.pid, entry.start_ticks, entry.pid > 0
         if entry.exit is None:
-            self._life.found_alive(slot, now)
+            self._life.found_alive(slot, now, "its host is back")
             self._ready_without_words(slot, entry.ready is True, now)
             if slot.state is S.STOPPING:
                 self._life.go_on_stopping(slot, now)
@@ -196,10 +196,8 @@ class Supervisor:
             if slot.host != event.host or slot.tree_gone:
                 continue
             self._life.touch(slot)
-            speaks = slot.spec is not None and slot.spec.speaks
-            if speaks and slot.state is S.READY and not slot.silent:
-                continue  # The unit still sends heartbeats; only its agent is gone.
-            self._life.lose(slot, f"host {event.host} is silent for {event.for_s:.0f} s", now)
+            if slot.unit not in event.heard:
+                self._life.lose(slot, f"host {event.host} is silent for {event.for_s:.0f} s", now)
 
     def _death_vouched(self, event: events.DeathVouched, now: float) -> None:
         slot = self._present(event)
@@ -305,14 +303,15 @@ class Supervisor:
             return
         if event.ready:
             self._life.came_up(slot, "says it is ready", now)
-        if slot.state is S.LOST:
-            self._life.found_alive(slot, now)
-            self._life.touch(slot)
+        self._life.found_alive(slot, now, "its heartbeats arrive again")
+        self._life.touch(slot)
 
     def _unit_bye(self, event: events.UnitBye, now: float) -> None:
         if slot := self._present(event):
             slot.bye_code, slot.bye_reason = event.code, event.reason
             self._life.touch(slot)
+            if self.state.is_silent(slot.host):
+                self._life.lose(slot, f"ended ({event.reason or event.code}) while host {slot.host} is silent", now)
 
     def _stop_extended(self, event: events.StopExtended, now: float) -> None:
         slot = self._present(event)
@@ -335,19 +334,21 @@ class Supervisor:
 
     def _unit_suspect(self, event: events.UnitSuspect, now: float) -> None:
         slot = self._present(event)
-        if slot is None or slot.state is not S.READY:
+        if slot is None:
             return
-        slot.silent = event.because
-        host = self.state.hosts.get(slot.host)
-        if host is None or not host.connected:
+        if self.state.is_silent(slot.host):
             self._life.lose(slot, f"{event.because}; host {slot.host} is silent too", now)
-        else:
-            self._life.move(slot, S.SUSPECT, event.because, now)
+        elif slot.state in (S.READY, S.SUSPECT):
+            slot.silent = event.because
+            if slot.state is S.READY:
+                self._life.move(slot, S.SUSPECT, event.because, now)
 
     def _unit_heard(self, event: events.UnitHeard, now: float) -> None:
         if slot := self._present(event):
             slot.silent = ""
             self._well_again(slot, now)
+            self._life.found_alive(slot, now, "its heartbeats arrive again")
+            self._life.touch(slot)
 
     def _well_again(self, slot: Slot, now: float) -> None:
         if slot.state is S.SUSPECT and not slot.silent and not slot.unhealthy:

@@ -365,6 +365,8 @@ class Lifecycle:
     def terminate(self, slot: Slot, why: str, now: float) -> None:
         """SIGTERM; after the grace the whole tree is killed."""
         assert slot.spec is not None
+        if self._lose_on_silent_host(slot, why, now):
+            return
         self.move(slot, S.STOPPING, why, now)
         self.set_timer(slot, now + slot.spec.term_grace_s)
         self._signal(slot, signal.SIGTERM, leader_only=slot.spec.speaks)
@@ -379,7 +381,16 @@ class Lifecycle:
             assert slot.spec is not None
             self._signal(slot, signal.SIGTERM, leader_only=slot.spec.speaks)
 
+    def _lose_on_silent_host(self, slot: Slot, why: str, now: float) -> bool:
+        """A silent host executes no order: the unit is lost, because a wait for its end could last for ever."""
+        if not self.state.is_silent(slot.host):
+            return False
+        self.lose(slot, f"{why}; host {slot.host} is silent", now)
+        return True
+
     def kill(self, slot: Slot, why: str, now: float) -> None:
+        if self._lose_on_silent_host(slot, why, now):
+            return
         if slot.state is S.STOPPING:
             slot.reason = why
             self.touch(slot)
@@ -392,9 +403,12 @@ class Lifecycle:
         """Replace a unit that hangs: first its stacks (SIGABRT), then SIGKILL for its process tree."""
         if slot.state not in (S.READY, S.SUSPECT):
             return
-        host = self.state.hosts.get(slot.host)
-        if host is None or not host.connected:
-            self.lose(slot, f"{because}; host {slot.host} is silent too", now)
+        if self._lose_on_silent_host(slot, because, now):
+            return
+        if slot.host not in self.state.hosts:
+            # The coordinator is new, and its host has not connected yet.
+            if not slot.timer:
+                self.set_timer(slot, now + self.times.kill_again_s)
             return
         slot.stopping_because = f"hung: {because}"
         if slot.spec is not None and slot.spec.speaks:
@@ -516,14 +530,14 @@ class Lifecycle:
             self.out.append(Report(slot.unit, slot.incarnation, slot.host, f"lost: {slot.reason}", done))
             self.move(slot, S.PENDING, "replaces a lost incarnation", now)
 
-    def found_alive(self, slot: Slot, now: float) -> None:
-        """Handle the report of a host that is back: the present incarnation lives."""
-        if slot.state is S.LOST:
+    def found_alive(self, slot: Slot, now: float, why: str) -> None:
+        """Handle a sign of life of the present incarnation."""
+        if slot.state is S.LOST and not slot.leader_gone:
             slot.silent = ""
             if slot.came_up:
-                self.move(slot, S.READY, "its host is back", now)
+                self.move(slot, S.READY, why, now)
             else:
-                self.move(slot, S.STARTING, "its host is back", now)
+                self.move(slot, S.STARTING, why, now)
                 assert slot.spec is not None
                 self.set_timer(slot, now + slot.spec.start_deadline_s)
             if slot.stopping_because:

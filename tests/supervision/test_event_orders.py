@@ -123,11 +123,14 @@ class AnyOrder(RuleBasedStateMachine):
     def deaths_age(self, data: st.DataObject) -> None:
         self.world.handle(events.DeathsAged(unit=data.draw(st.sampled_from(self.units()))))
 
-    @rule(host=hosts)
-    def cut(self, host: str) -> None:
+    @rule(host=hosts, heard=st.booleans())
+    def cut(self, host: str, heard: bool) -> None:
+        """The host agent is silent; the heartbeats of the units there may still arrive."""
         if self.world.hosts[host].linked:
             self.world.cut(self.world.hosts[host])
-            self.world.become_silent(self.world.hosts[host])
+            slots = self.world.supervisor.state.slots.values()
+            speak = frozenset(s.unit for s in slots if s.host == host and s.spec is not None and s.spec.speaks)
+            self.world.become_silent(self.world.hosts[host], speak if heard else frozenset())
 
     @rule(host=hosts)
     def blink(self, host: str) -> None:

@@ -127,7 +127,7 @@ class World:
         else:
             self.disk[kind, key] = msgspec.msgpack.encode(thing())
 
-    def crash(self) -> None:
+    def crash(self, *, hosts_connect: bool = True) -> None:
         """The coordinator dies and restarts with only the state on disk."""
         kinds = {"run": RunState, "group": GroupState, "slot": Slot}
         state = State(RunState())
@@ -143,7 +143,7 @@ class World:
             host.reports.clear()
         self.supervisor = Supervisor(state, self.times)
         self.carry_out(self.supervisor.resume(self.now))
-        for host in self.hosts.values():
+        for host in self.hosts.values() if hosts_connect else ():
             if host.linked:
                 self.connect(host)
             else:
@@ -171,9 +171,9 @@ class World:
         if not ledger_survives:
             host.ledger.clear()
 
-    def become_silent(self, host: Host) -> None:
+    def become_silent(self, host: Host, heard: frozenset[str] = frozenset()) -> None:
         """The coordinator notices that the host does not answer."""
-        self.handle(events.HostSilent(host=host.name, for_s=20.0))
+        self.handle(events.HostSilent(host=host.name, for_s=20.0, heard=heard))
 
     # ---- hosts ----
 

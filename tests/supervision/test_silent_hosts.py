@@ -1,0 +1,105 @@
+"""A unit whose own heartbeats arrive is not lost because its host agent is silent, and no stop waits for ever for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.protocol.rows import UnitState
+from agentrl.supervision import events
+from agentrl.supervision import instructions as do
+from tests.supervision.world import Host, World, spec
+
+
+def world_with(*, ready: bool = True, **more: object) -> tuple[World, Host]:
+    world = World()
+    world.handle(events.Applied(specs=(spec("web", speaks=True, **more),), by="op1"))
+    host = world.hosts[world.slot("web-0").host]
+    if ready:
+        world.quiesce()
+    else:
+        world.obey(host)
+        world.deliver(host)
+    return world, host
+
+
+def silent(world: World, host: Host, *heard: str) -> None:
+    world.cut(host)
+    world.become_silent(host, frozenset(heard))
+
+
+@pytest.mark.parametrize("state", ["starting", "ready", "draining"])
+def test_heard_unit_stays_as_it_is(state: str) -> None:
+    world, host = world_with(ready=state != "starting", fenced=True)
+    if state == "draining":
+        world.handle(events.RestartWanted(units=("web-0",), by="op2"))
+    silent(world, host, "web-0")
+    assert (world.state_of("web-0"), world.slot("web-0").incarnation) == (state, 1)
+
+
+@pytest.mark.parametrize("state", ["starting", "ready", "draining"])
+def test_unit_that_becomes_silent_on_a_silent_host_is_lost(state: str) -> None:
+    world, host = world_with(ready=state != "starting")
+    if state == "draining":
+        world.handle(events.RestartWanted(units=("web-0",), by="op2"))
+    silent(world, host, "web-0")
+    world.handle(events.UnitSuspect(unit="web-0", incarnation=1, because="silent for 6 s"))
+    assert world.state_of("web-0") == "lost"
+    world.handle(events.UnitHeard(unit="web-0", incarnation=1))
+    assert world.state_of("web-0") == state, "it is back, though its host is not"
+
+
+def test_starting_unit_on_a_silent_host_becomes_ready() -> None:
+    world, host = world_with(ready=False)
+    silent(world, host, "web-0")
+    world.handle(events.UnitReady(unit="web-0", incarnation=1))
+    assert world.state_of("web-0") == "ready"
+
+
+def test_unit_on_a_silent_host_drains_and_its_bye_ends_the_down() -> None:
+    world, host = world_with()
+    silent(world, host, "web-0")
+    world.handle(events.DownWanted(by="op2"))
+    assert isinstance(world.told[-1].message, do.Drain)
+    assert world.all_stopped == 0, "it still works"
+    world.handle(events.UnitBye(unit="web-0", incarnation=1, code=0))
+    assert (world.state_of("web-0"), world.all_stopped) == ("lost", 1)
+
+
+def test_down_ends_if_a_heard_unit_on_a_silent_host_does_not_stop() -> None:
+    world, host = world_with()
+    silent(world, host, "web-0")
+    world.handle(events.DownWanted(by="op2"))
+    world.advance(world.slot("web-0").spec.drain_grace_s + 1.0)  # type: ignore[union-attr]
+    assert (world.state_of("web-0"), world.all_stopped) == ("lost", 1)
+
+
+def test_kill_on_a_silent_host_does_not_wait() -> None:
+    world, host = world_with()
+    silent(world, host, "web-0")
+    world.handle(events.DownWanted(by="op2", at_once=True))
+    assert world.all_stopped == 1
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_living_unit_is_not_replaced_before_its_host_has_connected_to_a_new_coordinator(at_once: bool) -> None:
+    world, host = world_with(fenced=True)
+    world.crash(hosts_connect=False)
+    world.handle(events.UnitSuspect(unit="web-0", incarnation=1, because="silent for 6 s"))
+    assert world.state_of("web-0") == "suspect"
+    world.handle(events.UnitHung(unit="web-0", incarnation=1, because="silent for 20 s"))
+    world.handle(events.RestartWanted(units=("web-0",), by="op2", at_once=at_once))
+    assert world.slot("web-0").incarnation == 1
+    world.connect(host)
+    world.quiesce()
+    assert (world.state_of("web-0"), world.slot("web-0").incarnation) == ("ready", 2)
+    assert [p.incarnation for h in world.hosts.values() for p in h.live()] == [2]
+
+
+def test_down_before_a_host_has_connected_waits_for_it() -> None:
+    world, host = world_with()
+    world.crash(hosts_connect=False)
+    world.handle(events.DownWanted(by="op2", at_once=True))
+    assert world.all_stopped == 0
+    world.connect(host)
+    world.quiesce()
+    assert (world.slot("web-0").state, world.all_stopped) == (UnitState.STOPPED, 1)
