@@ -2,7 +2,8 @@
 
 Invariants:
 - Coordinator time never goes back and never jumps during a lifetime, even if the wall clock is set.
-- Coordinator time starts at the time of the wall clock, so that written times are valid for the next coordinator.
+- Coordinator time starts at the time of the wall clock. `recovery` corrects the times of the last coordinator if the
+  wall clock was set since.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ class Clock:
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._monotonic = monotonic
-        self._offset = wall() - monotonic()
+        self.offset = wall() - monotonic()
+        """Coordinator time minus the monotonic clock, which counts from the boot of the host."""
 
     def now(self) -> float:
-        return self._monotonic() + self._offset
+        return self._monotonic() + self.offset

@@ -108,6 +108,7 @@ class Coordinator:
     def _make_context(self, run: RunFile, host: str, journal: Journal) -> Context:
         self._identity = address_file.own_identity()
         times = SupervisionTimes()
+        recovery.follow_clock(journal, self._clock, self._identity.boot_id)
         state = recovery.load_state(journal)
         leases = Leases(times.suspect_after_s, times.dead_after_s)
         epoch = secrets.token_hex(8)

@@ -2,6 +2,7 @@
 
 Invariants:
 - All durable data is loaded.
+- Deadlines keep their distance from now if the wall clock was set while no coordinator ran.
 - An unreadable entry is logged and left out, never guessed.
 """
 
@@ -13,16 +14,20 @@ from typing import TypeVar
 
 import msgspec
 
+from agentrl.control.clock import Clock
 from agentrl.control.instruction_queue import KIND_GROUP, KIND_RUN, KIND_SLOT
 from agentrl.control.persistence.journal import Batch, Journal
 from agentrl.control.state.operations import Operation
 from agentrl.errors import ProtocolError
 from agentrl.protocol.rows import IncidentRow
-from agentrl.protocol.wire import decode_row
+from agentrl.protocol.wire import decode_row, encode
 from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+SMALLEST_JUMP_S = 1.0
+"""Smaller differences change no decision."""
 
 
 def load_state(journal: Journal) -> State:
@@ -33,6 +38,43 @@ def load_state(journal: Journal) -> State:
         groups=_read(journal, KIND_GROUP, GroupState),
         slots=_read(journal, KIND_SLOT, Slot),
     )
+
+
+class ClockMark(msgspec.Struct, frozen=True):
+    """How coordinator time related to the monotonic clock of a boot."""
+
+    boot_id: str
+    offset: float
+
+
+def follow_clock(journal: Journal, clock: Clock, boot_id: str) -> None:
+    """Correct the times that the last coordinator wrote if the wall clock was set since.
+
+    Otherwise a clock that was set back by an hour would delay each restart by an hour, and one that was set forward
+    would end each announced phase.
+    """
+    slots = _read(journal, KIND_SLOT, Slot)
+    mark = _read(journal, "clock", ClockMark).get("")
+    same_boot = mark is not None and mark.boot_id == boot_id
+    if mark is not None and same_boot:
+        jump_s = clock.offset - mark.offset
+    else:
+        # Another boot has another monotonic clock. It is only certain that the past is not in the future.
+        jump_s = min(0.0, clock.now() - max((slot.since for slot in slots.values()), default=0.0))
+    if same_boot and abs(jump_s) < SMALLEST_JUMP_S:
+        return
+    batch = Batch()
+    batch.put("clock", "", msgspec.msgpack.encode(ClockMark(boot_id, clock.offset)))
+    if abs(jump_s) >= SMALLEST_JUMP_S:
+        log.warning("the clock of this host was set by %+.0f s since the last coordinator", jump_s)
+        for unit, slot in slots.items():
+            slot.shift_times(jump_s)
+            batch.put(KIND_SLOT, unit, msgspec.msgpack.encode(slot))
+        for operation in load_operations(journal):
+            operation.accepted_at += jump_s
+            operation.deadline += jump_s
+            batch.put("operation", operation.id, encode(operation))
+    journal.commit(batch)
 
 
 def load_operations(journal: Journal) -> list[Operation]:

@@ -142,6 +142,14 @@ class Slot(msgspec.Struct):
         self.state, self.reason, self.since = to, reason, now
         self.timer = 0.0
 
+    def shift_times(self, by_s: float) -> None:
+        """Move all times, because the clock that they were taken from was set."""
+        for name in ("since", "ready_since", "continued_at", "phase_until", "timer"):
+            if at := getattr(self, name):
+                setattr(self, name, at + by_s)
+        for name in ("deaths", "oom_deaths", "asked"):
+            setattr(self, name, [at + by_s for at in getattr(self, name)])
+
     def reset_history(self) -> None:
         """Forget earlier failures, because an operator starts the unit or gives it another program."""
         self.deaths, self.oom_deaths = [], []

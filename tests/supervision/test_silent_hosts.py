@@ -1,4 +1,4 @@
-"""A unit whose own heartbeats arrive is not lost because its host agent is silent, and no stop waits for ever for it."""
+"""A unit whose heartbeats arrive is not lost because its host agent is silent, and no stop waits for ever for it."""
 
 from __future__ import annotations
 
