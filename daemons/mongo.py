@@ -3,6 +3,7 @@
 Invariants:
 - The unit lives exactly as long as its mongod.
 - The unit is ready when a writable primary accepts the login.
+- Only the database of the run is served; missing or other data is an error.
 - A drain shuts mongod down cleanly.
 - While the disk has no room, the unit waits and reports it.
 """
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 
 from agentrl.errors import ConfigError
+from agentrl.store import database_identity
 from agentrl.store.mongod_binary import find_mongod, mongod_version
 from agentrl.store.mongod_files import MongoFiles, prepare
 from agentrl.store.mongod_server import Mongod, lack_of_room, wait_until_data_is_free
@@ -30,20 +32,23 @@ ROOM_AT_MOST_S = 3600.0
 
 def main(unit: Unit, state_dir: Path | None) -> None:
     binary = find_mongod()
-    files = prepare(_root(state_dir or unit.state_dir))
+    state_dir = _known(state_dir or unit.state_dir)
+    files = prepare(state_dir / "mongo")
     unit.status("waiting until the data is free")
     with unit.phase("data in use", at_most_s=FORMER_SERVER_ENDS_WITHIN_S + 10):
         if not wait_until_data_is_free(files, within_s=FORMER_SERVER_ENDS_WITHIN_S, keep_trying=unit.sleep):
             return
     if not _wait_for_room(unit, files):
         return
-    server = Mongod(binary, files)
+    exists = database_identity.check(state_dir, files)
+    server = Mongod(binary, files, may_create=not exists)
     try:
         server.start()
         unit.status(f"mongod {mongod_version(binary)} is starting")
         with unit.phase("starting", at_most_s=RECOVERY_AT_MOST_S):
             up = server.bring_up(keep_trying=unit.sleep)
         if up:
+            database_identity.record(state_dir, files)
             _serve(unit, server, files)
     finally:
         _shut_down(unit, server)
@@ -82,10 +87,10 @@ def _shut_down(unit: Unit, server: Mongod) -> None:
             print(f"mongod did not end within {SHUTDOWN_WITHIN_S:g} s and was killed", file=sys.stderr, flush=True)
 
 
-def _root(state_dir: Path | None) -> Path:
+def _known(state_dir: Path | None) -> Path:
     if state_dir is None:
         raise ConfigError("The directory of the data is unknown.", hint="Set --state-dir, or start the run with `up`.")
-    return state_dir / "mongo"
+    return state_dir
 
 
 def _given() -> Path | None:

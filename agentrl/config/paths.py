@@ -2,7 +2,7 @@
 
 Invariants:
 - The name of a run gives exactly one state directory and one uuid, also under concurrent creation.
-- `run.json` is written once, whole, under a lock, and never changed.
+- `run.json` is written whole, under a lock. Only the identity of the database is added later, once.
 - The module imports nothing heavy, because every quick command loads it.
 """
 
@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from agentrl.errors import ConfigError, ConflictError, DiskError
@@ -38,6 +38,8 @@ class RunFile:
     uuid: str
     run_dir: str
     created_at: float
+    database: str = ""
+    """The identity of the embedded database, once its server was writable. Without that data nothing is served."""
     broken: str = ""
     """The reason why the file could not be read; the other fields are then empty."""
 
@@ -75,6 +77,7 @@ def read_run(state: Path) -> RunFile | None:
             uuid=str(uuid.UUID(plain["uuid"])),
             run_dir=str(plain["run_dir"]),
             created_at=float(plain["created_at"]),
+            database=str(plain.get("database", "")),
         )
     except FileNotFoundError:
         return None
@@ -113,7 +116,7 @@ def create_run(name: str, run_dir: Path, *, elsewhere: Path | None = None) -> Ru
             found = read_run(state)
             if found is None:
                 found = RunFile(name, str(uuid.uuid4()), str(run_dir), time.time())
-                _write_once(state / RUN_FILE, found)
+                _write(state / RUN_FILE, found)
     except OSError as broken:
         raise DiskError(f"The state directory {usual} cannot be made: {broken.strerror}.") from broken
     if found.run_dir != str(run_dir):
@@ -122,6 +125,18 @@ def create_run(name: str, run_dir: Path, *, elsewhere: Path | None = None) -> Ru
             hint="Give this one another name, or set `dir` to that directory.",
         )
     return found
+
+
+def record_database(state: Path, identity: str) -> None:
+    """Add the identity of the embedded database to `run.json`. Raises ConflictError if it has another one."""
+    with _locked(state):
+        found = read_run(state)
+        if found is None:
+            raise ConfigError(f"{state} has no {RUN_FILE}.")
+        if found.database and found.database != identity:
+            raise ConflictError(f"The run {found.name} has the database {found.database}, not {identity}.")
+        if not found.database:
+            _write(state / RUN_FILE, replace(found, database=identity))
 
 
 def list_runs(environ: Mapping[str, str] | None = None) -> list[RunFile]:
@@ -173,7 +188,7 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _write_once(path: Path, run: RunFile) -> None:
+def _write(path: Path, run: RunFile) -> None:
     plain = asdict(run)
     del plain["broken"]
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

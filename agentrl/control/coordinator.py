@@ -110,6 +110,7 @@ class Coordinator:
         times = SupervisionTimes()
         recovery.follow_clock(journal, self._clock, self._identity.boot_id)
         state = recovery.load_state(journal)
+        state.data_host = host
         leases = Leases(times.suspect_after_s, times.dead_after_s)
         epoch = secrets.token_hex(8)
         return Context(

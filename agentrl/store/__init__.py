@@ -13,7 +13,7 @@
     pruning              removes details of consumed Tasks  update_expressions   terms of the update language
     database_wipe, run_wipe    delete all data of a run
 
-    mongod_binary, mongod_files, mongod_server    the MongoDB server of a run without a URL
+    database_identity, mongod_binary, mongod_files, mongod_server    the MongoDB server of a run without a URL
 
 Invariants: statuses move by conditional updates that name the status they start from and the owner or lineage that may
 make the move, and documents are never saved whole; ids contain what a document belongs to, so writing it again changes

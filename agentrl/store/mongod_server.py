@@ -22,6 +22,7 @@ from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure
 
 from agentrl.errors import AgentrlError, ConfigError, DiskError
+from agentrl.store.database_identity import lost
 from agentrl.store.mongod_files import REPLICA_SET, USER, MongoFiles, lock_holder, port_is_free
 
 POLL_S = 0.05
@@ -104,9 +105,11 @@ def lack_of_room(files: MongoFiles) -> str:
 class Mongod:
     """The server process. Its starter also stops it."""
 
-    def __init__(self, binary: Path, files: MongoFiles) -> None:
+    def __init__(self, binary: Path, files: MongoFiles, *, may_create: bool = True) -> None:
         self._binary = binary
         self._files = files
+        self._may_create = may_create
+        """False if the database of the run exists: then empty data is an error."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -138,11 +141,11 @@ class Mongod:
             )
 
     def bring_up(self, *, keep_trying: KeepTrying) -> bool:
-        """Initiate the set, make the user, and wait for a writable primary. Returns False if it was told to stop."""
+        """Initiate the set, make the user, and wait for a writable primary. Returns False if `keep_trying` did."""
         while True:
             self.check()
             with contextlib.suppress(ConnectionFailure):
-                if _advance(self._files):
+                if _advance(self._files, self._may_create):
                     self._files.publish_url()
                     return True
             if not keep_trying(POLL_S):
@@ -190,7 +193,7 @@ def _sentence(line: str) -> str:
     return text if len(text) <= MOST_OF_A_LINE else f"{text[:MOST_OF_A_LINE]} ..."
 
 
-def _advance(files: MongoFiles) -> bool:
+def _advance(files: MongoFiles, may_create: bool) -> bool:
     """One step from wherever the server stands; True once it is a writable primary and the login works."""
     with _client(files, USER, files.password) as known:
         try:
@@ -203,13 +206,15 @@ def _advance(files: MongoFiles) -> bool:
                 raise
     # No user can log in yet: the localhost exception admits the first user, and the initiation before it.
     with _client(files) as stranger:
-        return _introduce(stranger, files)
+        return _introduce(stranger, files, may_create)
 
 
-def _introduce(stranger: MongoClient[dict[str, Any]], files: MongoFiles) -> bool:
+def _introduce(stranger: MongoClient[dict[str, Any]], files: MongoFiles, may_create: bool) -> bool:
     member = {"_id": 0, "host": f"127.0.0.1:{files.port}"}
     try:
         if not stranger.admin.command("hello").get("setName"):
+            if not may_create:
+                raise lost(files, "is empty")
             stranger.admin.command("replSetInitiate", {"_id": REPLICA_SET, "members": [member]})
         if _is_writable(stranger):
             stranger.admin.command("createUser", USER, pwd=files.password, roles=["root"])

@@ -21,7 +21,7 @@ from pathlib import Path
 from agentrl.config.paths import IN_FORCE
 from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, DiskError, ExitCode
-from agentrl.store import database_wipe, run_database
+from agentrl.store import database_identity, database_wipe, run_database
 from agentrl.store.database import Database
 from agentrl.store.mongod_binary import find_mongod
 from agentrl.store.mongod_files import prepare
@@ -91,7 +91,8 @@ async def _database(config: RunConfig, state_dir: Path) -> AsyncIterator[Databas
 def _embedded(state_dir: Path) -> Iterator[None]:
     files = prepare(state_dir / "mongo")
     wait_until_data_is_free(files, within_s=FREE_WITHIN_S, keep_trying=_pause)
-    server = Mongod(find_mongod(), files)
+    exists = database_identity.check(state_dir, files)
+    server = Mongod(find_mongod(), files, may_create=not exists)
     try:
         server.start()
         server.bring_up(keep_trying=_pause)

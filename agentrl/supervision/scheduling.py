@@ -2,6 +2,7 @@
 
 Invariants:
 - A unit is placed only on a connected, allowed host that is not draining and has the resources.
+- The data plane is placed only on the host that has the data: the embedded database, checkpoints and weights.
 - A unit that cannot be placed gets one sentence with the reason.
 - A scale-down stops the units whose loss costs least.
 """
@@ -13,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from agentrl.protocol.rows import UnitState
-from agentrl.protocol.specs import GroupSpec
+from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_slots import HostState, Slot
 
@@ -66,22 +67,25 @@ class HostUse:
 
 
 def place(
-    spec: GroupSpec, hosts: Mapping[str, HostState], draining: Collection[str], used: Mapping[str, Use]
+    spec: GroupSpec, hosts: Mapping[str, HostState], draining: Collection[str], used: Mapping[str, Use], data_host: str
 ) -> tuple[str, str]:
     """Return (host, "") or ("", reason). The host with the fewest units is preferred, then the first name."""
+    allowed = spec.hosts if spec.role is Role.SIDECAR or not data_host else (data_host,)
     if not hosts:
         return "", "no host agent is connected"
     refusals: dict[str, list[str]] = {}
     fits: list[tuple[int, str]] = []
     for name, host in hosts.items():
         use = used.get(name, _NOTHING)
-        if refusal := _refusal(spec, host, name in draining, use):
+        if allowed and name not in allowed:
+            refusals.setdefault("not among its hosts" if spec.hosts else "has no data of the run", []).append(name)
+        elif refusal := _refusal(spec, host, name in draining, use):
             refusals.setdefault(refusal, []).append(name)
         else:
             fits.append((use.units, name))
     if fits:
         return min(fits)[1], ""
-    if absent := [name for name in spec.hosts if name not in hosts]:
+    if absent := [name for name in allowed if name not in hosts]:
         refusals["has not registered"] = absent
     return "", f"no host can take it ({_sentence(refusals)})"
 
@@ -104,8 +108,6 @@ def _sentence(refusals: Mapping[str, list[str]]) -> str:
 
 def _refusal(spec: GroupSpec, host: HostState, draining: bool, use: Use) -> str:
     need, facts = spec.resources, host.facts
-    if spec.hosts and host.host not in spec.hosts:
-        return "not among its hosts"
     if not host.connected:
         return "silent"
     if draining:

@@ -248,7 +248,8 @@ class Lifecycle:
 
     def _place(self, group: str) -> tuple[str, str]:
         state = self.state
-        return place(state.groups[group].spec, state.hosts, state.run.draining_hosts, self.host_use.by_host)
+        spec, use = state.groups[group].spec, self.host_use.by_host
+        return place(spec, state.hosts, state.run.draining_hosts, use, state.data_host)
 
     def _gang_obstacle(self, slot: Slot, now: float) -> str:
         group = self.state.groups[slot.group]

@@ -176,6 +176,8 @@ class State(msgspec.Struct):
     groups: dict[str, GroupState] = {}
     slots: dict[str, Slot] = {}
     hosts: dict[str, HostState] = {}
+    data_host: str = ""
+    """The host of the coordinator, whose state directory has the database. Empty: not known, so any host."""
     _members: dict[str, list[Slot]] = {}
     """Slots by group. Slots are never removed, so the index is outdated exactly if the counts differ."""
     _indexed: int = 0

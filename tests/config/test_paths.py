@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,25 @@ def test_home_that_cannot_be_created_is_an_error(tmp_path, monkeypatch):
 
 def test_run_file_has_the_documented_fields(home, tmp_path):
     paths.create_run("demo", tmp_path)
-    assert json.loads((home / "demo" / "run.json").read_text()).keys() == {"name", "uuid", "run_dir", "created_at"}
+    fields = {"name", "uuid", "run_dir", "created_at", "database"}
+    assert json.loads((home / "demo" / "run.json").read_text()).keys() == fields
+
+
+def test_identity_of_the_database_is_added_once(home, tmp_path):
+    made = paths.create_run("demo", tmp_path)
+    assert made.database == ""
+    for _ in range(2):
+        paths.record_database(home / "demo", "d1")
+    with pytest.raises(ConflictError, match="has the database d1, not d2"):
+        paths.record_database(home / "demo", "d2")
+    assert paths.create_run("demo", tmp_path) == replace(made, database="d1")
+
+
+def test_run_file_of_an_earlier_version_has_no_database(home, tmp_path):
+    paths.create_run("demo", tmp_path)
+    file = home / "demo" / "run.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "database"}))
+    assert paths.read_run(home / "demo").database == ""
 
 
 @pytest.mark.parametrize(

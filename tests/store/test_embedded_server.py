@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import importlib
+import json
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.protocol import messages
 from agentrl.store import mongod_server
 from agentrl.store.database import connect
+from agentrl.store.database_identity import IDENTITY_FILE
 from agentrl.store.mongod_binary import find_mongod, mongod_version
 from agentrl.store.mongod_files import MongoFiles, lock_holder, prepare
 from tests.disks import fill, small_disk
@@ -39,6 +43,7 @@ class MongoUnits:
     def __init__(self, counterpart: Counterpart) -> None:
         self.counterpart = counterpart
         self.state_dir = counterpart.directory / "state"
+        make_run(self.state_dir)
         self.units: list[Process] = []
 
     @property
@@ -68,6 +73,12 @@ class MongoUnits:
         holder = lock_holder(self.files.data)
         if holder:
             os.kill(holder, signal.SIGKILL)
+
+
+def make_run(state_dir: Path) -> None:
+    state_dir.mkdir(exist_ok=True)
+    run = {"name": "run", "uuid": str(uuid.uuid4()), "run_dir": str(state_dir), "created_at": 1.0}
+    (state_dir / "run.json").write_text(json.dumps(run))
 
 
 @pytest.fixture
@@ -228,6 +239,7 @@ async def test_after_the_port_was_given_up_a_new_one_is_chosen_and_the_data_stay
 async def test_on_a_full_disk_it_ends_with_that_reason_and_starts_once_there_is_room(mongo: MongoUnits) -> None:
     mongo.state_dir = mongo.counterpart.directory / "small"
     with small_disk(mongo.state_dir, "160m") as disk:
+        make_run(mongo.state_dir)
         unit = await mongo.up()
         ballast = disk / "ballast"
         with client(mongo.files) as known:
@@ -262,6 +274,58 @@ async def test_a_lost_password_is_a_configuration_error_not_a_new_user(mongo: Mo
     assert await unit.code() == ExitCode.CONFIG
     assert "is not the one that the data" in unit.text()
     assert lock_holder(mongo.files.data) is None
+
+
+async def stop(mongo: MongoUnits, unit: Process) -> None:
+    mongo.counterpart.tell(messages.Drain(grace_s=30))
+    assert await unit.code() == 0
+
+
+async def test_empty_data_directory_is_not_served_as_the_database_of_the_run(mongo: MongoUnits) -> None:
+    await stop(mongo, await mongo.up())
+    data = mongo.files.data
+    aside = data.rename(data.with_name("unmounted"))
+    refused = mongo.start()
+    assert await refused.code() == ExitCode.CONFIG
+    assert "does not hold the database of this run: it has no identity" in refused.text()
+    data.rmdir()
+    aside.rename(data)
+    await stop(mongo, await mongo.up())
+    identity = (data / IDENTITY_FILE).read_text()
+    shutil.rmtree(data)
+    (mongo.files.data / IDENTITY_FILE).write_text(identity)
+    refused = mongo.start()
+    assert await refused.code() == ExitCode.CONFIG
+    assert "does not hold the database of this run: it is empty" in refused.text()
+
+
+async def test_database_of_another_run_is_not_served(mongo: MongoUnits, tmp_path: Path) -> None:
+    await stop(mongo, await mongo.up())
+    run = json.loads((mongo.state_dir / "run.json").read_text())
+    other = {**run, "database": str(uuid.uuid4())}
+    (mongo.state_dir / "run.json").write_text(json.dumps(other))
+    refused = mongo.start()
+    assert await refused.code() == ExitCode.CONFIG
+    assert f"belongs to the database {run['database']}" in refused.text()
+    assert lock_holder(mongo.files.data) is None
+
+
+async def test_database_is_not_made_on_a_host_without_the_run(mongo: MongoUnits) -> None:
+    (mongo.state_dir / "run.json").unlink()
+    refused = mongo.start()
+    assert await refused.code() == ExitCode.CONFIG
+    assert "the database of the run is not on this host" in refused.text()
+    assert not any((mongo.state_dir / "mongo" / "data").iterdir())
+
+
+async def test_database_of_an_earlier_version_gets_an_identity(mongo: MongoUnits) -> None:
+    await stop(mongo, await mongo.up())
+    (mongo.files.data / IDENTITY_FILE).unlink()
+    make_run(mongo.state_dir.with_name("earlier"))
+    (mongo.state_dir.with_name("earlier") / "run.json").replace(mongo.state_dir / "run.json")
+    await mongo.up()
+    database = json.loads((mongo.state_dir / "run.json").read_text())["database"]
+    assert database == (mongo.files.data / IDENTITY_FILE).read_text()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from agentrl.supervision import events
 from agentrl.supervision.scheduling import HostUse
 from agentrl.supervision.transitions import IN_SERVICE, WITH_PROCESS
 from agentrl.supervision.unit_lifecycle import Lifecycle
-from tests.supervision.world import World, spec
+from tests.supervision.world import DATA_HOST, World, spec
 
 DB = msgspec.structs.replace(spec("db", 1, stop_rank=100, speaks=True), role=Role.MONGO)
 CONFIGS = (
@@ -213,6 +213,11 @@ class AnyOrder(RuleBasedStateMachine):
                 assert slot.spec is not None
                 wanted = supervisor.state.groups[slot.group].spec
                 assert slot.spec.fingerprint() == wanted.fingerprint(), f"{slot.unit} runs an old definition"
+
+    @invariant()
+    def database_runs_only_on_the_host_with_its_data(self) -> None:
+        elsewhere = [host for name, host in self.world.hosts.items() if name != DATA_HOST]
+        assert not [unit for host in elsewhere for unit, _ in host.ledger if unit.startswith("db-")]
 
     @invariant()
     def placement_equals_a_computation_from_nothing(self) -> None:

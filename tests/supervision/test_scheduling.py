@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from agentrl.protocol.messages import HostFacts
-from agentrl.protocol.specs import Resources
+from agentrl.protocol.specs import Resources, Role
+from agentrl.supervision import events
 from agentrl.supervision.scheduling import Use, place
 from agentrl.supervision.unit_slots import HostState
-from tests.supervision.world import spec
+from tests.supervision.world import World, spec
 
 
 def hosts(count: int, **facts: int) -> dict[str, HostState]:
@@ -15,19 +18,30 @@ def hosts(count: int, **facts: int) -> dict[str, HostState]:
 
 def test_unit_goes_to_the_host_with_the_fewest_units() -> None:
     used = {"host-000": Use(units=2), "host-001": Use(units=1), "host-002": Use(units=1)}
-    assert place(spec("web"), hosts(3), (), used) == ("host-001", "")
+    assert place(spec("web"), hosts(3), (), used, "") == ("host-001", "")
+
+
+def test_unit_with_data_waits_for_the_host_that_has_it() -> None:
+    database = msgspec.structs.replace(spec("mongo"), role=Role.MONGO)
+    both, other = hosts(2), {"host-001": hosts(2)["host-001"]}
+    assert place(database, both, (), {"host-000": Use(units=9)}, "host-000") == ("host-000", "")
+    assert place(database, other, (), {}, "host-000") == (
+        "",
+        "no host can take it (host-001: has no data of the run; host-000: has not registered)",
+    )
+    assert place(spec("web"), other, (), {}, "host-000") == ("host-001", "")
 
 
 def test_refusal_stays_short_with_many_hosts() -> None:
     wanted = spec("big", resources=Resources(gpus=8))
-    assert place(wanted, hosts(100), (), {})[1] == (
+    assert place(wanted, hosts(100), (), {}, "")[1] == (
         "no host can take it (host-000, host-001, host-002 and 97 more: needs 8 GPU, 0 of 0 free)"
     )
     different = {f"h{n}": HostState(f"h{n}", HostFacts(gpus=n)) for n in range(8)}
-    assert place(wanted, different, (), {})[1].endswith(
+    assert place(wanted, different, (), {}, "")[1].endswith(
         "h4: needs 8 GPU, 4 of 4 free; 3 more hosts for similar reasons)"
     )
-    assert len(place(wanted, different, ("h0",), {})[1]) < 300
+    assert len(place(wanted, different, ("h0",), {}, "")[1]) < 300
 
 
 def test_fractions_of_cpus_leave_no_rounding_error() -> None:
@@ -37,3 +51,19 @@ def test_fractions_of_cpus_leave_no_rounding_error() -> None:
     for _ in range(3):
         use.change(spec("web", resources=Resources(cpus=0.1)), -1)
     assert use == Use()
+
+
+def test_database_is_not_started_elsewhere_after_its_host_is_lost() -> None:
+    world = World()
+    world.handle(events.Applied(specs=(msgspec.structs.replace(spec("mongo", speaks=True), role=Role.MONGO),), by="up"))
+    world.quiesce()
+    home, other = world.hosts["a"], world.hosts["b"]
+    world.cut(home)
+    world.handle(events.HostSilent(host="a", for_s=20))
+    world.handle(events.UnitSuspect(unit="mongo-0", incarnation=1, because="silent"))
+    assert world.state_of("mongo-0") == "lost"
+    world.handle(events.DeathVouched(unit="mongo-0", incarnation=1, by="operator"))
+    assert (world.state_of("mongo-0"), other.ledger) == ("pending", {})
+    assert "has no data of the run" in world.slot("mongo-0").reason
+    world.quiesce()
+    assert (world.state_of("mongo-0"), world.slot("mongo-0").host) == ("ready", "a")

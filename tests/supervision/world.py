@@ -21,6 +21,7 @@ from agentrl.supervision.supervisor import Supervisor
 from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
 
 TIMES = SupervisionTimes()
+DATA_HOST = "a"
 
 
 def spec(name: str, count: int = 1, **more: object) -> GroupSpec:
@@ -66,7 +67,7 @@ class World:
         self.times = times
         self.now = 1000.0
         self.disk: dict[tuple[str, str], bytes] = {}
-        self.supervisor = Supervisor(State(RunState()), times)
+        self.supervisor = Supervisor(State(RunState(), data_host=DATA_HOST), times)
         self.hosts = {name: Host(name) for name in hosts}
         self.timers: list[tuple[float, str]] = []
         self.incidents: list[do.Report] = []
@@ -130,7 +131,7 @@ class World:
     def crash(self, *, hosts_connect: bool = True) -> None:
         """The coordinator dies and restarts with only the state on disk."""
         kinds = {"run": RunState, "group": GroupState, "slot": Slot}
-        state = State(RunState())
+        state = State(RunState(), data_host=DATA_HOST)
         for (kind, key), body in self.disk.items():
             thing = msgspec.msgpack.decode(body, type=kinds[kind])
             if kind == "run":
