@@ -52,7 +52,6 @@ async def tune(
     from agentrl.cli.execute import act_with
     from agentrl.formatting.row_text import knob_value, takes_effect
     from agentrl.protocol.commands import Tune, UndoTune
-    from agentrl.protocol.knob import knob_of
 
     _check(knob, value, preview=preview, undo=undo, history=history)
     cli = dataclasses.replace(cli, dry_run=cli.dry_run or preview)
@@ -67,7 +66,7 @@ async def tune(
             changes = await client.knob_history(row.name)
             return _show_one(cli, row, takes_effect(row, await _groups(client)), changes, history=history)
         try:
-            wanted = knob_of(row).parse(value)
+            wanted = row.verified().parse(value)
         except ConfigError as wrong:
             # The typed value is not part of the run file.
             raise UsageError(wrong.message, hint=f"Nothing was changed. It is {knob_value(row)} now.") from wrong

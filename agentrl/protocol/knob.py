@@ -6,14 +6,11 @@ follow from the declaration. The command line parses values by it, so this modul
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
 
 from agentrl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from agentrl.protocol.rows import KnobRow
 
 KnobValue = float | int | str | bool | None
 
@@ -22,7 +19,7 @@ Boundary = Literal["now", "next claim", "next version", "restart"]
 _WORDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text"}
 
 
-class Knob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Knob(msgspec.Struct, frozen=True, omit_defaults=True):
     """The declaration of one knob, in memory, in messages and in the journal."""
 
     name: str
@@ -42,7 +39,7 @@ class Knob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The group whose units apply it; empty for the coordinator. A unit leaves it empty for its own group."""
 
     def verified(self) -> Knob:
-        """The same knob. Raises ConfigError if the declaration contradicts itself."""
+        """The same knob. Raises ConfigError if the declaration contradicts itself or its kind is not known here."""
         if self.kind not in (*_WORDS, "choice") or (self.kind == "choice") != bool(self.choices):
             raise ConfigError(f"The knob {self.name} cannot be of the kind {self.kind!r} with these choices.")
         if self.boundary not in get_args(Boundary):
@@ -104,11 +101,6 @@ class Knob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     def _refusal(self, value: object) -> ConfigError:
         return ConfigError(f"{self.name} must be {self.allowed}, not {value!r}.")
-
-
-def knob_of(row: KnobRow) -> Knob:
-    """The declaration that a row shows. Raises ConfigError if this version does not know the kind of the knob."""
-    return Knob(**{name: getattr(row, name) for name in Knob.__struct_fields__}).verified()
 
 
 def plain_value(value: KnobValue) -> str:

@@ -10,7 +10,7 @@ import enum
 
 import msgspec
 
-from agentrl.protocol.knob import KnobValue
+from agentrl.protocol.knob import Knob, KnobValue
 from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, Wait
 
 
@@ -231,25 +231,11 @@ class OperationRow(Row, tag="operation", frozen=True):
     """The later command for the whole run that replaced it: `down` or `apply`."""
 
 
-class KnobRow(Row, tag="knob", frozen=True):
-    """Key `knob/NAME`."""
+class KnobRow(Row, Knob, tag="knob", frozen=True, kw_only=True):
+    """Key `knob/NAME`: the declaration, the value and its last change."""
 
-    name: str
     value: KnobValue
-    default: KnobValue
     revision: int
-    kind: str
-    """float, int, bool, str, choice."""
-    unit: str = ""
-    help: str = ""
-    minimum: float | None = None
-    maximum: float | None = None
-    choices: tuple[str, ...] = ()
-    boundary: str = "now"
-    """now, next claim, next version, restart: when a new value takes effect."""
-    scientific: bool = False
-    owner: str = ""
-    """The group whose units apply it; empty for the coordinator."""
     in_force: KnobValue = None
     """The value that the owner last reported; it differs from `value` until the boundary."""
     changed_at: float = 0.0

@@ -293,7 +293,9 @@ def test_refusal_is_one_line(shell: Shell, coordinator: Scripted) -> None:
     assert error["name"] == "refused"
 
 
-KNOB = rows.KnobRow("supervision.backoff_max_s", 60.0, 60.0, 3, "float", unit="s", minimum=1.0, maximum=600.0)
+KNOB = rows.KnobRow(
+    "supervision.backoff_max_s", "float", 60.0, value=60.0, revision=3, unit="s", minimum=1.0, maximum=600.0
+)
 
 
 def test_tune_sends_the_revision_that_it_has_read(shell: Shell, coordinator: Scripted) -> None:
@@ -339,7 +341,7 @@ def test_tune_conflict_shows_the_newer_value(shell: Shell, coordinator: Scripted
 
 
 def test_tune_of_a_finished_owner_reports_no_effect(shell: Shell, coordinator: Scripted) -> None:
-    rate = rows.KnobRow("rate", 0.2, 0.1, 2, "float", boundary="next version", owner="trainer")
+    rate = rows.KnobRow("rate", "float", 0.1, value=0.2, revision=2, boundary="next version", owner="trainer")
     coordinator.answers["knobs"] = lambda args: [rate]
     coordinator.rows["group/trainer"] = rows.GroupRow("trainer", "trainer", 1, ready=1)
     assert "takes effect next version;" in shell("tune", "rate").out
@@ -368,7 +370,7 @@ def test_tune_without_value_shows_knob_and_history(shell: Shell, coordinator: Sc
 
 
 def test_ranges_of_knobs_in_words() -> None:
-    assert knob_range(rows.KnobRow("k", "a", "a", 1, "choice", choices=("a", "b"))) == "a, b"
+    assert knob_range(rows.KnobRow("k", "choice", "a", value="a", revision=1, choices=("a", "b"))) == "a, b"
 
 
 def test_keys_new_writes_a_private_file(

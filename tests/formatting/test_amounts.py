@@ -27,5 +27,5 @@ def test_settings_are_shown_with_all_digits(value: KnobValue, shown: str) -> Non
 
 
 def test_large_bound_is_shown_as_it_is_typed() -> None:
-    row = KnobRow("bound", 1, 1, 1, "int", minimum=1.0, maximum=1e6)
+    row = KnobRow("bound", "int", 1, value=1, revision=1, minimum=1.0, maximum=1e6)
     assert knob_range(row) == "1 to 1000000"

@@ -179,12 +179,12 @@ def populate(
     put(
         "knob/pool.work_s",
         rows.KnobRow(
-            "pool.work_s", 2.0, 1.0, 4, "float", "s", f"How long a piece takes.{long}", 0.0, 9.0, owner="web",
-            in_force=1.0, changed_at=now - 30, changed_by="ann@far", before=1.0,
+            "pool.work_s", "float", 1.0, f"How long a piece takes.{long}", "s", 0.0, 9.0, owner="web",
+            value=2.0, revision=4, in_force=1.0, changed_at=now - 30, changed_by="ann@far", before=1.0,
         ),
     )  # fmt: skip
     put(
         "knob/trainer.rate",
-        rows.KnobRow("trainer.rate", 0.1, 0.1, 1, "float", scientific=True, boundary="next version"),
+        rows.KnobRow("trainer.rate", "float", 0.1, value=0.1, revision=1, scientific=True, boundary="next version"),
     )
     coordinator.answers["knob_history"] = lambda _: [rows.AuditRow(1, now, "ann@far", "tune", f"1 -> 2{long}")]

@@ -214,7 +214,9 @@ def _overflow(script: Scripted) -> None:
     failed = rows.OperationState.FAILED
     for n in range(300):
         at = NOW - 3600 + 7 * n
-        script.rows[f"knob/pool.k{n:03}"] = rows.KnobRow(f"pool.k{n:03}", n * 1e9, 1.0, 4, "float", help=LONG)
+        script.rows[f"knob/pool.k{n:03}"] = rows.KnobRow(
+            f"pool.k{n:03}", "float", 1.0, value=n * 1e9, revision=4, help=LONG
+        )
         script.rows[f"op/{n:010}"] = rows.OperationRow(
             f"{n:010}", "restart", f"restart web-{n}{LONG}", "ann@far", failed, at, at + 5, reason=LONG
         )

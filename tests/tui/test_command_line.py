@@ -20,7 +20,7 @@ def mirror() -> Mirror:
     made = Mirror("demo")
     made.put("group/web", GroupRow("web", "sidecar", desired=3, ready=3))
     made.put("unit/web-0", UnitRow("web-0", "web", "sidecar", UnitState.READY, incarnation=7))
-    made.put("knob/pool.work_s", KnobRow("pool.work_s", 1.0, 1.0, 4, "float", minimum=0.0, maximum=9.0))
+    made.put("knob/pool.work_s", KnobRow("pool.work_s", "float", 1.0, value=1.0, revision=4, minimum=0.0, maximum=9.0))
     made.put(f"alert/{ALERT.id}", ALERT)
     return made
 

@@ -102,8 +102,9 @@ class World:
             id = f"bad:web-{number}"
             return rows.AlertRow(id, "bad", id, severity, rows.AlertState.FIRING, "it is bad", float(weight))
         return rows.KnobRow(
-            f"pool.k{number}", weight, 0, self._change, "int", boundary=f"b{weight}", changed_at=time.time()
-        )
+            f"pool.k{number}", "int", 0, boundary=f"b{weight}", value=weight, revision=self._change,
+            changed_at=time.time(),
+        )  # fmt: skip
 
     def key(self, number: int) -> str:
         names = {"fleet": f"web-{number}", "alerts": f"bad:web-{number}", "tuning": f"pool.k{number}"}

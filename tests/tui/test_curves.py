@@ -138,7 +138,7 @@ def trained(coordinator: Scripted, count: int = 40) -> None:
     ]
     coordinator.answers["list_steps"] = lambda args: Page(tuple(steps[::-1][: args.limit]))
     coordinator.answers["show_step"] = lambda args: Story({"id": args.id, "status": "committed", "metrics": {}})
-    coordinator.rows["knob/groups"] = rows.KnobRow("groups", 2, 1, 1, "int", scientific=True)
+    coordinator.rows["knob/groups"] = rows.KnobRow("groups", "int", 1, value=2, revision=1, scientific=True)
     at = (BEGAN + timedelta(minutes=10)).timestamp()
     tune = OperationRow("op1", "tune", "tune: groups: 1 -> 2", "ann", OperationState.SUCCEEDED, at, at)
     died = rows.IncidentRow("7", "web-0", 3, at + 600, "web-0.3 died", tail=("its last words",))

@@ -48,8 +48,8 @@ def test_wait_chain_is_complete_on_a_narrow_screen() -> None:
 
 def test_knob_change_shows_who_when_why_and_both_values() -> None:
     row = KnobRow(
-        "pool.work_s", 2.0, 1.0, 4, "float", "s", owner="web", in_force=1.5, changed_at=100.0, changed_by="ann@far",
-        note="too slow", before=1.5,
+        "pool.work_s", "float", 1.0, unit="s", owner="web", value=2.0, revision=4, in_force=1.5,
+        changed_at=100.0, changed_by="ann@far", note="too slow", before=1.5,
     )  # fmt: skip
     what, who, when, note, _, in_force, *_ = text(detail_lines.of_row(row, Mirror(), 130.0, 80))
     assert what.split(maxsplit=1) == ["what", "pool.work_s 1.5 -> 2 s"]

@@ -72,7 +72,7 @@ def fill(script: Scripted, text: str) -> None:
         "odd", "odd-0", 1, now, text, tail=(text,) * 50, stacks=text, done=text
     )
     script.rows["knob/a.odd"] = rows.KnobRow(
-        "a.odd", text, text, 1, "str", text, text, owner=text, changed_at=now, changed_by=text, note=text
+        "a.odd", "str", text, text, text, owner=text, value=text, revision=1, changed_at=now, changed_by=text, note=text
     )
     script.answers["read_logs"] = fixed_console.log([text] * 90)
     link = WaitLink(text, text, text, 1.0, True)

@@ -96,7 +96,7 @@ async def test_bound_is_offered_only_in_a_run_that_has_one(coordinator: Scripted
         await screen.shows("pool.work_s")
         for bound in (False, True):
             if bound:
-                coordinator.publish("knob/bound", rows.KnobRow("bound", 4, 4, 1, "int"))
+                coordinator.publish("knob/bound", rows.KnobRow("bound", "int", 4, value=4, revision=1))
                 await screen.shows("b bound")
             assert ("b bound" in screen.lines[-1]) is bound
             await screen.press("question_mark")

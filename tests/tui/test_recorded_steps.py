@@ -272,7 +272,7 @@ def test_filters_of_lists_apply(tmp_path: Path) -> None:
 def trained(tmp_path: Path) -> Path:
     """Twelve steps in six minutes, with a knob change before the sixth and a death before the ninth."""
     made = Training(tmp_path / "shop")
-    made.put("knob/groups", rows.KnobRow("groups", 2, 1, 1, "int", scientific=True))
+    made.put("knob/groups", rows.KnobRow("groups", "int", 1, value=2, revision=1, scientific=True))
     for number in range(12):
         made.wait(30)
         if number == 5:

@@ -56,8 +56,8 @@ async def test_too_old_records_are_counted_by_duration(coordinator: Scripted) ->
 def with_a_bound(coordinator: Scripted) -> None:
     populate(coordinator)
     row = rows.KnobRow(
-        "bound", 2, 2, 3, "int", help="How far behind.", minimum=0.0, boundary="next version", owner="trainer",
-        changed_at=time.time(), changed_by="bob@far",
+        "bound", "int", 2, "How far behind.", minimum=0.0, boundary="next version", owner="trainer",
+        value=2, revision=3, changed_at=time.time(), changed_by="bob@far",
     )  # fmt: skip
     coordinator.rows["knob/bound"] = row
     coordinator.answers["staleness"] = lambda _: REPORT
@@ -185,8 +185,9 @@ async def test_changes_of_a_knob_are_shown_below_the_table_and_on_its_page(coord
 async def test_value_of_an_ended_owner_is_not_shown_as_pending(coordinator: Scripted) -> None:
     """The owner of the knob has ended, so there is no next version."""
     coordinator.rows["knob/rate"] = rows.KnobRow(
-        "rate", 0.2, 0.1, 2, "float", boundary="next version", owner="trainer", in_force=0.1, changed_at=1.0
-    )
+        "rate", "float", 0.1, boundary="next version", owner="trainer", value=0.2, revision=2, in_force=0.1,
+        changed_at=1.0,
+    )  # fmt: skip
     trainer = rows.GroupRow("trainer", "trainer", 1, ready=1)
     coordinator.rows["group/trainer"] = trainer
     async with opened(coordinator.state_dir, (140, 30)) as screen:

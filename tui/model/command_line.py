@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from agentrl.errors import AgentrlError, UnknownNameError, UsageError
 from agentrl.formatting.amounts import counted, seconds
 from agentrl.formatting.names import nearest
-from agentrl.protocol.knob import knob_of
 from agentrl.protocol.rows import AlertRow, KnobRow, UnitRow
 from tui.model import pending_commands
 from tui.model.mirror import Mirror
@@ -199,7 +198,7 @@ class _Line:
             return pending_commands.undo_tune(row)
         if len(self._rest) == 1:
             return Destination("tuning", row.name)
-        return pending_commands.tune(row, knob_of(row).parse(self._rest[1]), self._values.get("--note", ""))
+        return pending_commands.tune(row, row.verified().parse(self._rest[1]), self._values.get("--note", ""))
 
     def _stored(self) -> PendingCommand | Destination:
         """`tasks requeue ID…`, `tasks add FILE -e NAME`, `checkpoints pin ID`, `keys revoke NAME`; alone: the list."""

@@ -18,7 +18,7 @@ from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import age, moment
 from agentrl.formatting.row_text import knob_range, owner_done, takes_effect
 from agentrl.protocol.data_commands import StalenessReport
-from agentrl.protocol.knob import KnobValue, knob_of, plain_value
+from agentrl.protocol.knob import KnobValue, plain_value
 from agentrl.protocol.rows import AnyRow, AuditRow, KnobRow
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model import cell_text, detail_lines, pending_commands, staleness_histogram
@@ -354,7 +354,7 @@ class KnobPage(QueryPage, KnobVerbs):
 def _parsed(row: KnobRow, text: str) -> tuple[KnobValue, str]:
     """The typed value, and its fault."""
     try:
-        return knob_of(row).parse(text.strip()), ""
+        return row.verified().parse(text.strip()), ""
     except AgentrlError as wrong:
         return None, wrong.message
 
