@@ -100,9 +100,9 @@ class MessageRouter:
             case messages.Bye():
                 self._units.bye(known, truncation.bye(message))
             case messages.KnobPreviewed():
-                self._units.answered(truncation.previewed(message))
+                self._units.answered(known, truncation.previewed(message))
             case served_commands.UnitAnswer():
-                self._units.answered(truncation.answer(message))
+                self._units.answered(known, truncation.answer(message))
             case _:
                 limited_log.warning(
                     known.name, "%s sent a %s, which units may not send", known.name, type(message).__name__

@@ -90,6 +90,14 @@ class DeathVouched(Event, frozen=True):
 # ---- from host agents ----
 
 
+class HostEvent(Event, frozen=True):
+    """What a host reports of an incarnation counts only if that host holds it."""
+
+    host: str
+    unit: str
+    incarnation: int
+
+
 class HostConnected(Event, frozen=True):
     host: str
     facts: HostFacts
@@ -105,48 +113,35 @@ class HostSilent(Event, frozen=True):
     """The units on it whose own heartbeats still arrive."""
 
 
-class Spawned(Event, frozen=True):
-    unit: str
-    incarnation: int
+class Spawned(HostEvent, frozen=True):
     pid: int
     start_ticks: int
 
 
-class SpawnFailed(Event, frozen=True):
-    unit: str
-    incarnation: int
+class SpawnFailed(HostEvent, frozen=True):
     reason: str
     final: bool
 
 
-class Exited(Event, frozen=True):
-    unit: str
-    incarnation: int
+class Exited(HostEvent, frozen=True):
     exit: ExitStatus
 
 
-class TreeGone(Event, frozen=True):
+class TreeGone(HostEvent, frozen=True):
     """No process of the incarnation is left on this host."""
 
-    host: str
-    unit: str
-    incarnation: int
     swept: tuple[ProcessInfo, ...] = ()
 
 
-class ProbeChanged(Event, frozen=True):
-    unit: str
-    incarnation: int
+class ProbeChanged(HostEvent, frozen=True):
     kind: str
     ok: bool
     detail: str = ""
 
 
-class ProcessStopped(Event, frozen=True):
+class ProcessStopped(HostEvent, frozen=True):
     """The leader was stopped by a signal (state T), or runs again."""
 
-    unit: str
-    incarnation: int
     stopped: bool
 
 

@@ -3,6 +3,7 @@
 Invariants:
 - After `handle` returns, every slot has made all transitions that were possible.
 - An event about another incarnation than the present one never moves a slot.
+- What a host reports of a unit counts only if that host holds it.
 - The same events at the same times give the same instructions.
 """
 
@@ -112,15 +113,22 @@ class Supervisor:
         slot = self.state.slots.get(unit)
         return slot is not None and slot.incarnation == incarnation and slot.state in WITH_PROCESS
 
+    def holds(self, host: str, unit: str, incarnation: int) -> bool:
+        """Return whether this is the last incarnation of the unit and was started on this host."""
+        slot = self.state.slots.get(unit)
+        return slot is not None and slot.incarnation == incarnation and slot.host == host
+
     def _finish(self, now: float) -> list[Instruction]:
         self._life.settle(now)
         out, self._life.out = self._life.out, []
         return out
 
     def _present(self, event: Any) -> Slot | None:
-        """Return the slot if the event is about its present incarnation."""
+        """Return the slot if the event is about its present incarnation, and comes from the host that holds it."""
         slot = self.state.slots.get(event.unit)
-        return slot if slot is not None and slot.incarnation == event.incarnation else None
+        if slot is None or slot.incarnation != event.incarnation:
+            return None
+        return None if isinstance(event, events.HostEvent) and slot.host != event.host else slot
 
     # ---- hosts ----
 
@@ -248,7 +256,7 @@ class Supervisor:
 
     def _tree_gone(self, event: events.TreeGone, now: float) -> None:
         slot = self._present(event)
-        if slot is not None and slot.host == event.host and not slot.tree_gone:
+        if slot is not None and not slot.tree_gone:
             self._life.tree_gone(slot, now, event.dice, event.swept)
             return
         if slot := self.state.slots.get(event.unit):

@@ -17,10 +17,12 @@ HOST = Known(Kind.HOST, "a")
 REPORT = do.Report("web-0", 3, "a", "exit 1", "started again at once", ExitStatus(code=1))
 
 
-def test_last_log_lines_are_kept_until_the_incident_is_recorded() -> None:
+def test_last_log_lines_from_the_host_of_a_unit_are_kept_until_the_incident_is_recorded() -> None:
     shown: list[IncidentRow] = []
     context = SimpleNamespace(
-        supervisor=SimpleNamespace(is_present=lambda unit, incarnation: False),
+        supervisor=SimpleNamespace(
+            is_present=lambda unit, incarnation: False, holds=lambda host, unit, incarnation: host == "a"
+        ),
         happened=lambda event: None,
         clock=SimpleNamespace(now=lambda: 5.0),
         observed=SimpleNamespace(last_report=lambda unit, incarnation: messages.UnitReport()),
@@ -30,7 +32,9 @@ def test_last_log_lines_are_kept_until_the_incident_is_recorded() -> None:
     )
     incidents = Incidents(cast(Any, context))
     handler = HostHandler(cast(Any, context), cast(Any, None), incidents)
+    handler.message(Known(Kind.HOST, "b"), Exited("web-0", 3, ExitStatus(code=9), ("forged line",)))
     handler.message(HOST, Exited("web-0", 3, ExitStatus(code=1), ("last line",)))
+    handler.message(Known(Kind.HOST, "b"), Exited("web-0", 3, ExitStatus(code=9), ("forged line",)))
     incidents.unit_ended(REPORT)
     incidents.forget("web-0", 3)
     incidents.unit_ended(REPORT)

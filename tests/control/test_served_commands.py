@@ -67,7 +67,8 @@ class Room:
         return self.asked[number]
 
     def answer(self, question: AskUnit, result: Any = None, **refusal: Any) -> None:
-        self.asks.answered(question.ask, UnitAnswer(question.ask, raw(result), **refusal))
+        steward = Known(Kind.UNIT, "steward-0", self.slot.incarnation)
+        self.asks.answered(steward, question.ask, UnitAnswer(question.ask, raw(result), **refusal))
 
     def operation(self) -> Operation:
         args = bytes(raw(RequeueTasks(("a/b/0/000001",))))

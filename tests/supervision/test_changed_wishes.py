@@ -88,7 +88,7 @@ def test_unit_that_was_being_replaced_when_its_host_fell_silent_is_replaced_afte
 
 def test_failed_probe_is_kept_while_the_process_is_stopped() -> None:
     world = a_world(spec("web"))
-    who = {"unit": "web-0", "incarnation": 1}
+    who = {"host": "a", "unit": "web-0", "incarnation": 1}
     world.handle(events.ProbeChanged(**who, kind="live", ok=False))
     world.handle(events.ProcessStopped(**who, stopped=True))
     world.handle(events.ProcessStopped(**who, stopped=False))
@@ -100,7 +100,7 @@ def test_failed_probe_is_kept_while_the_process_is_stopped() -> None:
 def test_repeated_restart_requests_are_delayed() -> None:
     world = a_world(spec("web"))
     for incarnation in range(1, 30):
-        world.handle(events.Exited(unit="web-0", incarnation=incarnation, exit=ExitStatus(code=75)))
+        world.handle(events.Exited(host="a", unit="web-0", incarnation=incarnation, exit=ExitStatus(code=75)))
         world.hosts["a"].ledger.clear()
         world.handle(events.TreeGone(host="a", unit="web-0", incarnation=incarnation))
         if incarnation == 1:
@@ -109,7 +109,7 @@ def test_repeated_restart_requests_are_delayed() -> None:
         world.quiesce()
     began = world.now
     for incarnation in range(30, 40):
-        world.handle(events.Exited(unit="web-0", incarnation=incarnation, exit=ExitStatus(code=75)))
+        world.handle(events.Exited(host="a", unit="web-0", incarnation=incarnation, exit=ExitStatus(code=75)))
         world.hosts["a"].ledger.clear()
         world.handle(events.TreeGone(host="a", unit="web-0", incarnation=incarnation))
         world.quiesce()

@@ -151,7 +151,9 @@ def test_refused_start_is_not_explained_by_an_earlier_end() -> None:
         world.deliver(host)
     slot = world.slot("web-0")
     assert slot.state == "starting"
-    world.handle(events.SpawnFailed(unit="web-0", incarnation=slot.incarnation, reason="no such file", final=True))
+    world.handle(
+        events.SpawnFailed(host="a", unit="web-0", incarnation=slot.incarnation, reason="no such file", final=True)
+    )
     assert (slot.state, slot.last_exit) == ("fatal", None)
 
 

@@ -170,12 +170,29 @@ class AnyOrder(RuleBasedStateMachine):
             "suspect": lambda: events.UnitSuspect(**who, because="silent"),
             "heard": lambda: events.UnitHeard(**who),
             "hung": lambda: events.UnitHung(**who, because="stands still"),
-            "stop": lambda: events.ProcessStopped(**who, stopped=True),
-            "cont": lambda: events.ProcessStopped(**who, stopped=False),
-            "sick": lambda: events.ProbeChanged(**who, kind="live", ok=False),
+            "stop": lambda: events.ProcessStopped(**who, host=slot.host, stopped=True),
+            "cont": lambda: events.ProcessStopped(**who, host=slot.host, stopped=False),
+            "sick": lambda: events.ProbeChanged(**who, host=slot.host, kind="live", ok=False),
             "bye": lambda: events.UnitBye(**who, code=75),
         }
         self.world.handle(said[what]())
+
+    @precondition(lambda self: self.units())
+    @rule(data=st.data(), what=st.sampled_from(("spawned", "failed", "exited", "gone", "ready", "stop")))
+    def another_host_reports(self, data: st.DataObject, what: str) -> None:
+        slot = self.world.slot(data.draw(st.sampled_from(self.units())))
+        who = {"host": "c", "unit": slot.unit, "incarnation": slot.incarnation}
+        report = {
+            "spawned": lambda: events.Spawned(**who, pid=8, start_ticks=2),
+            "failed": lambda: events.SpawnFailed(**who, reason="no such program", final=True),
+            "exited": lambda: events.Exited(**who, exit=ExitStatus(code=78)),
+            "gone": lambda: events.TreeGone(**who),
+            "ready": lambda: events.ProbeChanged(**who, kind="ready", ok=True),
+            "stop": lambda: events.ProcessStopped(**who, stopped=True),
+        }[what]()
+        before = msgspec.msgpack.encode(slot)
+        self.world.handle(report)
+        assert msgspec.msgpack.encode(slot) == before, f"{what} of a host without {slot.unit} changed it"
 
     # ---- time and messages ----
 

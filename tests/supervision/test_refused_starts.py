@@ -16,7 +16,7 @@ def refuse(world: World) -> None:
     """The host reports that it cannot create the process of the newest incarnation."""
     world.hosts["a"].orders.clear()
     incarnation = world.slot("web-0").incarnation
-    world.handle(events.SpawnFailed(unit="web-0", incarnation=incarnation, reason=FULL, final=False))
+    world.handle(events.SpawnFailed(host="a", unit="web-0", incarnation=incarnation, reason=FULL, final=False))
 
 
 def test_unit_is_retried_while_its_host_lacks_something() -> None:
@@ -43,7 +43,7 @@ def test_unit_is_retried_while_its_host_lacks_something() -> None:
 def test_impossible_start_is_fatal_at_once() -> None:
     world = World(hosts=("a",))
     world.handle(events.Applied(specs=(spec("web"),), by="op1"))
-    world.handle(events.SpawnFailed(unit="web-0", incarnation=1, reason="no such program", final=True))
+    world.handle(events.SpawnFailed(host="a", unit="web-0", incarnation=1, reason="no such program", final=True))
     assert world.state_of("web-0") == "fatal"
 
 
@@ -52,7 +52,7 @@ def test_fatal_unit_shows_its_own_reason_for_a_wrong_configuration() -> None:
     world.handle(events.Applied(specs=(spec("web"),), by="op1"))
     why = "rollout.code: /x/agents.py, line 3: SyntaxError: expected ':'."
     world.handle(events.UnitBye(unit="web-0", incarnation=1, code=78, reason=why))
-    world.handle(events.Exited(unit="web-0", incarnation=1, exit=ExitStatus(code=78)))
+    world.handle(events.Exited(host="a", unit="web-0", incarnation=1, exit=ExitStatus(code=78)))
     assert (world.state_of("web-0"), world.slot("web-0").reason) == (
         "fatal",
         "configuration error (exit 78): rollout.code: /x/agents.py, line 3: SyntaxError: expected ':'",
@@ -72,10 +72,10 @@ def test_end_without_a_bye_points_to_the_log() -> None:
     world = World(hosts=("a",))
     world.handle(events.Applied(specs=(spec("web"),), by="op1"))
     world.handle(events.UnitBye(unit="web-0", incarnation=1, code=1, reason="the disk of the tape is gone"))
-    world.handle(events.Exited(unit="web-0", incarnation=1, exit=ExitStatus(code=1)))
+    world.handle(events.Exited(host="a", unit="web-0", incarnation=1, exit=ExitStatus(code=1)))
     world.handle(events.TreeGone(host="a", unit="web-0", incarnation=1))
     assert world.slot("web-0").incarnation == 2
     world.quiesce()
     assert world.slot("web-0").incarnation == 2
-    world.handle(events.Exited(unit="web-0", incarnation=2, exit=ExitStatus(code=78)))
+    world.handle(events.Exited(host="a", unit="web-0", incarnation=2, exit=ExitStatus(code=78)))
     assert world.slot("web-0").reason == "configuration error (exit 78): see its log"

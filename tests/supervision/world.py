@@ -109,7 +109,7 @@ class World:
                     self.all_stopped += 1
 
     def _order(self, host: str, order: do.Instruction) -> None:
-        if self.hosts[host].linked:
+        if host in self.hosts and self.hosts[host].linked:
             self.hosts[host].orders.append(order)
 
     def _check_alone(self, unit: str, incarnation: int) -> None:
@@ -204,12 +204,15 @@ class World:
             self.started.append(key)
             host.ledger[key] = Process(unit, incarnation)
         if host.ledger[key].exit is None:
-            host.reports.append(events.Spawned(unit=unit, incarnation=incarnation, pid=7, start_ticks=1))
+            host.reports.append(
+                events.Spawned(host=host.name, unit=unit, incarnation=incarnation, pid=7, start_ticks=1)
+            )
 
     def die(self, host: Host, process: Process, exit: ExitStatus) -> None:
         if process.exit is None:
             process.exit = exit
-            host.reports.append(events.Exited(unit=process.unit, incarnation=process.incarnation, exit=exit))
+            unit, incarnation = process.unit, process.incarnation
+            host.reports.append(events.Exited(host=host.name, unit=unit, incarnation=incarnation, exit=exit))
 
     def sweep(self, host: Host) -> None:
         """The agent kills the processes that outlived their leader."""

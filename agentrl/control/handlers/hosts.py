@@ -1,7 +1,7 @@
 """Handles the messages of host agents.
 
 Invariants:
-- A report about a process counts for the incarnation that it names and for no other.
+- A report about a process counts for the incarnation that it names and for no other, and only from its host.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class HostHandler:
         )
         context.peers.send(peer, self._welcome())
         for entry in hello.inventory:
+            if not context.supervisor.holds(hello.host, entry.unit, entry.incarnation):
+                continue
             if entry.tail:
                 self._incidents.keep_tail(entry.unit, entry.incarnation, entry.tail)
             elif entry.exit is None and context.supervisor.is_present(entry.unit, entry.incarnation):
@@ -83,26 +85,27 @@ class HostHandler:
         context = self._context
         match message:
             case messages.Spawned() | messages.SpawnFailed() | messages.Probed() | messages.ProcessState():
-                context.happened(_EVENTS[type(message)](**msgspec.structs.asdict(message)))
+                context.happened(_EVENTS[type(message)](host=known.name, **msgspec.structs.asdict(message)))
             case messages.Exited():
                 self._exited(known.name, message)
             case messages.GroupEmpty(unit, incarnation, swept):
                 context.happened(events.TreeGone(host=known.name, unit=unit, incarnation=incarnation, swept=swept))
-            case messages.CoordinatorTrouble():
+            case messages.CoordinatorTrouble() if known.name == context.host:
                 self._incidents.coordinator_ended(known.name, message)
             case messages.HostStats():
                 self._stats(known.name, message)
-            case messages.Scraped(unit, incarnation, values):
+            case messages.Scraped(unit, incarnation, values) if context.supervisor.holds(known.name, unit, incarnation):
                 context.metrics_reported(unit, incarnation, values)
             case messages.Answer():
-                self._requests.answered(message.ask, message)
+                self._requests.answered(known, message.ask, message)
 
     def _exited(self, host: str, exited: messages.Exited) -> None:
         context, unit, incarnation = self._context, exited.unit, exited.incarnation
-        self._incidents.keep_tail(unit, incarnation, exited.tail)
-        if context.supervisor.is_present(unit, incarnation):
-            context.leases.end(unit)
-        context.happened(events.Exited(unit=unit, incarnation=incarnation, exit=exited.exit))
+        if context.supervisor.holds(host, unit, incarnation):
+            self._incidents.keep_tail(unit, incarnation, exited.tail)
+            if context.supervisor.is_present(unit, incarnation):
+                context.leases.end(unit)
+        context.happened(events.Exited(host=host, unit=unit, incarnation=incarnation, exit=exited.exit))
         if exited.group_empty:
             context.happened(events.TreeGone(host=host, unit=unit, incarnation=incarnation))
 
@@ -111,9 +114,9 @@ class HostHandler:
         context.observed.hosts.setdefault(host, ObservedHost()).stats = stats
         context.disks.add(host, stats.disk_free_bytes, now)
         for each in stats.units:
-            slot = context.state.slots.get(each.unit)
-            if slot is None or slot.incarnation != each.incarnation:
+            if not context.supervisor.holds(host, each.unit, each.incarnation):
                 continue
+            slot = context.state.slots[each.unit]
             context.metrics.memory(each.unit, each.incarnation, each.rss_bytes, now)
             if context.observed.measured(slot, each):
                 context.observed.facts(slot).memory = context.metrics.memory_history(each.unit)

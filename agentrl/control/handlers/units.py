@@ -140,8 +140,8 @@ class UnitHandler:
         )
         self._context.leases.end(known.name)
 
-    def answered(self, answer: messages.KnobPreviewed | served_commands.UnitAnswer) -> None:
-        self._requests.answered(answer.ask, answer)
+    def answered(self, known: Known, answer: messages.KnobPreviewed | served_commands.UnitAnswer) -> None:
+        self._requests.answered(known, answer.ask, answer)
 
     def died(self, unit: str, incarnation: int) -> None:
         """Handle the certain end of an incarnation."""

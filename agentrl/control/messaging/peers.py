@@ -35,6 +35,19 @@ class Known:
     wants_deaths: bool = False
     """True if the unit requested a message for every incarnation that ends."""
 
+    @property
+    def address(self) -> str:
+        """Whom a request reaches; equal only for the same incarnation or host."""
+        return unit_address(self.name, self.incarnation) if self.kind is Kind.UNIT else host_address(self.name)
+
+
+def unit_address(unit: str, incarnation: int) -> str:
+    return f"{unit}.{incarnation}"
+
+
+def host_address(host: str) -> str:
+    return f"host {host}"
+
 
 class Peers:
     """All peers that got a Welcome."""
