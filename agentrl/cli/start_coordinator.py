@@ -84,12 +84,19 @@ def _number(value: object) -> float:
 
 
 async def answers(name: str, timeout_s: float = 2.0) -> bool:
-    """Whether the coordinator of a run answers. A refusal is an answer, and is raised."""
-    try:
-        async with Client.connect(run=name, timeout_s=timeout_s):
-            return True
-    except NoCoordinatorError:
-        return False
+    """Whether the coordinator of a run answers. A refusal is an answer, and is raised.
+
+    While its host agent lives this waits for the coordinator, which may be starting or restoring its files.
+    """
+    deadline, state_dir = time.monotonic() + timeout_s, paths.state_dir(name)
+    while True:
+        try:
+            async with Client.connect(run=name, timeout_s=max(0.1, deadline - time.monotonic())):
+                return True
+        except NoCoordinatorError:
+            if time.monotonic() > deadline or not keepers_of(state_dir) or given_up(state_dir):
+                return False
+        await asyncio.sleep(0.05)
 
 
 async def ensure_coordinator(place: Place, progress: Progress, silent_s: float, within_s: float | None = None) -> None:

@@ -139,6 +139,13 @@ def record_database(state: Path, identity: str) -> None:
             _write(state / RUN_FILE, replace(found, database=identity))
 
 
+def restore_run(state: Path, run: RunFile) -> None:
+    """Write the file of a run again that was removed."""
+    with _locked(state):
+        if read_run(state) is None:
+            _write(state / RUN_FILE, run)
+
+
 def list_runs(environ: Mapping[str, str] | None = None) -> list[RunFile]:
     """All runs of this user on this host, by name. A run with a damaged file is in the list as `broken`."""
     try:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from agentrl import __version__
+from agentrl.config import paths
 from agentrl.config.paths import RunFile, read_run
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.control import recovery
@@ -44,6 +45,7 @@ from agentrl.control.instruction_queue import Executor
 from agentrl.control.message_router import MessageRouter
 from agentrl.control.messaging.peers import Peers
 from agentrl.control.messaging.pending_requests import PendingRequests
+from agentrl.control.own_files import OwnFiles
 from agentrl.control.periodic_checks import PeriodicChecks
 from agentrl.control.persistence import address_file
 from agentrl.control.persistence.journal import Journal
@@ -88,9 +90,15 @@ class Coordinator:
         host = socket.gethostname()
         self._lock = StateLock.acquire(state_dir, host=host, at=self._clock.now())
         self._keyring = Keyring.open(state_dir)
-        self._gate = Gate(self._keyring.server_keys(), self._key_name)
-        self._feed_out = Publisher(addresses.feed_address(run.uuid), gate=self._gate, on_subscribed=self._beat)
-        self._metrics_out = Publisher(addresses.metrics_address(run.uuid), gate=self._gate)
+        server_keys = self._keyring.server_keys()
+        self._public = server_keys.public
+        self._gate = Gate(server_keys, self._key_name)
+        # Computed once: a directory that is removed later would lead to other addresses.
+        self._address = addresses.hub_address(run.uuid)
+        self._feed_address = addresses.feed_address(run.uuid)
+        self._metrics_address = addresses.metrics_address(run.uuid)
+        self._feed_out = Publisher(self._feed_address, gate=self._gate, on_subscribed=self._beat)
+        self._metrics_out = Publisher(self._metrics_address, gate=self._gate)
         journal = Journal.open(state_dir / "journal.sqlite", at=self._clock.now())
         self._context = self._make_context(run, host, journal)
         self._wire(run)
@@ -156,9 +164,14 @@ class Coordinator:
         owners = {**dict.fromkeys(tuning.table, tuning.ask_owner), **dict.fromkeys(served.table, served.prepare)}
         self._clients = ClientHandler(context, self._queries.handlers, commands, owners, served)
         router = MessageRouter(context, units, hosts, self._clients)
-        address = addresses.hub_address(run.uuid)
-        self._hub = Hub(address, gate=self._gate, on_message=router.on_message, on_gone=router.on_gone)
-        self._instructions.hub_address = address
+        self._hub = Hub(
+            self._address,
+            addresses.former_hub_address(run.uuid),
+            gate=self._gate,
+            on_message=router.on_message,
+            on_gone=router.on_gone,
+        )
+        self._instructions.hub_address = self._address
         context.peers.hub = self._hub
         context.executor.on_full = context.show_run
         context.executor.on_set_aside = self._incidents.entry_set_aside
@@ -188,7 +201,8 @@ class Coordinator:
     async def serve(self) -> None:
         """Returns after `down` has ended, or `stop` was called."""
         self._open()
-        checks = PeriodicChecks(self._context, self._marker, (self._alerting.tick, self._recorder.tick))
+        ticks = (self._alerting.tick, self._recorder.tick, self._own_files().tick)
+        checks = PeriodicChecks(self._context, self._marker, ticks)
         watch = HostAgentWatch(self._context, self._state_dir, self._incidents.host_agent_ended)
         tasks = [restarting_task("periodic checks", checks.run), restarting_task("host agent watch", watch.run)]
         try:
@@ -198,6 +212,29 @@ class Coordinator:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._close()
+
+    def _own_files(self) -> OwnFiles:
+        return OwnFiles(
+            self._context,
+            {
+                "the lock": lambda: self._lock.restore(host=self._context.host, at=self._clock.now()),
+                "the journal": self._context.journal.restore,
+                "the socket for commands": self._hub.restore_file,
+                "the socket of the feed": self._feed_out.restore_file,
+                "the socket of the metrics": self._metrics_out.restore_file,
+                address_file.FILE: self._write_address,
+                paths.RUN_FILE: self._restore_run_file,
+            },
+        )
+
+    def _restore_run_file(self) -> bool:
+        found = read_run(self._state_dir)
+        if found is None:
+            paths.restore_run(self._state_dir, self._run)
+            return True
+        # Another process may have added something to it.
+        self._run = found
+        return False
 
     def stop(self) -> None:
         """End the coordinator. The units keep working."""
@@ -243,18 +280,18 @@ class Coordinator:
         self._context.show_run()
         self._write_address()
 
-    def _write_address(self) -> None:
+    def _write_address(self) -> bool:
         run = self._run
-        address_file.CoordinatorAddress(
+        return address_file.CoordinatorAddress(
             **msgspec.structs.asdict(self._identity),
             host=self._context.host,
             run=run.uuid,
             name=run.name,
-            address=addresses.hub_address(run.uuid),
-            feed=addresses.feed_address(run.uuid),
-            metrics=addresses.metrics_address(run.uuid),
+            address=self._address,
+            feed=self._feed_address,
+            metrics=self._metrics_address,
             listen=self._listener.address,
-            public=self._keyring.server_keys().public,
+            public=self._public,
             started_at=self._context.own_status.started,
             version=__version__,
         ).write(self._state_dir)

@@ -20,13 +20,31 @@ IPC_PATH_MAX_BYTES = 107
 
 
 def runtime_dir(run_uuid: str) -> Path:
-    """The directory (0700) of a run's local sockets; created if it does not exist."""
-    wanted = os.environ.get("XDG_RUNTIME_DIR", "")
-    parent = Path(wanted) / "agentrl" if wanted and _is_mine(Path(wanted)) else Path(f"/tmp/agentrl-{os.getuid()}")
-    directory = parent / run_uuid[:8]
-    for each in (parent, directory):
-        _make_private(each)
+    """The directory (0700) of a run's local sockets; created if it does not exist.
+
+    It is not in /run/user/UID, because logind removes that directory at the last logout and a run outlives its logins.
+    """
+    wanted = Path(os.environ.get("XDG_RUNTIME_DIR", "") or _of_the_login())
+    usable = wanted != _of_the_login() and _is_mine(wanted)
+    directory = (wanted / "agentrl" if usable else Path(f"/tmp/agentrl-{os.getuid()}")) / run_uuid[:8]
+    make_socket_directory(directory)
     return directory
+
+
+def make_socket_directory(directory: Path) -> None:
+    """Create the directory and the one above it. Raises ConfigError if that is not possible or not safe."""
+    for each in (directory.parent, directory):
+        _make_private(each)
+
+
+def former_hub_address(run_uuid: str) -> str:
+    """The socket that an earlier version made in /run/user/UID, where its units connect; empty if there is none."""
+    former = _of_the_login() / "agentrl" / run_uuid[:8] / "hub"
+    return f"ipc://{former}" if former.parent.is_dir() and _is_mine(former.parent) else ""
+
+
+def _of_the_login() -> Path:
+    return Path(f"/run/user/{os.getuid()}")
 
 
 def remove_sockets(run_uuid: str) -> None:

@@ -23,19 +23,18 @@ def _ignore(peer: Peer) -> None:
 
 
 class Hub:
-    """A ROUTER on `address` (ipc) and, with `listen` (tcp), a second one that requires keys."""
+    """A ROUTER on each ipc address and, with `listen` (tcp), one more that requires keys."""
 
     def __init__(
         self,
-        address: str,
-        *,
+        *addresses: str,
         gate: Gate,
         on_message: Callable[[Peer, bytes], None],
         on_gone: Callable[[Peer], None] = _ignore,
         listen: str = "",
     ) -> None:
         self._gate = gate
-        self._addresses = [each for each in (address, listen) if each]
+        self._addresses = [each for each in (*addresses, listen) if each]
         self._on_message = on_message
         self._on_gone = on_gone
         self._routers: list[Router] = []
@@ -54,6 +53,10 @@ class Hub:
         for router in [router for router in self._routers if router.guarded]:
             self._routers.remove(router)
             router.close()
+
+    def restore_file(self) -> bool:
+        """Restore the file of the first address if it was removed; returns whether it was."""
+        return self._routers[0].restore_file()
 
     @property
     def peers(self) -> int:

@@ -19,6 +19,7 @@ from agentrl.protocol.messages import MAX_MESSAGE_BYTES
 from agentrl.transport.connecting_socket import ConnectingSocket, bind, keep_alive, nothing
 from agentrl.transport.dealer import check_size
 from agentrl.transport.router import BACKLOG
+from agentrl.transport.socket_files import SocketFile
 from agentrl.transport.socket_reader import SocketReader
 from agentrl.transport.zap import Gate
 
@@ -67,6 +68,10 @@ class Publisher:
             if outlet.guarded:
                 outlet.rebind()
 
+    def restore_file(self) -> bool:
+        """Restore the file of the first address if it was removed; returns whether it was."""
+        return self._outlets[0].restore_file()
+
     def close(self) -> None:
         for outlet in self._outlets:
             outlet.close()
@@ -84,12 +89,16 @@ class _Outlet:
         self._retry: asyncio.TimerHandle | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._reader: SocketReader | None = None
+        self._file: SocketFile | None = None
         self._bind()
 
     def publish(self, frame: bytes) -> None:
         if self._socket and self._reader:
             self._socket.send(frame, zmq.NOBLOCK)
             self._reader.kick()
+
+    def restore_file(self) -> bool:
+        return self._file is not None and self._file.restore()
 
     def rebind(self) -> None:
         # Unbinding alone would keep the present connections.
@@ -128,13 +137,14 @@ class _Outlet:
             socket.close()
             raise
         self._socket = socket
+        self._file = SocketFile(socket, self._address)
         self._reader = SocketReader(socket, self._take)
 
     def _close_socket(self) -> None:
         if self._reader and self._socket:
             self._reader.stop()
             self._socket.close(linger=0)
-        self._reader = self._socket = None
+        self._reader = self._socket = self._file = None
 
     def _take(self, budget: int) -> bool:
         for _ in range(budget):

@@ -23,6 +23,7 @@ from agentrl.protocol.messages import MAX_MESSAGE_BYTES
 from agentrl.transport.connecting_socket import bind, keep_alive
 from agentrl.transport.dealer import check_size
 from agentrl.transport.monitor import Monitor
+from agentrl.transport.socket_files import SocketFile
 from agentrl.transport.socket_reader import SocketReader
 from agentrl.transport.zap import USER_ID, Gate
 
@@ -85,6 +86,7 @@ class Router:
         try:
             self._set_options(gate)
             bind(self._socket, address)
+            self._file = SocketFile(self._socket, address)
         except BaseException:
             self._socket.close(linger=0)
             raise
@@ -95,6 +97,10 @@ class Router:
     @property
     def peers(self) -> int:
         return len(self._peers)
+
+    def restore_file(self) -> bool:
+        """Restore the file of a local socket if it was removed; returns whether it was."""
+        return self._file.restore()
 
     def send(self, peer: Peer, frame: bytes) -> bool:
         """Send a frame; returns False if the peer is gone or its outbox is full."""

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -35,8 +36,14 @@ class CoordinatorAddress(msgspec.Struct, frozen=True):
     started_at: float = 0.0
     version: str = ""
 
-    def write(self, state_dir: Path) -> None:
-        replace_file(state_dir / FILE, msgspec.json.format(msgspec.json.encode(self)), mode=0o600, durable=False)
+    def write(self, state_dir: Path) -> bool:
+        """Write the file unless it has this content. Returns whether it had not."""
+        path, content = state_dir / FILE, msgspec.json.format(msgspec.json.encode(self))
+        with contextlib.suppress(OSError):
+            if path.read_bytes() == content:
+                return False
+        replace_file(path, content, mode=0o600, durable=False)
+        return True
 
 
 def remove(state_dir: Path) -> None:

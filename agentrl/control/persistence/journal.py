@@ -96,6 +96,7 @@ class Journal:
         self.damage = damage
         """If the file was damaged when it was opened: a sentence about the lost rows and the place of the old file."""
         self._db = connection
+        self._opened = _file_id(path)
 
     @classmethod
     def open(cls, path: Path, *, at: float) -> Journal:
@@ -120,6 +121,26 @@ class Journal:
 
     def close(self) -> None:
         self._db.close()
+
+    def restore(self) -> bool:
+        """Write the file again if it was removed or replaced while it was open: the next coordinator reads the file.
+
+        Returns whether this was needed. Raises DiskError if it failed; the open journal then stays in use.
+        """
+        if _file_id(self.path) == self._opened:
+            return False
+        draft = self.path.with_name(f"{self.path.name}.restored")
+        with _disk_errors(self.path):
+            draft.unlink(missing_ok=True)
+            with contextlib.closing(sqlite3.connect(draft)) as copy:
+                self._db.backup(copy)
+            self._db.close()
+            for suffix in ("-wal", "-shm"):
+                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+            draft.rename(self.path)
+            self._db = _connect(self.path)
+            self._opened = _file_id(self.path)
+        return True
 
     def commit(self, batch: Batch) -> list[SetAside]:
         """Make a batch durable. If this raises DiskError, no part of the batch is written.
@@ -211,6 +232,15 @@ class Journal:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    """Identifies a file apart from its name; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _last_puts(puts: list[tuple[str, str, bytes | None]]) -> list[tuple[str, str, bytes]]:

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from dataclasses import dataclass
@@ -55,21 +56,22 @@ class StateLock:
         """Take the lock. Raises ConflictError, which names the holder, or ConfigError on a network file system."""
         refuse_network_file_system(state_dir)
         path = state_dir / "lock"
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as failed:
-            raise DiskError(f"{path} cannot be opened: {failed.strerror}.") from failed
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as held:
-            os.close(handle)
-            raise ConflictError(
-                f"The state directory {state_dir} is held by {_who(path)}.",
-                hint="Only one coordinator may run; `agentrl status` asks the one that does.",
-            ) from held
-        lock = cls(path, handle)
+        lock = cls(path, _locked(path))
         lock._write(Holder(os.getpid(), host, at))
         return lock
+
+    def restore(self, *, host: str, at: float) -> bool:
+        """Lock the file again if it was removed, because the lock on a removed file stops no other coordinator.
+
+        Returns whether this was needed. Raises like `acquire`.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._handle), os.stat(self.path)):
+                return False
+        removed, self._handle = self._handle, _locked(self.path)
+        os.close(removed)
+        self._write(Holder(os.getpid(), host, at))
+        return True
 
     def release(self) -> None:
         os.close(self._handle)
@@ -143,6 +145,23 @@ def file_system_of(path: Path, mountinfo: str) -> str:
         if (path == mount or mount in path.parents) and len(mount.parts) >= best:
             best, kind = len(mount.parts), right.split(" ", 1)[0]
     return kind
+
+
+def _locked(path: Path) -> int:
+    """The handle of the locked file."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as failed:
+        raise DiskError(f"{path} cannot be opened: {failed.strerror}.") from failed
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as held:
+        os.close(handle)
+        raise ConflictError(
+            f"The state directory {path.parent} is held by {_who(path)}.",
+            hint="Only one coordinator may run; `agentrl status` asks the one that does.",
+        ) from held
+    return handle
 
 
 def _who(path: Path) -> str:
