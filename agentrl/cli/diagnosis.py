@@ -42,7 +42,7 @@ async def why(cli: Cli) -> ExitCode:
         return ExitCode.OK
     chains = wait_chain_text.worth_showing(found.chains)
     if not chains:
-        output.say(wait_chain_text.NOBODY)
+        output.say(wait_chain_text.NO_WAITS)
     elif wait_chain_text.all_well(chains):
         output.say(wait_chain_text.ALL_WELL)
     for chain in chains:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from agentrl.cli import cleanup_check, output, run_transaction, start_coordinator
+from agentrl.cli import leftover_processes, output, run_transaction, start_coordinator
 from agentrl.cli.execute import agreed, report_accepted
 from agentrl.cli.options import Cli
 from agentrl.cli.progress import Progress
@@ -46,7 +46,7 @@ async def end_run(cli: Cli, *, now: bool) -> ExitCode:
         keepers = keepers_of(paths.state_dir(run.name))
         # An agent that lives may be restarting its coordinator.
         if not await start_coordinator.answers(run.name, _AGENT_RESTARTS_COORDINATOR_WITHIN_S if keepers else 1.0):
-            found = await cleanup_check.scan(run.uuid)
+            found = await leftover_processes.scan(run.uuid)
             keepers = keepers_of(paths.state_dir(run.name))
             if found.found or keepers:
                 return await run_transaction.carry_out(_RemoveLeftovers(cli, run, found, keepers))
@@ -63,7 +63,7 @@ async def _find_run(cli: Cli) -> RunFile | None:
         return next((run for run in known if run.name == cli.named), None)
     up = [run for run in known if keepers_of(paths.state_dir(run.name))]
     if not up and len(known) > 1:
-        up = [run for run in known if (await cleanup_check.scan(run.uuid)).found]
+        up = [run for run in known if (await leftover_processes.scan(run.uuid)).found]
     if len(up) > 1:
         raise UsageError(f"Several runs are up: {', '.join(run.name for run in up)}.", hint="Name one: --run NAME.")
     if up:
@@ -119,16 +119,16 @@ class _Stop(Transaction):
             return _report_up_again(self.cli, self._run.name, row)
         with Progress(self.cli) as progress:
             progress.step("waiting for agent and coordinator to end")
-            left = await cleanup_check.until_gone(self._keepers, _KEEPERS_END_WITHIN_S)
+            left = await leftover_processes.until_gone(self._keepers, _KEEPERS_END_WITHIN_S)
             progress.step("looking at every process of this host")
-            found = await cleanup_check.scan_until_empty(self._run.uuid, _TREES_END_WITHIN_S)
+            found = await leftover_processes.scan_until_empty(self._run.uuid, _TREES_END_WITHIN_S)
         return report_end(self.cli, self._run.name, row, found, left)
 
     async def _wait(self, progress: Progress) -> OperationRow | None:
         """The operation at its end. None if the coordinator ended before it could answer, which is its last act."""
         gone: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._keepers:
-            gone = asyncio.ensure_future(cleanup_check.until_gone(self._keepers))
+            gone = asyncio.ensure_future(leftover_processes.until_gone(self._keepers))
         row = self._watch(self._accepted.operation, progress)
         if self._pressed:
             _note_what_ctrl_c_does()
@@ -194,9 +194,9 @@ class _RemoveLeftovers(LocalTransaction):
 
     async def act(self) -> None:
         # Agents first: they would restart the coordinator, and the coordinator the units.
-        self._left = await cleanup_check.end(self._keepers)
-        killed = await cleanup_check.scan(self._run.uuid, kill=True)
-        after = await cleanup_check.scan_until_empty(self._run.uuid, _TREES_END_WITHIN_S)
+        self._left = await leftover_processes.end(self._keepers)
+        killed = await leftover_processes.scan(self._run.uuid, kill=True)
+        after = await leftover_processes.scan_until_empty(self._run.uuid, _TREES_END_WITHIN_S)
         self._after = msgspec.structs.replace(after, killed=killed.killed or self._found.found)
 
     async def finish(self) -> ExitCode:

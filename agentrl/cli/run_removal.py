@@ -18,7 +18,7 @@ from typing import Any
 
 import typer
 
-from agentrl.cli import cleanup_check, output
+from agentrl.cli import leftover_processes, output
 from agentrl.cli.execute import signals_end_prompts
 from agentrl.cli.options import Cli
 from agentrl.cli.run_transaction import LocalTransaction
@@ -161,7 +161,7 @@ async def refuse_if_up(name: str, state_dir: Path, uuid: str) -> None:
     """Raises ConflictError if a process of the run lives on this host."""
     alive = [f"{keeper.what} (pid {keeper.pid})" for keeper in keepers_of(state_dir)]
     if not alive and uuid:
-        found = (await cleanup_check.scan(uuid)).found
+        found = (await leftover_processes.scan(uuid)).found
         alive = [f"{each.incarnation or each.command} (pid {each.pid})" for each in found]
     if alive:
         live = "lives" if len(alive) == 1 else "live"

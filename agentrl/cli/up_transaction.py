@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agentrl.cli import output, start_coordinator
-from agentrl.cli.cleanup_check import end, until_gone
 from agentrl.cli.execute import agreed, finished, report_accepted
+from agentrl.cli.leftover_processes import end, until_gone
 from agentrl.cli.options import Cli
 from agentrl.cli.progress import Progress
 from agentrl.cli.run_removal import finish_removals, remove_state

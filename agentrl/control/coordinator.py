@@ -26,7 +26,7 @@ from agentrl.control.background_tasks import restarting_task
 from agentrl.control.clock import Clock
 from agentrl.control.commands.active_config import ActiveConfig
 from agentrl.control.commands.collect_stacks import Stacks
-from agentrl.control.commands.desired_state import DesiredState
+from agentrl.control.commands.desired_state_commands import DesiredState
 from agentrl.control.commands.key_commands import KeyCommands
 from agentrl.control.commands.knob_commands import Tuning
 from agentrl.control.commands.prepared import Prepare, preparing
@@ -68,7 +68,7 @@ from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.transport import addresses
 from agentrl.transport.hub import Hub
 from agentrl.transport.publisher import Publisher
-from agentrl.transport.zap import Gate
+from agentrl.transport.tcp_authentication import Gate
 
 log = logging.getLogger(__name__)
 

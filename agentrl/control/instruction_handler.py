@@ -53,7 +53,7 @@ class InstructionHandler:
             case do.Forget(host, unit, incarnation):
                 context.peers.send_to_host(host, messages.Forget((f"{unit}.{incarnation}",)))
                 self._incidents.forget(unit, incarnation)
-            case do.Tell(unit, incarnation, message):
+            case do.SendToUnit(unit, incarnation, message):
                 context.peers.send_to_unit(unit, incarnation, message)
             case do.StartTimer(unit, at):
                 self._start_timer(unit, at)

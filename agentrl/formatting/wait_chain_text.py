@@ -12,7 +12,7 @@ MOST_WAITS = 3
 """More waits of one unit in a chain are summed up."""
 NOTHING_S = 1.0
 """Shorter waits are normal."""
-NOBODY = "No unit waits."
+NO_WAITS = "No unit waits."
 ALL_WELL = "No unit waits longer than it should: what it waits for is in progress."
 
 

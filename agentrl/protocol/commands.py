@@ -21,12 +21,12 @@ from agentrl.protocol.messages import LogChunk, Permission
 from agentrl.protocol.rows import (
     AlertRow,
     AuditRow,
+    BottleneckRow,
     GroupRow,
     HostRow,
     IncidentRow,
     KnobRow,
     OperationRow,
-    PulseRow,
     RunRow,
     UnitRow,
 )
@@ -246,7 +246,7 @@ class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True):
     alerts: tuple[AlertRow, ...] = ()
     operations: tuple[OperationRow, ...] = ()
     """Operations that have not ended."""
-    pulse: PulseRow | None = None
+    pulse: BottleneckRow | None = None
     """How busy the data plane is, and its bottleneck."""
 
 

@@ -159,7 +159,7 @@ class HostRow(Row, tag="host", frozen=True):
     strays: tuple[ProcessInfo, ...] = ()
 
 
-class ToolPulse(msgspec.Struct, frozen=True, omit_defaults=True):
+class ToolLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tool in the last minute."""
 
     name: str
@@ -172,7 +172,7 @@ class ToolPulse(msgspec.Struct, frozen=True, omit_defaults=True):
     changed_at: float = 0.0
 
 
-class PulseRow(Row, tag="pulse", frozen=True):
+class BottleneckRow(Row, tag="pulse", frozen=True):
     """Key `pulse`: how busy the parts of the data plane are, and which of them is the bottleneck."""
 
     sentence: str
@@ -188,7 +188,7 @@ class PulseRow(Row, tag="pulse", frozen=True):
     """The share of their time that episodes spend in tool calls ..."""
     in_model: float = 0.0
     """... and in model calls."""
-    tools: tuple[ToolPulse, ...] = ()
+    tools: tuple[ToolLoad, ...] = ()
     """The tools that take the most time come first."""
 
 
@@ -314,4 +314,6 @@ class AuditRow(Row, tag="audit", frozen=True):
     note: str = ""
 
 
-AnyRow = RunRow | GroupRow | UnitRow | HostRow | PulseRow | OperationRow | KnobRow | AlertRow | IncidentRow | AuditRow
+AnyRow = (
+    RunRow | GroupRow | UnitRow | HostRow | BottleneckRow | OperationRow | KnobRow | AlertRow | IncidentRow | AuditRow
+)

@@ -58,7 +58,7 @@ class Forget(Instruction, frozen=True):
     incarnation: int
 
 
-class Tell(Instruction, frozen=True):
+class SendToUnit(Instruction, frozen=True):
     """Send a message to a unit that uses the unit runtime."""
 
     unit: str

@@ -23,10 +23,10 @@ from agentrl.supervision.instructions import (
     Persist,
     Publish,
     Report,
+    SendToUnit,
     Signal,
     Spawn,
     StartTimer,
-    Tell,
 )
 from agentrl.supervision.scheduling import HostUse, place
 from agentrl.supervision.transitions import IN_SERVICE, WITH_PROCESS
@@ -298,7 +298,7 @@ class Lifecycle:
 
     def tell_paused(self, slot: Slot) -> None:
         if slot.spec is not None and slot.spec.speaks and slot.state in WITH_PROCESS:
-            self.out.append(Tell(slot.unit, slot.incarnation, SetPaused(self.paused(slot))))
+            self.out.append(SendToUnit(slot.unit, slot.incarnation, SetPaused(self.paused(slot))))
         self.out.append(Publish("unit", slot.unit))
 
     # ---- stopping ----
@@ -337,7 +337,7 @@ class Lifecycle:
             grace = self.times.drain_patience_s if slot.patient else slot.spec.drain_grace_s
             self.move(slot, S.DRAINING, why, now)
             self.set_timer(slot, now + grace)
-            self.out.append(Tell(slot.unit, slot.incarnation, Drain(grace)))
+            self.out.append(SendToUnit(slot.unit, slot.incarnation, Drain(grace)))
         else:
             self.terminate(slot, why, now)
 
@@ -359,7 +359,7 @@ class Lifecycle:
         if slot.stop_now or self.state.run.stop_now:
             self.kill(slot, "killed", now)
         elif self.runs(slot) and not self.outdated(slot):
-            self.out.append(Tell(slot.unit, slot.incarnation, CancelDrain()))
+            self.out.append(SendToUnit(slot.unit, slot.incarnation, CancelDrain()))
             slot.patient = False
             self.move(slot, S.READY, "drain cancelled", now)
 

@@ -18,10 +18,10 @@ import zmq
 
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
 from agentrl.transport.addresses import cannot_listen
-from agentrl.transport.contexts import connecting_context
 from agentrl.transport.curve_keys import ClientKey
 from agentrl.transport.monitor import Monitor
 from agentrl.transport.socket_reader import SocketReader
+from agentrl.transport.zmq_contexts import connecting_context
 
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agentrl.transport.router import Peer, Router
-from agentrl.transport.zap import Gate
+from agentrl.transport.tcp_authentication import Gate
 
 __all__ = ["Hub", "Peer"]
 

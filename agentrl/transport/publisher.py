@@ -21,7 +21,7 @@ from agentrl.transport.dealer import check_size
 from agentrl.transport.router import BACKLOG
 from agentrl.transport.socket_files import SocketFile
 from agentrl.transport.socket_reader import SocketReader
-from agentrl.transport.zap import Gate
+from agentrl.transport.tcp_authentication import Gate
 
 QUEUE_MESSAGES = 5000
 REBIND_RETRY_S = 0.02

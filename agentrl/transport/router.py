@@ -25,7 +25,7 @@ from agentrl.transport.dealer import check_size
 from agentrl.transport.monitor import Monitor
 from agentrl.transport.socket_files import SocketFile
 from agentrl.transport.socket_reader import SocketReader
-from agentrl.transport.zap import USER_ID, Gate
+from agentrl.transport.tcp_authentication import USER_ID, Gate
 
 PIPE_MESSAGES = 500
 """Messages that the library queues per peer; more wait in the peer's own outbox."""

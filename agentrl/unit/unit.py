@@ -23,9 +23,9 @@ from typing import Protocol
 
 from agentrl.protocol.knob import Boundary, Knob
 from agentrl.protocol.messages import Wait
+from agentrl.unit.command_server import Handler, ServedCommands
 from agentrl.unit.control_flags import ControlFlags
 from agentrl.unit.reported_state import ReportedState
-from agentrl.unit.served_commands import Handler, ServedCommands
 from agentrl.unit.unit_environment import UnitEnvironment
 from agentrl.unit.unit_knobs import KnobSet, LiveKnob, Preview, T
 

@@ -25,7 +25,7 @@ from agentrl.transport import addresses
 from agentrl.transport.curve_keys import KeyPair
 from agentrl.transport.hub import Hub, Peer
 from agentrl.transport.publisher import Publisher
-from agentrl.transport.zap import Gate
+from agentrl.transport.tcp_authentication import Gate
 from tests.waiting import PATIENCE_S
 
 R = TypeVar("R", bound=rows.AnyRow)

@@ -28,7 +28,7 @@ from agentrl.protocol.rows import GroupRow, OperationRow, OperationState, RunRow
 from agentrl.transport.curve_keys import KeyPair, new_keypair
 from agentrl.transport.hub import Hub, Peer
 from agentrl.transport.publisher import Publisher
-from agentrl.transport.zap import Gate
+from agentrl.transport.tcp_authentication import Gate
 
 UUID = "0123abcd-0000-4000-8000-000000000000"
 TICK_S = 0.05

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.control.state.bottleneck import EVERY_S, BottleneckDetector, Change, bottleneck, change_of
 from agentrl.control.state.disk_forecast import DiskForecast
-from agentrl.protocol.rows import PulseRow
+from agentrl.protocol.rows import BottleneckRow
 from agentrl.telemetry import data_plane_metrics
 from agentrl.telemetry.data_plane_metrics import Meter, named
 
@@ -36,7 +36,7 @@ class Plant:
         in_model: float = 0.7,
         tools: dict[str, float] | None = None,
         **busy: float,
-    ) -> PulseRow:
+    ) -> BottleneckRow:
         """`busy` by group; one unit each."""
         row = None
         for _ in range(int(seconds / 2)):

@@ -14,7 +14,7 @@ import pytest
 from agentrl.config.alerts import DeadMan, Sinks
 from agentrl.config.secrets import SecretRef
 from agentrl.control.alerts.alert_states import Notification
-from agentrl.control.alerts.delivery import DeadManPing, Dispatcher, RetryLimits, sinks_of
+from agentrl.control.alerts.delivery_queues import DeadManPing, Dispatcher, RetryLimits, sinks_of
 from agentrl.control.alerts.sinks import ExecSink, FileSink, MailSink, WebhookSink
 from agentrl.protocol.rows import AlertRow, AlertState, Severity
 from tests.waiting import aeventually

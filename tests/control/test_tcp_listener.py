@@ -17,7 +17,7 @@ from agentrl.transport.addresses import tcp_triplet, why_not_free
 from agentrl.transport.curve_keys import new_keypair
 from agentrl.transport.hub import Hub
 from agentrl.transport.publisher import Publisher
-from agentrl.transport.zap import Gate
+from agentrl.transport.tcp_authentication import Gate
 from tests.ports import free_triplet
 from tests.waiting import aeventually
 

@@ -16,7 +16,7 @@ from agentrl.protocol import wire
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import HostHello, Welcome, WhoAreYou
 from agentrl.transport.hub import Hub, Peer
-from agentrl.transport.zap import Gate
+from agentrl.transport.tcp_authentication import Gate
 from tests.host.harness import Sent
 from tests.waiting import PATIENCE_S, aeventually
 

@@ -61,7 +61,7 @@ class AnyOrder(RuleBasedStateMachine):
     def up_again(self) -> None:
         self.world.handle(events.Applied(specs=CONFIGS[self.config], by=self.by()))
         again = self.world.handle(events.Applied(specs=CONFIGS[self.config], by=self.by()))
-        acts = [i for i in again if type(i).__name__ in ("Spawn", "Signal", "KillTree", "Tell", "StartTimer")]
+        acts = [i for i in again if type(i).__name__ in ("Spawn", "Signal", "KillTree", "SendToUnit", "StartTimer")]
         assert not acts, f"up twice differs from up once: {acts}"
 
     @precondition(lambda self: not self.world.supervisor.state.run.up or self.world.supervisor.state.run.reading)

@@ -71,7 +71,7 @@ class World:
         self.hosts = {name: Host(name) for name in hosts}
         self.timers: list[tuple[float, str]] = []
         self.incidents: list[do.Report] = []
-        self.told: list[do.Tell] = []
+        self.told: list[do.SendToUnit] = []
         self.started: list[tuple[str, int]] = []
         self.ordered: set[tuple[str, int]] = set()
         self.log: list[do.Instruction] = []
@@ -103,7 +103,7 @@ class World:
                     self._order(instruction.host, instruction)
                 case do.Report():
                     self.incidents.append(instruction)
-                case do.Tell():
+                case do.SendToUnit():
                     self.told.append(instruction)
                 case do.AllStopped():
                     self.all_stopped += 1

@@ -12,7 +12,7 @@ from agentrl.transport.curve_keys import ClientKey, KeyPair, new_keypair
 from agentrl.transport.dealer import Dealer
 from agentrl.transport.hub import Hub, Peer
 from agentrl.transport.publisher import Publisher, Subscriber
-from agentrl.transport.zap import Gate
+from agentrl.transport.tcp_authentication import Gate
 from tests.ports import free_triplet
 from tests.waiting import aeventually
 

@@ -17,7 +17,7 @@ from agentrl.errors import ConfigError
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
 from agentrl.transport.curve_keys import new_keypair
 from agentrl.transport.hub import Hub
-from agentrl.transport.zap import DOMAIN, Gate
+from agentrl.transport.tcp_authentication import DOMAIN, Gate
 from tests.ports import free_triplet, plain_socket
 from tests.transport.conftest import House
 from tests.waiting import aeventually

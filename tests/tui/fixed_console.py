@@ -202,8 +202,8 @@ def _train(script: Scripted, long: str) -> None:
         metrics=metrics,
     )  # fmt: skip
     script.rows["group/trainer"] = rows.GroupRow("trainer", "trainer", desired=1, ready=1)
-    tool = rows.ToolPulse("shop.lookup", 6.1, 3.2, 0.04, 0.8, NOW - 600)
-    script.rows["pulse"] = rows.PulseRow(
+    tool = rows.ToolLoad("shop.lookup", 6.1, 3.2, 0.04, 0.8, NOW - 600)
+    script.rows["pulse"] = rows.BottleneckRow(
         f"trainer waits 41 % for batches{long}", "tools", NOW - 600, busy={"engine": 0.62, "toolbox": 0.94},
         units={"web-0": 0.4}, in_tools=0.7, in_model=0.2, tools=(tool,),
     )  # fmt: skip

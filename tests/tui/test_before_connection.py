@@ -17,7 +17,7 @@ from tests.tui.steward_answers import RECORD, answers
 from tui.app import Console
 from tui.connection import Connection
 
-NOBODY = "The run demo hides."
+NOT_FOUND = "The run demo hides."
 
 
 class Held:
@@ -31,7 +31,7 @@ class Held:
     async def __aenter__(self) -> Client:
         await self.go_on.wait()
         if self.in_vain:
-            raise NoCoordinatorError(NOBODY)
+            raise NoCoordinatorError(NOT_FOUND)
         return await self._client.__aenter__()
 
     async def __aexit__(self, *why: Any) -> None:
@@ -69,4 +69,4 @@ async def test_views_show_not_answered_without_a_coordinator(coordinator: Script
         await screen.press("7")
         await screen.shows("asking")
         held.go_on.set()
-        await screen.shows("not answered", NOBODY)
+        await screen.shows("not answered", NOT_FOUND)

@@ -21,18 +21,18 @@ from tui.console_interface import Settings
 REVERSIBLE = Effect(starts=("web-3",))
 
 
-async def aimed_at(screen: Screen, unit: str) -> None:
+async def selected(screen: Screen, unit: str) -> None:
     await screen.press("2")
     await screen.shows(unit)
     table = screen.app.view.query("Table").first()
-    assert table.model.aim(unit)  # type: ignore[attr-defined]
+    assert table.model.select(unit)  # type: ignore[attr-defined]
 
 
 async def test_reversible_command_runs_without_a_question_and_u_undoes_it(coordinator: Scripted) -> None:
     populate(coordinator)
     coordinator.effects["scale"] = REVERSIBLE
     async with opened(coordinator.state_dir) as screen:
-        await aimed_at(screen, "web-1")
+        await selected(screen, "web-1")
         await screen.press("plus")
         await screen.shows("✓ scale web to 4: done", "u takes it back")
         assert coordinator.sent("scale") == [commands.Scale("web", to=4, seen=3)]
@@ -50,7 +50,7 @@ async def test_undo_is_refused_after_another_person_has_scaled(coordinator: Scri
         raise ConflictError("web was scaled to 9 by ben@far (you saw 4); nothing was changed.")
 
     async with opened(coordinator.state_dir) as screen:
-        await aimed_at(screen, "web-1")
+        await selected(screen, "web-1")
         await screen.press("plus")
         await screen.shows("✓ scale web to 4: done", "u takes it back")
         coordinator.answers["scale"] = refuse
@@ -65,7 +65,7 @@ async def test_command_that_ends_units_shows_their_number_in_its_question(coordi
     populate(coordinator)
     coordinator.effects["restart"] = DISRUPTIVE
     async with opened(coordinator.state_dir) as screen:
-        await aimed_at(screen, "web-1")
+        await selected(screen, "web-1")
         await screen.press("r")
         await screen.shows("restart web-1.7?", "1 unit finishes its work and ends: web-1", "web: 3 ready now, 2 then")
         await screen.press("escape")
@@ -91,7 +91,7 @@ async def test_command_that_ended_units_offers_its_reverse_by_name(
     populate(coordinator)
     coordinator.effects[{"minus": "scale", "d": "drain", "s": "stop"}[key]] = DISRUPTIVE
     async with opened(coordinator.state_dir) as screen:
-        await aimed_at(screen, "web-1")
+        await selected(screen, "web-1")
         await screen.press(key)
         await screen.shows(asked)
         await screen.press("enter")
@@ -107,7 +107,7 @@ async def test_command_without_effect_offers_no_undo(coordinator: Scripted) -> N
     populate(coordinator)
     coordinator.effects["scale"] = Effect()
     async with opened(coordinator.state_dir) as screen:
-        await aimed_at(screen, "web-1")
+        await selected(screen, "web-1")
         await screen.press("minus")
         await screen.shows("✓ scale web to 2: done")
         await screen.press("u")
@@ -118,7 +118,7 @@ async def test_destructive_command_needs_the_run_name(coordinator: Scripted) -> 
     populate(coordinator)
     coordinator.effects["stop"] = DESTRUCTIVE
     async with opened(coordinator.state_dir) as screen:
-        await aimed_at(screen, "web-1")
+        await selected(screen, "web-1")
         await screen.press("s")
         await screen.shows("What is lost stays lost; the rest can be taken back.", "14 records are lost")
         await screen.type("dem")
@@ -209,7 +209,7 @@ async def test_command_names_the_incarnation_that_was_on_the_screen(coordinator:
     populate(coordinator)
     coordinator.effects["restart"] = DISRUPTIVE
     async with opened(coordinator.state_dir) as screen:
-        await aimed_at(screen, "web-1")
+        await selected(screen, "web-1")
         await screen.press("r")
         await screen.shows("restart web-1.7?")
         row = coordinator.rows["unit/web-1"]
@@ -223,7 +223,7 @@ async def test_command_names_the_incarnation_that_was_on_the_screen(coordinator:
 async def test_no_command_is_sent_while_the_view_is_stale(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
-        await aimed_at(screen, "web-1")
+        await selected(screen, "web-1")
         await screen.press("z")
         screen.app.frame._frozen_at = -1e9
         await screen.press("plus")
@@ -236,7 +236,7 @@ async def test_viewer_and_read_only_console_get_no_commands(coordinator: Scripte
     populate(coordinator)
     coordinator.permission = Permission.VIEWER if why == "viewer" else Permission.ADMIN
     async with opened(coordinator.state_dir, settings=Settings(read_only=why == "read-only")) as screen:
-        await aimed_at(screen, "web-1")
+        await selected(screen, "web-1")
         await screen.shows("logs")
         assert "restart" not in screen.lines[-1]
         await screen.press("r")
@@ -273,7 +273,7 @@ async def test_refusal_of_the_coordinator_is_shown_with_its_hint(coordinator: Sc
 
     coordinator.answers["drain"] = refuse
     async with opened(coordinator.state_dir) as screen:
-        await aimed_at(screen, "web-1")
+        await selected(screen, "web-1")
         await screen.press("d")
         await screen.shows("✖ drain web-1.7: web-1.7 was replaced by web-1.8. Look again.")
 
@@ -282,7 +282,7 @@ async def test_alt_key_ends_a_filter_and_sends_no_command(coordinator: Scripted)
     populate(coordinator)
     coordinator.effects["scale"] = REVERSIBLE
     async with opened(coordinator.state_dir) as screen:
-        await aimed_at(screen, "web-1")
+        await selected(screen, "web-1")
         await screen.press("plus")
         await screen.shows("✓ scale web to 4: done", "u takes it back")
         for key in ("alt+d", "alt+u"):

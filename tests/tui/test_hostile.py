@@ -52,7 +52,7 @@ def fill(script: Scripted, text: str) -> None:
     script.rows["group/odd"] = rows.GroupRow("odd", text, 3, other={text: 3})
     script.rows["host/odd"] = rows.HostRow(text, text, units=1, disk_full=text)
     script.rows["run"] = rows.RunRow("demo", "u" * 8, "degraded", reason=text, started_at=now, not_recording=text)
-    script.rows["pulse"] = rows.PulseRow(text, text, now - 60, tools=(rows.ToolPulse(text, 2.0, 1.0, 0.2),))
+    script.rows["pulse"] = rows.BottleneckRow(text, text, now - 60, tools=(rows.ToolLoad(text, 2.0, 1.0, 0.2),))
     script.rows["alert/odd"] = rows.AlertRow(
         "odd", text, text, rows.Severity.PAGE, rows.AlertState.ACKNOWLEDGED, text, now - 900, (text,) * 3, text, text,
         silenced_until_at=now + 60, silenced_by=text, silence_why=text,

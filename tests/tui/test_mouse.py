@@ -18,9 +18,9 @@ async def test_click_selects_a_row_and_wheel_scrolls(coordinator: Scripted) -> N
         table = screen.app.view.query_one(Table)
         await screen._pilot.click(table, offset=(8, 4))
         await aeventually(lambda: table.model.cursor == table.model.key_at(table.model.offset + 3))
-        aimed = table.model.cursor
+        cursor_before = table.model.cursor
         top = table.model.offset
         await screen._pilot._post_mouse_events([events.MouseScrollDown], widget=table, offset=(8, 4))
         await aeventually(lambda: table.model.offset == top + WHEEL_ROWS)
-        assert table.model.cursor == aimed, "the wheel moves the viewport, not the cursor"
+        assert table.model.cursor == cursor_before, "the wheel moves the viewport, not the cursor"
         assert not coordinator.sent("restart")

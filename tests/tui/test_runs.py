@@ -57,7 +57,7 @@ def down(home: Path, name: str) -> Path:
 async def chosen(screen: Screen, key: str) -> None:
     await screen.press("9")
     table = screen.app.view.query_one("Table")
-    await aeventually(lambda: table.model.aim(key))  # type: ignore[attr-defined]
+    await aeventually(lambda: table.model.select(key))  # type: ignore[attr-defined]
 
 
 async def test_list_shows_the_state_of_every_run(coordinator: Scripted, other: Scripted, home: Path) -> None:
@@ -100,7 +100,7 @@ async def test_another_run_gets_its_own_connection_and_screens(coordinator: Scri
         assert not screen.app.mirror.unit("web-2")
         assert screen.app.settings.target_options == ("--run", "other")
         table = screen.app.view.query_one("Table")
-        assert table.model.aim("web-1")  # type: ignore[attr-defined]
+        assert table.model.select("web-1")  # type: ignore[attr-defined]
         await screen.press("r")
         await aeventually(lambda: other.sent("restart") == [Restart("web-1", 2)])
         assert not coordinator.sent("restart")

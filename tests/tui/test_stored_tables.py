@@ -48,8 +48,8 @@ def run(coordinator: Scripted) -> Scripted:
     return coordinator
 
 
-async def aim(screen: Screen, key: str) -> None:
-    await aeventually(lambda: screen.app.view.query_one("Table").model.aim(key))  # type: ignore[attr-defined]
+async def select(screen: Screen, key: str) -> None:
+    await aeventually(lambda: screen.app.view.query_one("Table").model.select(key))  # type: ignore[attr-defined]
 
 
 async def test_marked_tasks_are_requeued_and_a_file_is_added(run: Scripted) -> None:
@@ -57,7 +57,7 @@ async def test_marked_tasks_are_requeued_and_a_file_is_added(run: Scripted) -> N
         await screen.press("7", "T")
         await screen.shows("shop/train/0/000002", "stale")
         whole(screen, 80, 24)
-        await aim(screen, "shop/train/0/000000")
+        await select(screen, "shop/train/0/000000")
         await screen.press("space", "space", "r")
         await screen.shows("Sample 2 tasks again")
         await screen.type("why")
@@ -71,7 +71,7 @@ async def test_marked_tasks_are_requeued_and_a_file_is_added(run: Scripted) -> N
         await screen.type("x.jsonl")
         await screen.press("enter")
         await aeventually(lambda: run.sent("add_tasks") == [data_commands.AddTasks("shop", "x.jsonl")])
-        await aim(screen, "shop/train/0/000001")
+        await select(screen, "shop/train/0/000001")
         await screen.press("enter")
         await screen.shows("what is it", "its attempts (1 of 1)")
 
@@ -81,7 +81,7 @@ async def test_checkpoint_is_pinned_and_unpinned(run: Scripted) -> None:
     async with opened(run.state_dir, (80, 24)) as screen:
         await screen.press("8", "C")
         await screen.shows("step-9", "◆ pinned")
-        await aim(screen, "step-6")
+        await select(screen, "step-6")
         await screen.press("p")
         await aeventually(lambda: run.sent("pin_checkpoint") == [data_commands.PinCheckpoint("step-6")])
         await screen.press("u")
@@ -145,7 +145,7 @@ async def test_palette_opens_lists_without_a_digit_from_any_view(run: Scripted, 
 async def test_command_is_refused_if_its_list_became_stale_during_the_question(run: Scripted) -> None:
     async with opened(run.state_dir, (120, 24)) as screen:
         await screen.press("7", "T")
-        await aim(screen, "shop/train/0/000001")
+        await select(screen, "shop/train/0/000001")
         await screen.press("r")
         await screen.shows("Sample shop/train/0/000001 again")
         run.hold("list_tasks")

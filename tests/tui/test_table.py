@@ -149,7 +149,7 @@ TestAnyOrder = AnyOrder.TestCase
 def test_row_that_comes_back_is_selected_again() -> None:
     model = TableModel(COLUMNS, "name")
     model.replace({"a": ("a", 1), "b": ("b", 1)})
-    model.aim("b")
+    model.select("b")
     model.replace({})
     assert model.target is None
     model.replace({"b": ("b", 2), "c": ("c", 1)})
@@ -160,7 +160,7 @@ def test_selected_row_stays_visible_with_fewer_lines_and_is_no_target_after_scro
     model = TableModel(COLUMNS, "name")
     model.replace({f"unit-{n}": (f"unit-{n}", n) for n in range(9)})
     model.settle(6)
-    model.aim("unit-5")
+    model.select("unit-5")
     model.settle(2)
     assert "unit-5" in [name for name, _ in model.visible()]
     assert model.target == ("unit-5", ("unit-5", 5))
@@ -174,12 +174,12 @@ def test_cursor_of_a_removed_row_moves_only_by_a_key() -> None:
     model = TableModel(COLUMNS, "name")
     model.replace({name: (name, 0) for name in "abcd"})
     model.settle(10)
-    model.aim("b")
+    model.select("b")
     model.drop("b")
     assert model.target is None
     model.move(1)
     assert model.cursor == "c"
-    model.aim("b")
+    model.select("b")
     assert model.cursor == "c", "a missing row cannot be selected"
 
 
@@ -200,7 +200,7 @@ def test_row_is_exactly_as_wide_as_the_table(width: int) -> None:
 Model = TableModel[tuple[str, int]]
 
 
-@pytest.mark.parametrize("elsewhere", [lambda m: m.move(0), lambda m: m.scroll(1), lambda m: m.aim("c")])
+@pytest.mark.parametrize("elsewhere", [lambda m: m.move(0), lambda m: m.scroll(1), lambda m: m.select("c")])
 def test_first_row_stays_selected_until_a_move_or_scroll(elsewhere: Callable[[Model], None]) -> None:
     model = TableModel(COLUMNS, "name")
     model.replace({"c": ("c", 0)})

@@ -197,7 +197,7 @@ def test_all_blocks_fit_the_screen(
         state = rows.OperationState.RUNNING
         mirror.put(f"op/{n}", rows.OperationRow(f"{n}", "scale", "scale " * 40, "ann", state, NOW - 5))
     mirror.put("unit/trainer-0", reported(**metrics))
-    mirror.put("pulse", rows.PulseRow("trainer waits " * 30, tools=(rows.ToolPulse("shop.lookup" * 9, 1.0, 1.0),)))
+    mirror.put("pulse", rows.BottleneckRow("trainer waits " * 30, tools=(rows.ToolLoad("shop.lookup" * 9, 1.0, 1.0),)))
     mirror.put("host/far", rows.HostRow("far", "up", disk_full_in_s=60.0))
     lines = overview_blocks.blocks(
         mirror, None, NOW, width, height, TrainingFacts(steps(30, **metrics), NOW, NOW, 3, NOW)
@@ -338,8 +338,8 @@ def test_shortened_bottleneck_still_names_its_cause() -> None:
 
     def shown(why: str, kind: str, width: int) -> list[str]:
         mirror = Mirror()
-        lookup = rows.ToolPulse("shop.lookup", calls_per_s=2.0, p95_s=3.2)
-        mirror.put("pulse", rows.PulseRow(f"{waits}; {why}", kind, since_at=NOW - 60, tools=(lookup,)))
+        lookup = rows.ToolLoad("shop.lookup", calls_per_s=2.0, p95_s=3.2)
+        mirror.put("pulse", rows.BottleneckRow(f"{waits}; {why}", kind, since_at=NOW - 60, tools=(lookup,)))
         lines = ["".join(part.text for part in line) for line in overview_blocks.blocks(mirror, None, NOW, width, 3)]
         at = next(place for place, line in enumerate(lines) if line.startswith("Bottleneck"))
         return [line[12:].strip() for line in lines[at : at + 2]]

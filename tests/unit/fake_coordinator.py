@@ -18,7 +18,7 @@ from agentrl.protocol import messages, wire
 from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.messages import FromCoordinator
 from agentrl.transport.hub import Hub, Peer
-from agentrl.transport.zap import Gate
+from agentrl.transport.tcp_authentication import Gate
 from tests.waiting import PATIENCE_S, aeventually
 
 M = TypeVar("M")

@@ -18,7 +18,7 @@ from agentrl.formatting.row_text import (
 from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.knob import plain_value
 from agentrl.protocol.messages import Wait
-from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, IncidentRow, KnobRow, OperationRow, PulseRow, UnitRow
+from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, BottleneckRow, IncidentRow, KnobRow, OperationRow, UnitRow
 from tui.model import cell_text
 from tui.model.mirror import Mirror
 from tui.model.styled_text import Line, Span, Tone, folded, span, trend, wrapped
@@ -68,8 +68,8 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
     slope = f", {size(row.rss_slope_bytes_per_h)}/h" if row.rss_slope_bytes_per_h else ""
     due = f"{row.next_what} in {age(row.next_at - now)}" if row.next_at and row.next_what else ""
     deadline = f", at most {age(row.phase_deadline_at - now)} more" if row.phase_deadline_at else ""
-    pulse = mirror.get("pulse")
-    use = pulse.units.get(row.unit) if isinstance(pulse, PulseRow) else None
+    bottleneck = mirror.get("pulse")
+    use = bottleneck.units.get(row.unit) if isinstance(bottleneck, BottleneckRow) else None
     processes = counted(row.processes, "processes")
     lines = page(
         (
@@ -222,7 +222,7 @@ def of_audit(row: AuditRow, width: int) -> list[Line]:
 def of_waits(report: WhyReport, width: int) -> list[Line]:
     chains = wait_chain_text.worth_showing(report.chains)
     if not chains:
-        return [(Span(f"✓ {wait_chain_text.NOBODY}", Tone.GOOD),)]
+        return [(Span(f"✓ {wait_chain_text.NO_WAITS}", Tone.GOOD),)]
     lines: list[Line] = (
         [(Span(f"✓ {wait_chain_text.ALL_WELL}", Tone.GOOD),), ()] if wait_chain_text.all_well(chains) else []
     )

@@ -18,10 +18,10 @@ from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.rows import (
     AlertRow,
     AlertState,
+    BottleneckRow,
     IncidentRow,
     KnobRow,
     OperationRow,
-    PulseRow,
     UnitRow,
     UnitState,
 )
@@ -172,16 +172,16 @@ def _moving(mirror: Mirror, seen: TrainingFacts, now: float) -> list[Line]:
 
 def _bottleneck(mirror: Mirror, why: WhyReport | None, now: float, room: int) -> list[Line]:
     """One sentence on the bottleneck; without a data plane, the wait chains."""
-    pulse = mirror.get("pulse")
-    if isinstance(pulse, PulseRow) and pulse.sentence:
-        since = f", for {age(now - pulse.since_at)}" if pulse.bottleneck and pulse.since_at else ""
-        waits, _, what_it_hangs_on = pulse.sentence.rpartition("; ")
-        if waits and len(pulse.sentence) > room:
+    bottleneck = mirror.get("pulse")
+    if isinstance(bottleneck, BottleneckRow) and bottleneck.sentence:
+        since = f", for {age(now - bottleneck.since_at)}" if bottleneck.bottleneck and bottleneck.since_at else ""
+        waits, _, what_it_hangs_on = bottleneck.sentence.rpartition("; ")
+        if waits and len(bottleneck.sentence) > room:
             # The cause is at the end of the sentence, where a narrow line is cut.
-            if pulse.bottleneck == "tools":
+            if bottleneck.bottleneck == "tools":
                 return [(span(waits),), (span(what_it_hangs_on), Span(since, Tone.DIM))]
-            return [(span(f"{what_it_hangs_on}; {waits}"), Span(since, Tone.DIM)), *_tools(pulse)]
-        return [(span(pulse.sentence), Span(since, Tone.DIM)), *_tools(pulse)]
+            return [(span(f"{what_it_hangs_on}; {waits}"), Span(since, Tone.DIM)), *_tools(bottleneck)]
+        return [(span(bottleneck.sentence), Span(since, Tone.DIM)), *_tools(bottleneck)]
     chains = worth_showing(why.chains) if why is not None else []
     lines: list[Line] = [(span(chain.sentence),) for chain in chains[:MOST_LINES]]
     if (more := len(chains) - len(lines)) > 0:
@@ -189,10 +189,10 @@ def _bottleneck(mirror: Mirror, why: WhyReport | None, now: float, room: int) ->
     return lines
 
 
-def _tools(pulse: PulseRow) -> list[Line]:
+def _tools(bottleneck: BottleneckRow) -> list[Line]:
     """The tools that take most of the time."""
     parts = list[Span]()
-    for tool in pulse.tools[:4]:
+    for tool in bottleneck.tools[:4]:
         failing = f" fails {tool.failures:.0%}" if tool.failures >= 0.005 else ""
         rate = f" {tool.calls_per_s:.1f}/s"
         parts.append(span(f"{tool.name}{rate} p95 {tool.p95_s:.2g} s", Tone.PLAIN))

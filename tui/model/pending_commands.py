@@ -38,9 +38,9 @@ class PendingCommand:
     def spec(self) -> CommandSpec:
         return COMMANDS[self.command]
 
-    def typed(self, aim: Iterable[str] = ()) -> str:
+    def typed(self, target: Iterable[str] = ()) -> str:
         """The equivalent command line."""
-        return line(self.cli, aim)
+        return line(self.cli, target)
 
 
 def _life(row: UnitRow) -> str:
@@ -200,6 +200,6 @@ def revoke_key(name: str) -> PendingCommand:
     return PendingCommand("revoke_key", commands.RevokeKey(name), f"revoke the key {name}", ("keys", "revoke", name))
 
 
-def line(words: Iterable[str], aim: Iterable[str] = ()) -> str:
+def line(words: Iterable[str], target: Iterable[str] = ()) -> str:
     """A command line for the same run."""
-    return shlex.join(["agentrl", *words, *aim])
+    return shlex.join(["agentrl", *words, *target])

@@ -178,13 +178,13 @@ class TableModel(Generic[R]):
             return None
         return self.cursor, self._rows[self.cursor]
 
-    def aim(self, key: str) -> bool:
+    def select(self, key: str) -> bool:
         """Put the cursor on a row."""
         self.settle(self.height)
         place = self.place_of(key)
         if place is None:
             return False
-        self._aim_at(place)
+        self._put_cursor(place)
         return True
 
     def move(self, by: int) -> None:
@@ -194,12 +194,12 @@ class TableModel(Generic[R]):
         if place is None:
             place = self._cursor_place if by > 0 else self._cursor_place - 1
             by -= 1 if by > 0 else -1
-        self._aim_at(place + by)
+        self._put_cursor(place + by)
 
     def move_to(self, place: int) -> None:
         """Move to the row at a place; a negative place counts from the end."""
         self.settle(self.height)
-        self._aim_at(place if place >= 0 else len(self._order) + place)
+        self._put_cursor(place if place >= 0 else len(self._order) + place)
 
     def aim_first(self) -> None:
         """Select the first row unless one is selected."""
@@ -277,7 +277,7 @@ class TableModel(Generic[R]):
                 self._anchor = (key, place - self.offset)
                 return
 
-    def _aim_at(self, place: int) -> None:
+    def _put_cursor(self, place: int) -> None:
         self.untouched = False
         if not self._order:
             return

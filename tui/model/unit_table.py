@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from agentrl.formatting.amounts import age
 from agentrl.formatting.row_text import slot_order, state_since, unit_summary
-from agentrl.protocol.rows import COMPLETED, HostRow, PulseRow, UnitRow, UnitState
+from agentrl.protocol.rows import COMPLETED, BottleneckRow, HostRow, UnitRow, UnitState
 from tui.model import cell_text
 from tui.model.mirror import Mirror
 from tui.model.styled_text import Line, Span, Tone, span, trend
@@ -41,8 +41,8 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
         return span(row.host if len(mirror.hosts) > 1 else "")
 
     def use_of(row: UnitRow) -> float | None:
-        pulse = mirror.get("pulse")
-        return pulse.units.get(row.unit) if isinstance(pulse, PulseRow) else None
+        bottleneck = mirror.get("pulse")
+        return bottleneck.units.get(row.unit) if isinstance(bottleneck, BottleneckRow) else None
 
     def busy(row: UnitRow, now: float) -> Span:
         use = use_of(row)

@@ -142,7 +142,7 @@ class QueryTable(TableView):
         model = self.table.model
         if isinstance(why, RefusedError | UsageError) and model.cursor is None:
             # The old rows stay, so the old selection is valid again.
-            if self._selected_before is None or not model.aim(self._selected_before):
+            if self._selected_before is None or not model.select(self._selected_before):
                 model.aim_first()
             self.table.repaint()
 

@@ -214,11 +214,11 @@ class Training(QueryTable):
         point = chart.last_of(max(0, min(chart.columns - 1, column)))
         if point is None:
             return
-        if not self.table.model.aim(point.id):
+        if not self.table.model.select(point.id):
             # The step is older than the rows of the table, and the curves have it.
             self._wanted = MOST
             self.table.model.replace(in_order(self.actions.steps.rows))
-            self.table.model.aim(point.id)
+            self.table.model.select(point.id)
         self.repaint()
 
     def do_curves_event(self) -> None:

@@ -231,7 +231,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         self._mark, self._would = None, ""
 
     def do_knob_bound(self) -> None:
-        if not self.table.model.aim(BOUND):
+        if not self.table.model.select(BOUND):
             self.actions.say("This run has no staleness bound.")
         self.update()
 
@@ -280,7 +280,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         return f"{row.name} {row.owner} {row.boundary} {row.help} {row.changed_by}{scientific}{tuned}"
 
     def select(self, name: str) -> None:
-        self.table.model.aim(name)
+        self.table.model.select(name)
         self.update()
 
     def cli_line(self) -> tuple[str, ...]:

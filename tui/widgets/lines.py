@@ -189,5 +189,5 @@ class Table(Painted, Generic[R]):
 
     def on_click(self, event: events.Click) -> None:
         if event.y > 0 and (key := self.model.key_at(self.model.offset + event.y - 1)) is not None:
-            self.model.aim(key)
+            self.model.select(key)
             self.repaint()

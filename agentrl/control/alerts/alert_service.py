@@ -17,7 +17,7 @@ from agentrl.config.alerts import DeadMan, Sinks
 from agentrl.config.run import RunConfig
 from agentrl.control.alerts.alert_states import AlertEngine, AlertTimes, LastDelivery, Notification, Silence
 from agentrl.control.alerts.builtin_rules import default_rules
-from agentrl.control.alerts.delivery import DeadManPing, Dispatcher, sinks_of
+from agentrl.control.alerts.delivery_queues import DeadManPing, Dispatcher, sinks_of
 from agentrl.control.alerts.rule_types import RunSnapshot, declared_rule, metrics_read
 from agentrl.control.background_tasks import restarting_task
 from agentrl.control.context import Context

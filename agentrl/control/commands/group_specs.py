@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from agentrl.config import sidecars
 from agentrl.config.run import RunConfig
-from agentrl.control.commands import data_plane_specs
+from agentrl.control.commands import data_plane_groups
 from agentrl.protocol.specs import GroupSpec, Probe, Resources, Role
 
 MONGO_GROUP = "mongo"
@@ -31,7 +31,7 @@ def specs_of(
         _sidecar(name, sidecar, ranks[name], os.fspath(run_dir)) for name, sidecar in config.sidecars.items()
     )
     mongo = (_mongo(os.fspath(state_dir)),) if config.has_mongo else ()
-    return (*mongo, *data_plane_specs.groups_of(config, run_dir=os.fspath(run_dir), reading=reading), *groups)
+    return (*mongo, *data_plane_groups.groups_of(config, run_dir=os.fspath(run_dir), reading=reading), *groups)
 
 
 def stop_ranks(after: Mapping[str, tuple[str, ...]]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from agentrl.protocol.rows import PulseRow, ToolPulse
+from agentrl.protocol.rows import BottleneckRow, ToolLoad
 from agentrl.telemetry.data_plane_metrics import (
     BUSY,
     IN_MODEL,
@@ -82,7 +82,7 @@ class BottleneckDetector:
         self._kind, self._since = "", 0.0
         self._shown_at = float("-inf")
         self._no_steps = ""
-        self.shown: PulseRow | None = None
+        self.shown: BottleneckRow | None = None
         """The last row."""
 
     def take(self, unit: str, role: str, incarnation: int, values: Mapping[str, float], now: float) -> None:
@@ -103,7 +103,7 @@ class BottleneckDetector:
     def is_due(self, now: float, no_steps: str = "") -> bool:
         return now - self._shown_at >= EVERY_S or no_steps != self._no_steps
 
-    def compute(self, now: float, alive: Collection[str], coming: str = "", no_steps: str = "") -> PulseRow | None:
+    def compute(self, now: float, alive: Collection[str], coming: str = "", no_steps: str = "") -> BottleneckRow | None:
         """The present row. Call it only when it is due, so that samples have even distances.
 
         `coming` describes a trainer that is not ready yet, `no_steps` says why the trainer takes no steps.
@@ -118,7 +118,7 @@ class BottleneckDetector:
         self.shown = self._row(now, coming)
         return self.shown
 
-    def _row(self, now: float, coming: str) -> PulseRow | None:
+    def _row(self, now: float, coming: str) -> BottleneckRow | None:
         for tool, values in self._tools.items():
             if TOOL_P95.name in values and values.get(TOOL_RATE.name):
                 self._latency.setdefault(tool, deque(maxlen=HISTORY)).append((now, values[TOOL_P95.name]))
@@ -140,7 +140,7 @@ class BottleneckDetector:
         since = slowest.changed_at if slowest is not None and slowest.changed_at else self._since
         if self._no_steps and shares.get("sampler", 0.0) <= IDLE:
             tools = ()  # Their rates include the last minute, in which the trainer may still have taken steps.
-        return PulseRow(
+        return BottleneckRow(
             sentence=sentence(kind, shares, in_tools, in_model, slowest, about_trainer),
             bottleneck=kind,
             since_at=since,
@@ -171,10 +171,10 @@ class BottleneckDetector:
         values = self._tools[tool]
         return values.get(TOOL_RATE.name, 0.0) * values.get(TOOL_P95.name, 0.0)
 
-    def _tool(self, name: str) -> ToolPulse:
+    def _tool(self, name: str) -> ToolLoad:
         values = self._tools[name]
         change = change_of(list(self._latency.get(name, ())))
-        return ToolPulse(
+        return ToolLoad(
             name=name,
             p95_s=_rounded(values.get(TOOL_P95.name, 0.0)),
             calls_per_s=_rounded(values.get(TOOL_RATE.name, 0.0)),
@@ -205,7 +205,7 @@ def sentence(
     busy: Mapping[str, float],
     in_tools: float,
     in_model: float,
-    slowest: ToolPulse | None,
+    slowest: ToolLoad | None,
     coming: str = "",
 ) -> str:
     """One line: the role that waits, how busy the other roles are, and their waits."""
@@ -224,7 +224,7 @@ def sentence(
     return "; ".join(part for part in (waits, engines, why) if part)
 
 
-def _named(tool: ToolPulse | None) -> str:
+def _named(tool: ToolLoad | None) -> str:
     if tool is None:
         return ""
     if not tool.changed_at:

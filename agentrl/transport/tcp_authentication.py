@@ -19,10 +19,10 @@ from typing import Any
 import zmq
 
 from agentrl.errors import ConfigError
-from agentrl.transport.contexts import new_context
 from agentrl.transport.curve_keys import ServerKeys, public_from_wire
 from agentrl.transport.log_limiter import LogLimiter
 from agentrl.transport.socket_reader import SocketReader
+from agentrl.transport.zmq_contexts import new_context
 
 DOMAIN = b"agentrl"
 """The domain of every guarded socket and of the handler. If they differ, every client hangs."""
