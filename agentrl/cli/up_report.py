@@ -26,8 +26,12 @@ async def report(cli: Cli, client: Client, run: str, row: OperationRow, effect: 
     code = exit_code(row)
     if code is ExitCode.OK and not_up:
         code = ExitCode.UNHEALTHY
+    kept = sorted(wanted.keys() - {*effect.starts, *effect.stops})
+    # A unit that was up for the coordinator may have been dead, for example after a power loss.
+    came_up = {name for name in kept if wanted[name].ready_at > row.accepted_at}
     summary: dict[str, Any] = {
-        "kept": sorted(wanted.keys() - {*effect.starts, *effect.stops}),
+        "kept": [name for name in kept if name not in came_up],
+        "came up again": sorted(came_up),
         "started": [name for name in effect.starts if name not in effect.restarts],
         "replaced": sorted(effect.restarts),
         "stopped": sorted(effect.stops),
@@ -35,7 +39,8 @@ async def report(cli: Cli, client: Client, run: str, row: OperationRow, effect: 
     }
     if cli.json:
         states = {name: {"state": unit.state, "reason": unit.reason} for name, unit in sorted(not_up.items())}
-        document = {"operation": row, "effect": effect, **summary, "up": by_role, "not_up": states}
+        named = {word.replace(" ", "_"): names for word, names in summary.items()}
+        document = {"operation": row, "effect": effect, **named, "up": by_role, "not_up": states}
         (output.emit_line if line else output.emit)(document)
         return code
     say_end(row, "up")

@@ -309,7 +309,9 @@ class Up(Transaction):
             if silent and not self.cli.remote and not left_up(self._place.state_dir):
                 # A coordinator that ends with its run may end before it answers.
                 raise TakenDownError(f"The run {name} was taken down meanwhile.", hint=_BRINGS_IT_UP) from None
-            output.note(self.cli.aimed(f"The run {name} goes on. `agentrl status` shows it, `agentrl down` ends it."))
+            if self.cli.remote or keepers_of(self._place.state_dir):
+                goes_on = f"The run {name} goes on. `agentrl status` shows it, `agentrl down` ends it."
+                output.note(self.cli.aimed(goes_on))
             raise
 
 

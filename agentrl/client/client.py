@@ -247,8 +247,10 @@ class Client(CommandMethods):
             left = give_up - time.monotonic()
             request = Request(uuid.uuid4().hex, "show_operation", wire.raw(ShowOperation(operation_id)))
             try:
-                return await self._reply(request, OperationRow, max(0.1, min(ANSWER_S, left)))
+                within_s = ANSWER_S if self.connected else ASK_EVERY_S
+                return await self._reply(request, OperationRow, max(0.1, min(within_s, left)))
             except (NoCoordinatorError, WaitTimeoutError):
+                refuse_if_dead(self.target)
                 if time.monotonic() >= give_up:
                     raise
 

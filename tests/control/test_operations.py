@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agentrl.control.state.operations import Goal, Operation, Operations, Want
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.specs import GroupSpec, Role
-from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
+from agentrl.supervision.unit_slots import GroupState, HostState, RunState, Slot, State
 
 AFTER = {"steward": (), "engine": (), "sampler": ("steward",), "trainer": ("sampler",)}
 
@@ -48,6 +48,27 @@ def test_operation_does_not_wait_for_units_behind_a_fatal_one() -> None:
     room.slots["engine"].state, room.slots["engine"].incarnation = UnitState.READY, 1
     assert room.review() is OperationState.FAILED
     assert room.operation.reason == "steward-0 is fatal: line 3 is no JSON"
+
+
+def test_unit_counts_as_ready_only_after_its_host_has_reported() -> None:
+    unit = Slot("web-0", "web", 0, incarnation=1, host="a", state=UnitState.READY, tree_gone=False, desired_by="op-1")
+    groups = {"web": GroupState(GroupSpec("web", Role.SIDECAR, ("true",)), 1)}
+    state = State(RunState(up=True), groups, {"web-0": unit})
+    operations = Operations(state, lambda operation: None)
+    operation = Operation("op-1", "up", b"", "", "ann", OperationState.ACCEPTED, 100.0, 700.0)
+    operations.add(operation)
+    operations.begin(operation, {"web-0": Goal(Want.UP, shared=True)})
+    operations.review(101.0)
+    assert operation.waiting_for == ("host a has not reported about web-0 yet",)
+    state.hosts["a"] = HostState("a")
+    unit.state, unit.tree_gone = UnitState.BACKOFF, True
+    operations.unit_changed("web-0")
+    operations.review(102.0)
+    assert operation.state is OperationState.RUNNING, "its process was dead"
+    unit.state, unit.incarnation, unit.tree_gone = UnitState.READY, 2, False
+    operations.unit_changed("web-0")
+    operations.review(103.0)
+    assert operation.state is OperationState.SUCCEEDED
 
 
 def test_an_operation_without_goals_succeeds_at_its_first_review() -> None:

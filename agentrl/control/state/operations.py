@@ -4,6 +4,8 @@ Invariants:
 - An id is accepted once.
 - A command is durable before it is accepted, and the next coordinator begins it if the last one died before.
 - An operation ends when its goal is reached or unreachable, when a later command supersedes it, or at its deadline.
+- A unit that was ready for an earlier coordinator counts as ready only after the report of its host: after a power loss
+  the journal has it as ready, and its process is dead.
 """
 
 from __future__ import annotations
@@ -188,7 +190,7 @@ class Operations:
                 reason = f"{unit} was given another aim by operation {short(slot.desired_by)}"
                 self.finish(operation, OperationState.SUPERSEDED, now, reason)
                 return
-            _compare(progress, slot, goal, unit)
+            self._compare(progress, slot, goal, unit)
         # An operation without goals has reached them at its first review. The units that a fatal one blocks may have
         # changed without being a goal themselves.
         if first or units or (progress.broken and progress.waiting):
@@ -207,6 +209,22 @@ class Operations:
             self.finish(operation, OperationState.FAILED, now, "; ".join(reasons))
         else:
             self.finish(operation, OperationState.SUCCEEDED, now)
+
+    def _compare(self, progress: _Progress, slot: Slot | None, goal: Goal, unit: str) -> None:
+        """Note whether the operation still waits for the unit, or the unit cannot reach its goal any more."""
+        progress.waiting.pop(unit, None)
+        progress.broken.pop(unit, None)
+        if slot is None:
+            return
+        unseen = goal.want is Want.UP and not slot.tree_gone and slot.host not in self._state.hosts
+        if unseen:
+            progress.waiting[unit] = f"host {slot.host} has not reported about {unit} yet"
+        elif _is_reached(slot, goal):
+            return
+        elif goal.want is Want.UP and slot.state is UnitState.FATAL:
+            progress.broken[unit] = f"{unit} is fatal: {slot.reason}"
+        else:
+            progress.waiting[unit] = f"{unit} is {slot.state.value} ({slot.reason})"
 
     def _behind_the_fatal(self) -> set[str]:
         """Units that start only after a fatal one, directly or through others, if no command restarts the fatal one."""
@@ -230,18 +248,6 @@ def _superseded(operation: str, slot: Slot, goal: Goal) -> bool:
     if slot.desired_by == operation:
         return False
     return not goal.shared or (goal.want is Want.UP and (not slot.wanted or bool(slot.held)))
-
-
-def _compare(progress: _Progress, slot: Slot | None, goal: Goal, unit: str) -> None:
-    """Note whether the operation still waits for the unit, or the unit cannot reach its goal any more."""
-    progress.waiting.pop(unit, None)
-    progress.broken.pop(unit, None)
-    if slot is None or _is_reached(slot, goal):
-        return
-    if goal.want is Want.UP and slot.state is UnitState.FATAL:
-        progress.broken[unit] = f"{unit} is fatal: {slot.reason}"
-    else:
-        progress.waiting[unit] = f"{unit} is {slot.state.value} ({slot.reason})"
 
 
 def _is_reached(slot: Slot, goal: Goal) -> bool:
