@@ -80,6 +80,11 @@ def _recorded(*actions: Action) -> Iterable[Action]:
     return (replace(action, when=When.PLAYBACK) for action in actions)
 
 
+def _for_rows(*actions: Action) -> Iterable[Action]:
+    """Actions whose keys wait for the rows of a view that was just opened."""
+    return (replace(action, needs_rows=True) for action in actions)
+
+
 def _tab(name: str) -> Run:
     def run(navigation: Navigation) -> None:
         navigation.open_tab(name)
@@ -208,22 +213,27 @@ ACTIONS: tuple[Action, ...] = (
         _("logs.older", "left_square_bracket", "older life", "The incarnation before.", Logs.do_logs_older, "", 40),
         _("logs.newer", "right_square_bracket", "newer life", "The incarnation after.", Logs.do_logs_newer, "", 39),
     ),
+    *_for_rows(
+        *_in(_TABLES, _("drill", "enter", "open", "Everything about the selected row.", TableView.do_open, "", 50)),
+    ),
     *_in(
         _TABLES,
-        _("drill", "enter", "open", "Everything about the selected row.", TableView.do_open, "", 50),
         _("sort-left", "less_than_sign", "sort by left", "Sorts by the column before.", TableView.do_sort_left),
         _("sort-right", "greater_than_sign", "sort by right", "Sorts by the next column.", TableView.do_sort_right),
         _("sort-turn", "o", "turn order", "Reverses the order.", TableView.do_sort_turn),
     ),
-    *_in("fleet tasks", _("mark", "space", "mark", "For stacks, merged logs or a requeue.", TableView.do_mark, "", 10)),
-    *_in(
-        "table",
-        _("move.up", "up k", "up", "One row up.", _move("up")),
-        _("move.down", "down j", "down", "One row down.", _move("down")),
-        _("move.page-up", "pageup ctrl+b", "page up", "A screen up.", _move("page-up")),
-        _("move.page-down", "pagedown ctrl+f", "page down", "A screen down.", _move("page-down")),
-        _("move.first", "home g", "first", "The first row.", _move("first")),
-        _("move.last", "end G", "last", "The last row.", _move("last")),
+    *_for_rows(
+        *_in("fleet tasks", _("mark", "space", "mark", "For stacks, merged logs or a requeue.",
+          TableView.do_mark, "", 10)),
+        *_in(
+            "table",
+            _("move.up", "up k", "up", "One row up.", _move("up")),
+            _("move.down", "down j", "down", "One row down.", _move("down")),
+            _("move.page-up", "pageup ctrl+b", "page up", "A screen up.", _move("page-up")),
+            _("move.page-down", "pagedown ctrl+f", "page down", "A screen down.", _move("page-down")),
+            _("move.first", "home g", "first", "The first row, which the cursor follows.", _move("first")),
+            _("move.last", "end G", "last", "The last row.", _move("last")),
+        ),
     ),
     *_in(
         "logs",
@@ -243,8 +253,8 @@ ACTIONS: tuple[Action, ...] = (
           _open_failed_calls, "", 56)),
         *_in("records", _("records.export", "X", "export whole", "Writes whole trajectories of this filter to a file.",
           Records.do_records_export)),
-        *_in(_RECORD_LINKS, _("page.record", "enter", "a record", "One of its records, or another attempt.",
-          RecordLinksPage.do_page_record, "", 50)),
+        *_for_rows(*_in(_RECORD_LINKS, _("page.record", "enter", "a record", "One of its records, or another attempt.",
+          RecordLinksPage.do_page_record, "", 50))),
         *_in("record group", _("record.unfold", "f", "unfold", "Folds and unfolds long texts.",
           FoldingPage.do_record_unfold, "", 58)),
         *_in(_QUERIED, _("page.again", "r", "again", "Asks the steward again.", QueryPage.do_page_again, "", 53)),
@@ -254,14 +264,16 @@ ACTIONS: tuple[Action, ...] = (
               RecordPage.do_record_colour, "", 57),
             _("record.tree", "b", "branches", "The tree of its tokens, with jumps.", RecordPage.do_record_tree, "", 56),
         ),
-        *_in("records record", _("record.group", "a", "attempts", "The attempts of its group side by side.",
-          AttemptsVerb.do_record_group, "", 55)),
-        *_in(
-            "record",
-            _("record.next-turn", "right_square_bracket", "next turn", "The turn after this one.",
-              RecordPage.do_record_next_turn),
-            _("record.previous-turn", "left_square_bracket", "turn before", "The turn before this one.",
-              RecordPage.do_record_previous_turn),
+        *_for_rows(
+            *_in("records record", _("record.group", "a", "attempts", "The attempts of its group side by side.",
+              AttemptsVerb.do_record_group, "", 55)),
+            *_in(
+                "record",
+                _("record.next-turn", "right_square_bracket", "next turn", "The turn after this one.",
+                  RecordPage.do_record_next_turn),
+                _("record.previous-turn", "left_square_bracket", "turn before", "The turn before this one.",
+                  RecordPage.do_record_previous_turn),
+            ),
         ),
         *_in(
             "group",

@@ -2,6 +2,9 @@
 
 Invariants:
 - Only the registry of actions decides what a key does.
+- Keys that come before a view is composed, or that need rows which have not come yet, wait for them in their order. A
+  key that needs neither acts at once, and those that wait are dropped.
+- A fault in one view is written to a file and shown, and the rest of the console goes on.
 - The console survives its coordinator, and its own end does not end the run.
 - While the console switches to another run, it queries, paints and sends nothing.
 """
@@ -13,7 +16,8 @@ import gc
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -23,6 +27,7 @@ from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container
 from textual.widgets import Input
+from textual.worker import WorkerFailed, get_current_worker
 
 from agentrl.config import paths
 from agentrl.errors import AgentrlError
@@ -33,7 +38,7 @@ from tui.cli_runner import CliRunner
 from tui.command_palette import CommandPalette
 from tui.command_runner import CommandRunner
 from tui.connection import Connection
-from tui.console_interface import Settings
+from tui.console_interface import Settings, work
 from tui.export import Exporter
 from tui.frame import PAINTS_PER_S, Frame
 from tui.model import actions
@@ -54,6 +59,8 @@ WHY_EVERY_S = 4.0
 NOT_IN_A_PAGE = frozenset({"go.runs", "runs.key", "key.new", "task.add"})
 """A browser page shows one run: it must not reach others or write files on this host."""
 CRASH_FILE = "console-crash.txt"
+MOST_WAITING = 4096
+"""Keys that may wait for a view, more than a person types; a paste may be longer."""
 TERMINATED = 128 + signal.SIGTERM
 
 
@@ -88,6 +95,10 @@ class Console(App[int]):
         self.registry = actions.rebound(self.settings.keys, action_registry.ACTIONS)
         self._leaving = False
         """The console is between two runs."""
+        self.faults: dict[str, str] = {}
+        """The sentence on each fault of a part of the console, by what it was doing and the error."""
+        self._waiting: list[events.Key] = []
+        """Keys that wait for a view or its rows."""
         self.frame = Frame(self)
         self._begin(link)
 
@@ -135,14 +146,14 @@ class Console(App[int]):
             # A garbage collection of all imported objects takes 0.1 s, in which a key would wait.
             gc.freeze()
         self._listen()
-        self.set_interval(1 / PAINTS_PER_S, self._paint_new_data, name="paint")
+        self.set_interval(1 / PAINTS_PER_S, self._paint, name="paint")
         self.view.shown()
 
     def _listen(self) -> None:
-        self.run_worker(self.connection.run(), name="connection", group="connection")
-        self.run_worker(self._ask_why(), name="why", group="why")
+        self.run_worker(work(self.connection.run), name="connection", group="connection")
+        self.run_worker(work(self._ask_why), name="why", group="why")
         if isinstance(self.connection, Connection):
-            self.run_worker(self._paint_first_data(self.connection), name="first data", group="connection")
+            self.run_worker(work(self._paint_first_data, self.connection), name="first data", group="connection")
 
     # ---- from run to run ----
 
@@ -156,7 +167,7 @@ class Console(App[int]):
         for worker in list(self.workers):
             # A command on its way to this run must never reach the next one.
             worker.cancel()
-        self.run_worker(self._switch(link, name), group="switch")
+        self.run_worker(work(self._switch, link, name), group="switch")
 
     async def _switch(self, link: Callable[[Mirror], Connection | PlaybackConnection], name: str) -> None:
         while len(self.screen_stack) > 1:
@@ -197,6 +208,10 @@ class Console(App[int]):
         """Paint the first snapshot at once, not in the next round."""
         await connection.settled()
         self._paint_new_data()
+
+    async def _paint(self) -> None:
+        self._paint_new_data()
+        await self.take_waiting_keys()
 
     def _paint_new_data(self) -> None:
         if not self._leaving:
@@ -242,7 +257,7 @@ class Console(App[int]):
         # Dispatched here and not by the widgets: a key for a page that is still being built would wait, and the next
         # key, which finds another page, would overtake it.
         if isinstance(event, events.Key) and not event.is_forwarded:
-            if self.take_key(event.key):
+            if self._must_wait(event) or self.take_key(event.key):
                 return
             if len(self.screen_stack) > 1 and event.key.startswith(ALT) and not self._edits(event.key):
                 event = events.Key("escape", None)
@@ -250,6 +265,24 @@ class Console(App[int]):
                 shown = event.character if event.is_printable and event.character else actions.sign(event.key)
                 self.say(f"{shown} means nothing here; ? lists the keys.", Tone.DIM, fleeting=True)
         await super().on_event(event)
+
+    def _must_wait(self, event: events.Key) -> bool:
+        if len(self.screen_stack) != 1 or self._leaving or isinstance(self.focused, Input):
+            return False
+        action = self._action_of(event.key)
+        if self.view.ready and not (action is not None and action.needs_rows and self.view.awaits_rows):
+            if action is not None:
+                self._waiting.clear()
+            return False
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting.append(event)
+        return True
+
+    async def take_waiting_keys(self) -> None:
+        """Take the keys that waited, until one has to wait again."""
+        waiting, self._waiting = self._waiting, []
+        for event in waiting:
+            await self.on_event(event)
 
     def _edits(self, key: str) -> bool:
         return isinstance(self.focused, TextField) and self.focused.edits_with(key)
@@ -278,12 +311,16 @@ class Console(App[int]):
             if key == "escape":
                 self.navigation.end_filter(keep=False)
             return key == "escape"
-        own = actions.of_view(self.view.name_in_registry, self.registry)
-        action = next((each for each in (*own, *self.moves()) if key in each.keys), None)
+        action = self._action_of(key)
         if action is None or (action.changes_the_run and not acts):
             return False
         self.do(action)
         return True
+
+    def _action_of(self, key: str) -> Action | None:
+        """The action of a key in the present view."""
+        own = actions.of_view(self.view.name_in_registry, self.registry)
+        return next((each for each in (*own, *self.moves()) if key in each.keys), None)
 
     def do(self, action: Action) -> None:
         """Execute an action in the present view, or show why it is not possible."""
@@ -300,7 +337,8 @@ class Console(App[int]):
             return
         if action.command and not self.commands.may_begin(action, self.view):
             return
-        action.run(self.view if action.target is None else self._services[action.target])
+        with self.guarded(action.title):
+            action.run(self.view if action.target is None else self._services[action.target])
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if event.input.id == FILTER:
@@ -318,15 +356,35 @@ class Console(App[int]):
         self.notices.say(text, self.clock(), tone, Lasts.ITS_TIME)
         self.frame.paint()
 
+    # ---- faults ----
+
+    @contextmanager
+    def guarded(self, doing: str) -> Iterator[None]:
+        """The boundary of one action: a fault in it must not end the rest."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the boundary of one action
+            self.say(self.fault(error, doing), Tone.BAD)
+
+    def fault(self, error: Exception, doing: str) -> str:
+        """Write the traceback of a fault in one part to a file. Returns the sentence about it."""
+        known = f"{doing}: {error!r}"
+        if known not in self.faults:
+            # The same fault may come back at every paint.
+            where = _write_traceback("".join(traceback.format_exception(error)))
+            self.faults[known] = f"A fault of the console in {known}; {where}. The rest of the console goes on."
+        return self.faults[known]
+
+    def _handle_exception(self, error: Exception) -> None:
+        if isinstance(error, WorkerFailed) and isinstance(get_current_worker().node, View):
+            self.say(self.fault(error.error, get_current_worker().name or "query"), Tone.BAD)  # type: ignore[arg-type]
+        else:
+            super()._handle_exception(error)
+
     def _fatal_error(self) -> None:
         """Write the traceback to a file and one sentence to the terminal."""
-        path = paths.home() / CRASH_FILE
-        try:
-            path.write_text(traceback.format_exc())
-            message = f"The console ended by a fault of its own; the traceback is in {path}. The run goes on."
-        except OSError:
-            message = f"The console ended by a fault of its own: {traceback.format_exc()}"
-        self._exit_renderables.append(Text(message))
+        where = _write_traceback(traceback.format_exc())
+        self._exit_renderables.append(Text(f"The console ended by a fault of its own; {where}. The run goes on."))
         self._close_messages_no_wait()
 
     def copy(self, text: str, message: str) -> None:
@@ -347,3 +405,13 @@ class Console(App[int]):
                 except AgentrlError:
                     pass
             await asyncio.sleep(WHY_EVERY_S if self.why is not None else 1.0)
+
+
+def _write_traceback(text: str) -> str:
+    """Write it to the crash file. Returns where it is."""
+    path = paths.home() / CRASH_FILE
+    try:
+        path.write_text(text)
+    except OSError:
+        return f"its traceback could not be written: {text}"
+    return f"the traceback is in {path}"

@@ -24,7 +24,7 @@ from agentrl.protocol.commands import Apply
 from agentrl.protocol.effects import Consent, Effect, Tier
 from agentrl.protocol.messages import Permission
 from tui.command_runner import CommandRunner
-from tui.console_interface import Host
+from tui.console_interface import Host, work
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model.effect_text import effect_sentence
 from tui.model.pending_commands import PendingCommand, line
@@ -64,7 +64,7 @@ class CliRunner:
         return result
 
     def do_run_up(self) -> None:
-        self._console.run_worker(self._bring_up(), group="up")
+        self._console.run_worker(work(self._bring_up), group="up")
 
     async def _bring_up(self) -> None:
         console = self._console
@@ -76,7 +76,7 @@ class CliRunner:
         console.connection.try_now()
 
     def do_run_apply(self) -> None:
-        self._console.run_worker(self._apply(), group="up")
+        self._console.run_worker(work(self._apply), group="up")
 
     async def _apply(self) -> None:
         console = self._console
@@ -138,7 +138,7 @@ class CliRunner:
                 name, permission, file = (value.strip() for value in values)
                 out = ("--out", str(_path(file))) if file else ()
                 words = ("keys", "new", name, "--permission", permission, *out, "--yes")
-                self._console.run_worker(self._make_key(words), group="keys")
+                self._console.run_worker(work(self._make_key, words), group="keys")
 
         fields = (
             Field("name"),

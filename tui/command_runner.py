@@ -19,7 +19,7 @@ from agentrl.errors import AgentrlError, RefusedError
 from agentrl.formatting.sentences import irrevocable
 from agentrl.protocol.commands import COMMANDS, Accepted, Tune
 from agentrl.protocol.effects import Consent, Effect, EffectChangedError, Tier
-from tui.console_interface import Host
+from tui.console_interface import Host, work
 from tui.dialogs.form import INNER, Field, Form, Question, Values
 from tui.model import pending_commands
 from tui.model.actions import EVERYWHERE, Action
@@ -71,7 +71,7 @@ class CommandRunner:
 
     def perform(self, pending: PendingCommand, chosen_in: Source | None = None) -> None:
         """Run it in the background; questions and results appear on the screen."""
-        self._console.run_worker(self.run(pending, chosen_in), group="acts", name=pending.what)
+        self._console.run_worker(work(self.run, pending, chosen_in), group="acts", name=pending.what)
 
     def may_begin(self, action: Action, view: Source) -> bool:
         """Whether the screen is recent enough for this action; shows a message if it is not."""

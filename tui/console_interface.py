@@ -6,7 +6,9 @@ Views, widgets and services depend on this protocol and never on the application
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from textual.screen import Screen
@@ -20,6 +22,11 @@ from tui.playback_connection import PlaybackConnection
 from tui.widgets.themes import DARK
 
 A = TypeVar("A")
+
+
+def work(function: Callable[..., Awaitable[None]], *args: object) -> Callable[[], Awaitable[None]]:
+    """A call for a worker. Not a coroutine: one of a worker that is replaced before it begins is never awaited."""
+    return partial(function, *args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +98,12 @@ class Host(Protocol):
 
     def push_screen(self, screen: Screen[A], callback: Callable[[A | None], None] | None = None) -> Any: ...
     async def push_screen_wait(self, screen: Screen[A]) -> A: ...
+    def guarded(self, doing: str) -> AbstractContextManager[None]:
+        """The boundary of one part: a fault in it is written to a file and shown, and the rest goes on."""
+
     def run_worker(
         self,
-        work: Awaitable[Any] | Callable[[], Awaitable[Any]],
+        work: Callable[[], Awaitable[Any]],
         name: str | None = "",
         group: str = "default",
         *,

@@ -17,7 +17,7 @@ from typing import Any
 from agentrl.client import long_answers
 from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import counted, size
-from tui.console_interface import Host
+from tui.console_interface import Host, work
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model import export_formats
 from tui.model.styled_text import Tone
@@ -39,7 +39,7 @@ class Exporter:
 
         def begin(path: Path) -> None:
             self._console.run_worker(
-                self._write_trajectories(path, filter), name="export", group="export", exclusive=True
+                work(self._write_trajectories, path, filter), name="export", group="export", exclusive=True
             )
 
         which = f"records with {filter}" if filter else "all records"

@@ -84,9 +84,11 @@ class Frame:
         if fresh != self._was_fresh:
             self._was_fresh = fresh
             self.repaint_all()
-        self.paint()
         if self._frozen_at is None and len(app.screen_stack) == 1:
-            app.navigation.view.update()
+            with app.guarded(f"show {app.navigation.view.name_in_registry}"):
+                app.navigation.view.update()
+        # After the view: the header counts its rows.
+        self.paint()
 
     def paint(self) -> None:
         lines = len(self._notice(self._app.size.width, 0))

@@ -50,7 +50,7 @@ class NavigatedApp(Host, Protocol):
     """The interface of the application that navigation needs besides `Host`."""
 
     def query_one(self, selector: str, expect_type: type[W]) -> W: ...
-    def call_after_refresh(self, callback: Callable[..., Any], *args: Any) -> Any: ...
+    async def take_waiting_keys(self) -> None: ...
     def exit(self, result: int) -> None: ...
     @property
     def screen(self) -> Screen[Any]: ...
@@ -120,13 +120,19 @@ class Navigation:
         self.view.hidden()
         self._pages.append(page)
         self._console.query_one("#views", Container).mount(page)
-        self._console.call_after_refresh(self._show_page, page)
         self._console.paint_frame()
 
-    def _show_page(self, page: View) -> None:
-        """Show the page, unless a later key has opened something else."""
-        if self.view is page and page.is_attached:
-            page.shown()
+    async def mounted(self, view: View) -> None:
+        """Show a page that is composed now, unless a later key has opened something else, and take the keys that waited
+        for it.
+        """
+        view.ready = True
+        if self.view is not view or not view.is_attached:
+            return
+        if view in self._pages:
+            with self._console.guarded(f"show {view.name_in_registry}"):
+                view.shown()
+        await self._console.take_waiting_keys()
 
     def open_row(self, key: str) -> None:
         row = self._console.mirror.get(key)

@@ -92,6 +92,9 @@ async def tool_errors(
 async def failures(
     cli: Cli,
     filter: Annotated[str, list_pages.filtering("tools failures")] = "",
+    message: Annotated[
+        str, typer.Option("--message", metavar="TEXT", help="Only those that `tools errors` counts under this message.")
+    ] = "",
     sort: Annotated[str, list_pages.sorting("tools failures")] = "",
     after: After = "",
     limit: Limit = 100,
@@ -100,7 +103,7 @@ async def failures(
 
     `owner` is the unit that made the call.
     """
-    query = {"filter": filter, "sort": sort, "after": after, "limit": limit}
+    query = {"filter": filter, "sort": sort, "after": after, "limit": limit, "message": message}
     return await list_pages.show_page(cli, "list_failed_calls", query, FAILURES, right=("took",), spare=FAILURES_SPARE)
 
 

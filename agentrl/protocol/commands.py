@@ -401,7 +401,13 @@ COMMANDS: dict[str, CommandSpec] = {
             "records export",
             "Whole trajectories.",
         ),
-        _list("list_failed_calls", "tools failures", "Tool calls that failed, each for itself."),
+        _served(
+            "list_failed_calls",
+            data_commands.ListFailedCalls,
+            data_commands.Page,
+            "tools failures",
+            "Tool calls that failed, each for itself.",
+        ),
         _served(
             "tool_errors",
             data_commands.ToolErrors,

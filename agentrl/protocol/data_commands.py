@@ -26,6 +26,13 @@ class ListRows(Args, frozen=True):
     limit: int = 100
 
 
+class ListFailedCalls(ListRows, frozen=True):
+    """-> Page"""
+
+    message: str = ""
+    """Only the calls that `tool_errors` counts under this message, with the same filter."""
+
+
 class Page(msgspec.Struct, frozen=True, omit_defaults=True):
     rows: tuple[dict[str, Any], ...] = ()
     after: str = ""

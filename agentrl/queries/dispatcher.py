@@ -48,7 +48,7 @@ class Dispatcher:
             "show_step": lambda args: details.step(database, args.id),
             "show_checkpoint": lambda args: details.checkpoint(database, args.id),
             "show_record": partial(records.show, database),
-            "list_failed_calls": partial(pages.page, database, "ToolCall"),
+            "list_failed_calls": partial(tool_errors.calls, database),
             "record_tokens": partial(record_tokens.part, database, record_tokens.Spelling(database, run_dir)),
             "export_records": partial(exports.part, database),
             "tool_errors": partial(tool_errors.grouped, database),

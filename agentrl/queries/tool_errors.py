@@ -2,12 +2,13 @@
 
 Invariant: two errors are one kind if they come from the same tool, ended alike and their messages differ only in
 numbers, names, quoted words, addresses and room between words. Calls that could not be read count like calls that
-failed.
+failed. The calls listed for a kind are those that were counted for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -20,9 +21,10 @@ from agentrl.filters.fields import TOOL_CALLS
 from agentrl.filters.mongo import to_mongo
 from agentrl.filters.parser import parse
 from agentrl.formatting.repeated_lines import pattern_of
-from agentrl.protocol.data_commands import VARIES, ToolErrorGroup, ToolErrors, ToolErrorSample
+from agentrl.protocol.data_commands import VARIES, ListFailedCalls, Page, ToolErrorGroup, ToolErrors, ToolErrorSample
+from agentrl.queries import pages
 from agentrl.queries.error_clusters import cluster
-from agentrl.store import calls
+from agentrl.store import calls as stored_calls
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 
@@ -32,6 +34,8 @@ READ_CHARS = 400
 """Of a message; what an error is stands at its beginning."""
 SAMPLES = 3
 MOST_KINDS = 2000
+MOST_CALLS = 20_000
+"""Calls of one kind that can be listed, the newest; their ids are sent to the database."""
 OTHERS = "(other messages)"
 
 
@@ -49,6 +53,8 @@ class _Seen:
     first_at: float = 0.0
     last_at: float = 0.0
     samples: list[ToolErrorSample] = field(default_factory=list)
+    calls: list[tuple[float, str]] | None = None
+    """The time and the id of each call, if they will be listed."""
 
     def add(self, error: Plain) -> None:
         self.count += 1
@@ -56,6 +62,8 @@ class _Seen:
         if at:
             self.first_at = min(self.first_at or at, at)
             self.last_at = max(self.last_at, at)
+        if self.calls is not None:
+            self.calls.append((at, error["id"]))
         if len(self.samples) < SAMPLES:
             self.samples.append(ToolErrorSample(error["record"], error["id"], error["result"], error.get("turn")))
 
@@ -64,13 +72,34 @@ class _Seen:
         self.count += other.count
         self.first_at = min(filter(None, (self.first_at, other.first_at)), default=0.0)
         self.last_at = max(self.last_at, other.last_at)
+        if other.calls is not None:
+            self.calls = (self.calls or []) + other.calls
         both = [*self.samples, *other.samples]
         firsts = {sample.text: sample for sample in reversed(both)}
         self.samples = sorted(both, key=lambda sample: sample is not firsts[sample.text])[:SAMPLES]
 
 
 async def grouped(database: Database, args: ToolErrors) -> list[ToolErrorGroup]:
-    asked, now = parse(args.filter, TOOL_CALLS), await database.now()
+    named = await _kinds(database, args.filter)
+    most_frequent = sorted(named.items(), key=lambda one: (-one[1].count, one[0]))
+    return [
+        ToolErrorGroup(*kind, found.count, found.first_at, found.last_at, tuple(found.samples))
+        for kind, found in most_frequent[: max(1, args.limit)]
+    ]
+
+
+async def calls(database: Database, args: ListFailedCalls) -> Page:
+    """Failed calls one by one: all that match the filter, or those that are counted under one message."""
+    if not args.message:
+        return await pages.page(database, "ToolCall", args)
+    kinds = await _kinds(database, args.filter, with_calls=True)
+    found = [call for kind, seen in kinds.items() if kind.message == args.message for call in seen.calls or ()]
+    ids = [id for _, id in heapq.nlargest(MOST_CALLS, found)]
+    return await pages.page(database, "ToolCall", args, also={"_id": {"$in": ids}})
+
+
+async def _kinds(database: Database, filter: str, *, with_calls: bool = False) -> dict[Kind, _Seen]:
+    asked, now = parse(filter, TOOL_CALLS), await database.now()
     seen: dict[Kind, _Seen] = {}
     names_are_out = False
     async for error in _errors(database, asked, now):
@@ -82,13 +111,8 @@ async def grouped(database: Database, args: ToolErrors) -> list[ToolErrorGroup]:
             names_are_out = len(seen) > MOST_KINDS // 2
         if kind not in seen and len(seen) >= MOST_KINDS:
             kind = kind._replace(message=OTHERS)
-        seen.setdefault(kind, _Seen()).add(error)
-    named = await asyncio.to_thread(_without_names, seen)
-    most_frequent = sorted(named.items(), key=lambda one: (-one[1].count, one[0]))
-    return [
-        ToolErrorGroup(*kind, found.count, found.first_at, found.last_at, tuple(found.samples))
-        for kind, found in most_frequent[: max(1, args.limit)]
-    ]
+        seen.setdefault(kind, _Seen(calls=[] if with_calls else None)).add(error)
+    return await asyncio.to_thread(_without_names, seen)
 
 
 def _without_names(seen: Mapping[Kind, _Seen]) -> dict[Kind, _Seen]:
@@ -120,7 +144,7 @@ def _kind(error: Plain) -> Kind:
 
 async def _errors(database: Database, asked: Expression, now: datetime) -> AsyncIterator[Plain]:
     text = {"$substrCP": ["$result", 0, READ_CHARS]}
-    stages = [{"$match": calls.FAILED_TOOLS}, *calls.TOOL_ROWS, {"$match": calls.FAILED_TOOL_ROW}]
+    stages = [{"$match": stored_calls.FAILED_TOOLS}, *stored_calls.TOOL_ROWS, {"$match": stored_calls.FAILED_TOOL_ROW}]
     shown = ("record", "turn", "server", "tool", "status", "error_class", "requested_at")
     stages += [{"$match": to_mongo(asked, now)}, {"$project": {**dict.fromkeys(shown, 1), "result": text}}]
     async for call in database.stream_aggregate(CALLS, stages):

@@ -124,7 +124,7 @@ def test_console_works_inside_screen(run: Run, terminal: Terminal) -> None:
 
 
 def test_crash_writes_a_file_and_one_sentence(run: Run, terminal: Terminal) -> None:
-    fault = "import tui.model.overview_blocks as o, tui.__main__ as m; o.blocks = None; m.main()"
+    fault = "import tui.app as a, tui.__main__ as m; a.Console._listen = None; m.main()"
     terminal.run(PYTHON, "-c", f"import sys; sys.exit(exec({fault!r}))", "--run", run.name)
     terminal.shows("ended by a fault of its own")
     # Where the line breaks depends on the length of the path.

@@ -24,6 +24,7 @@ from agentrl.protocol.data_commands import (
     Done,
     ExportPart,
     ExportRecords,
+    ListFailedCalls,
     ListRows,
     Page,
     PinCheckpoint,
@@ -269,6 +270,22 @@ async def test_errors_that_name_other_things_are_one_kind_with_a_sample_of_each(
     assert (found[0].first_at, found[0].last_at) == (1_700_000_000.0, 1_700_000_004.0)
 
 
+async def test_calls_listed_for_a_message_are_those_counted_under_it(db: Database) -> None:
+    said = [f"no such item: {name}" for name in ("baek", "stwe", "soop")] + ["took 5 s", "took 9 s", "took too long"]
+    await db.insert_many(CALLS, [inside(failed(number, message)) for number, message in enumerate(said)])
+    kinds: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
+    listed: dict[str, list[str]] = {}
+    for kind in kinds:
+        page: Page = await asked(db, "list_failed_calls", ListFailedCalls(filter="tool=find", message=kind.message))
+        listed[kind.message] = [row["result"] for row in page.rows]
+        assert len(page.rows) == kind.count
+    assert listed["no such item: …"] == ["no such item: soop", "no such item: stwe", "no such item: baek"]
+    assert listed["took # s"] == ["took 9 s", "took 5 s"]
+    first: Page = await asked(db, "list_failed_calls", ListFailedCalls(limit=2, message="no such item: …"))
+    rest: Page = await asked(db, "list_failed_calls", ListFailedCalls(after=first.after, message="no such item: …"))
+    assert [row["result"] for row in rest.rows] == ["no such item: baek"]
+
+
 async def test_tools_that_a_model_made_up_are_one_kind(db: Database) -> None:
     tools = ("lookuplookup", "lookupcalculator", "luk")
     made_up = [failed(n, f"There is no tool {tool}. There are: lookup, calculator.") for n, tool in enumerate(tools)]
@@ -340,15 +357,15 @@ async def test_failed_calls_are_listed_newest_first_whatever_their_turns_took(db
     seen: list[float] = []
     after = ""
     while True:
-        page: Page = await asked(db, "list_failed_calls", ListRows(limit=2, after=after))
+        page: Page = await asked(db, "list_failed_calls", ListFailedCalls(limit=2, after=after))
         seen += [row["requested_at"].timestamp() for row in page.rows]
         if not (after := page.after):
             break
     assert seen == [90, 70, 60, 50, 40, 2, 1]
     assert set(page.rows[0]) >= {"id", "record", "turn", "server", "tool", "status", "error_class", "result"}
-    from_id: Page = await asked(db, "list_failed_calls", ListRows(after="c/000.0"))
+    from_id: Page = await asked(db, "list_failed_calls", ListFailedCalls(after="c/000.0"))
     assert [row["requested_at"].timestamp() for row in from_id.rows] == [2, 1]
-    by_id: Page = await asked(db, "list_failed_calls", ListRows(sort="id", limit=2, filter="record!=a"))
+    by_id: Page = await asked(db, "list_failed_calls", ListFailedCalls(sort="id", limit=2, filter="record!=a"))
     assert [row["id"] for row in by_id.rows] == ["b/000.0", "c/000.0"]
 
 

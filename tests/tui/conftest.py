@@ -99,7 +99,12 @@ class Screen:
 
 @asynccontextmanager
 async def opened(
-    state_dir: Path, size: tuple[int, int] = (100, 30), settings: Settings | None = None, *, connected: bool = True
+    state_dir: Path,
+    size: tuple[int, int] = (100, 30),
+    settings: Settings | None = None,
+    *,
+    connected: bool = True,
+    faults: bool = False,
 ) -> AsyncIterator[Screen]:
     def connect() -> Client:
         return Client.connect(state_dir=state_dir, timeout_s=5.0)
@@ -112,6 +117,7 @@ async def opened(
             app._paint_new_data()
             await pilot.pause()
         yield screen
+        assert faults or not app.faults
 
 
 @pytest.fixture

@@ -142,6 +142,7 @@ async def standing(
     with one_zone():
         async with app.run_test(size=size) as pilot:
             yield Screen(app, pilot)
+            assert not app.faults
 
 
 def narrate(script: Scripted, times: str) -> None:

@@ -76,11 +76,13 @@ async def test_failed_call_opens_the_turn_that_made_it(coordinator: Scripted, tu
         await screen.press("7", "e")
         await screen.shows("took # s", "no bracket")
         await screen.press("enter")
-        await screen.shows("failed calls", "sampler-3.1", "timeout", f"t{turn}")
+        await screen.shows("1 failed call", "sampler-3.1", "timeout", f"t{turn}")
         assert (
             asked[-1].filter == 'server="shop" and tool="lookup" and status="timeout" and error_class="infrastructure"'
         )
         parse(asked[-1].filter, TOOL_CALLS)
+        assert asked[-1].message == "took # s", "the list has the calls that were counted"
+        assert screen.app.view.cli_line()[-2:] == ("--message", "took # s")
         await screen.press("enter")
         await screen.shows(f"said {turn}")
         await aeventually(lambda: f"turn {turn}" in screen.lines[2])

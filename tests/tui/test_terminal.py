@@ -51,12 +51,14 @@ class Terminal:
 
 
 @contextmanager
-def terminal(home: Path, *options: str, **environ: str) -> Iterator[Terminal]:
+def terminal(
+    home: Path, *options: str, source: tuple[str, ...] = ("--replay", str(RECORDING), "--at=-1s"), **environ: str
+) -> Iterator[Terminal]:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
     kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     environ = kept | {"HOME": str(home), "PYTHONPATH": str(ROOT), "TERM": "xterm", "LC_ALL": "C.UTF-8"} | environ
-    words = [sys.executable, "-m", "tui", "--replay", str(RECORDING), "--at=-1s", *options]
+    words = [sys.executable, "-m", "tui", *source, *options]
     process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=environ, cwd=ROOT)
     os.close(slave)
     made = Terminal(master)

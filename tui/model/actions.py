@@ -47,6 +47,8 @@ class Action:
     footer: int = 0
     """Priority in a narrow footer; 0 is never shown there."""
     when: When = When.ALWAYS
+    needs_rows: bool = False
+    """Its key waits until the first rows or the first answer of the view have come."""
     shells: bool = False
     """True if it changes the run through the command line, so that no coordinator can refuse it."""
 

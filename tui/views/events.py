@@ -13,7 +13,7 @@ from tui.model import event_table
 from tui.model.mirror import Changes
 from tui.model.styled_text import Tone
 from tui.model.table import TableModel
-from tui.views.view import TableView
+from tui.views.view import TableView, before_first_rows
 from tui.widgets.lines import Table
 
 MOST = 1000
@@ -58,6 +58,10 @@ class Events(TableView):
             self.take_past(list(await self.actions.connection.client.events(limit=MOST_ASKED)))
         except AgentrlError as error:
             self.actions.say(str(error), Tone.WARN)
+
+    @property
+    def awaits_rows(self) -> bool:
+        return before_first_rows(self.mirror)
 
     def update(self) -> None:
         self._ask_past()

@@ -44,7 +44,7 @@ class ToolErrors(QueryTable):
 
     def open_row(self, group: ToolErrorGroup) -> None:
         if group.status != MALFORMED:
-            self.actions.navigation.open_page(FailedCalls(same_kind(group, self.filter_text)))
+            self.actions.navigation.open_page(FailedCalls(same_kind(group, self.filter_text), group.message))
         elif group.samples:
             # No tool was called, so there is no call to list.
             sample = group.samples[0]
@@ -52,7 +52,7 @@ class ToolErrors(QueryTable):
 
 
 def same_kind(group: ToolErrorGroup, besides: str) -> str:
-    """The filter of the calls of a kind, without the text of the error."""
+    """The filter of the calls of a kind; its message is asked for besides."""
     names = ("server", "tool", "status", "error_class")
     values = {name: getattr(group, name) for name in names if getattr(group, name) != VARIES}
     same = " and ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
@@ -66,22 +66,32 @@ class FailedCalls(QueryTable):
     what = "failed calls"
     filled_by = "every call that was made has worked, or none was made; 7 shows the records"
 
-    def __init__(self, filter: str = "") -> None:
+    def __init__(self, filter: str = "", message: str = "") -> None:
         super().__init__()
         self._filter = filter
+        self._message = message
+        """Only the calls that the list of kinds counts under this message."""
+
+    def heading(self) -> str:
+        return f"{super().heading()}: {self._message}" if self._message else super().heading()
 
     def columns(self) -> tuple[Column[Any], ...]:
         return data_tables.call_columns()
 
     async def ask(self, client: Client) -> dict[str, Any]:
         page = await client.list_failed_calls(
-            filter=self.filter_text, sort="-requested_at", limit=self._wanted, deadline_s=ANSWER_S
+            filter=self.filter_text,
+            message=self._message,
+            sort="-requested_at",
+            limit=self._wanted,
+            deadline_s=ANSWER_S,
         )
         self._more = bool(page.after)
         return in_order(page.rows)
 
     def cli_line(self) -> tuple[str, ...]:
-        return ("tools", "failures", *(("--filter", self.filter_text) if self.filter_text else ()))
+        filtered = ("--filter", self.filter_text) if self.filter_text else ()
+        return ("tools", "failures", *filtered, *(("--message", self._message) if self._message else ()))
 
     def open_row(self, row: Any) -> None:
         self.actions.navigation.open_page(RecordPage(str(row["record"]), row.get("turn")))

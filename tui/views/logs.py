@@ -242,7 +242,7 @@ class Logs(View):
     def _begin(self) -> None:
         idle = self._polling is None or self._polling.is_finished
         if idle and self.is_attached and self.display:
-            self._polling = self.run_worker(self._poll(), name="logs", group="logs")
+            self._polling = self.run_worker(self._poll, name="logs", group="logs")
 
     def _client(self) -> Client:
         """The client that reads logs. Raises NoCoordinatorError in playback."""

@@ -88,6 +88,11 @@ class QueryTable(TableView):
     def fresh(self) -> bool:
         return self._answered_at is not None and self.actions.clock() - self._answered_at <= STALE_S
 
+    @property
+    def awaits_rows(self) -> bool:
+        # Keys refer to the rows on the screen, so an answer counts when it is painted.
+        return self._coming is not None or self._reason == ASKING
+
     def none_yet(self) -> str:
         """The reason why the list is empty without a filter."""
         return self.filled_by
@@ -111,7 +116,7 @@ class QueryTable(TableView):
                 self._reason = ASKING
                 for table in self.query(Table):
                     table.empty = ASKING
-            self._asking = self.run_worker(self._ask_on(), name=self.what, group="ask")
+            self._asking = self.run_worker(self._ask_on, name=self.what, group="ask")
         self._ask_now.set()
 
     def hidden(self) -> None:
@@ -224,6 +229,10 @@ class QueryPage(DetailPage):
     def shown(self) -> None:
         super().shown()
         self.run_query(self._ask, "page")
+
+    @property
+    def awaits_rows(self) -> bool:
+        return self._answer is None and self._reason == ASKING
 
     def do_page_again(self) -> None:
         self.run_query(self._ask, "page")

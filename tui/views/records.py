@@ -20,6 +20,7 @@ from agentrl.client.long_answers import Tokens
 from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import counted
 from agentrl.protocol.data_commands import RecordStory
+from tui.console_interface import work
 from tui.model import data_tables, record_detail, token_lines
 from tui.model.record_detail import RecordView
 from tui.model.styled_text import Line, Span, Tone, span
@@ -224,7 +225,7 @@ class RecordPage(RecordLinksPage, FoldingPage, AttemptsVerb):
         self._colouring = self._colouring.next()
         self._wanted = turn
         if self._colouring is not Colouring.NONE and self._tokens is None:
-            self.run_worker(self._ask_tokens(lambda: None), name=self._record, group="tokens", exclusive=True)
+            self.run_worker(work(self._ask_tokens, lambda: None), name=self._record, group="tokens", exclusive=True)
         self.repaint()
 
     def do_record_tree(self) -> None:
@@ -235,7 +236,7 @@ class RecordPage(RecordLinksPage, FoldingPage, AttemptsVerb):
         if self._tokens is not None:
             show()
         else:
-            self.run_worker(self._ask_tokens(show), name=self._record, group="tokens", exclusive=True)
+            self.run_worker(work(self._ask_tokens, show), name=self._record, group="tokens", exclusive=True)
 
     def _back_at(self, turn: int) -> None:
         self.actions.navigation.do_back()
@@ -369,7 +370,7 @@ class GroupPage(FoldingPage):
         missing = [id for id in shown if id not in self._asked]
         if missing:
             self._asked.update(missing)
-            self.run_worker(self._ask_stories(missing), name="attempts", group="attempts")
+            self.run_worker(work(self._ask_stories, missing), name="attempts", group="attempts")
         stories = [self._stories[id] for id in shown if id in self._stories]
         if len(stories) < len(shown) or not shown:
             return [(Span((self._load_error or ASKING) if shown else "no attempts", Tone.DIM),)]

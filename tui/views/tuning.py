@@ -20,6 +20,7 @@ from agentrl.formatting.row_text import knob_range, owner_done, takes_effect
 from agentrl.protocol.data_commands import StalenessReport
 from agentrl.protocol.knob import KnobValue, plain_value
 from agentrl.protocol.rows import AnyRow, AuditRow, KnobRow
+from tui.console_interface import work
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model import cell_text, detail_lines, pending_commands, staleness_histogram
 from tui.model.actions import Action
@@ -198,7 +199,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
         if of != self._history_of:
             return
         if self._live():
-            self.run_worker(ask(), group="history", exclusive=True)
+            self.run_worker(work(ask), group="history", exclusive=True)
         else:
             self._history_queried = "", 0  # queried when the view is shown again
 
@@ -344,7 +345,7 @@ class KnobPage(QueryPage, KnobVerbs):
         self._row = found if isinstance(found, KnobRow) else self._row
         if self._row.revision != self._asked_at:
             self._asked_at = self._row.revision
-            self.run_worker(self._ask(), name=self._row.name, group="page")
+            self.run_worker(work(self._ask), name=self._row.name, group="page")
         super().update()
 
     def content(self, width: int) -> list[Line]:

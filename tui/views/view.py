@@ -50,6 +50,8 @@ class Pages(Protocol):
     def open_logs(self, units: Sequence[str], life: int = 0) -> None: ...
     def do_back(self) -> None: ...
     def is_shown(self, view: View) -> bool: ...
+    def mounted(self, view: View) -> Awaitable[None]:
+        """The view is composed, so it can take keys."""
 
 
 class Actions(Host, Protocol):
@@ -98,6 +100,11 @@ class View(Vertical):
     """The filter is applied while it is typed, not when it is entered."""
     moves: ClassVar[bool] = True
     """Whether the keys that move a cursor or scroll mean something here."""
+    ready = False
+    """The view is composed and shown; keys for it wait until then."""
+
+    def on_mount(self) -> None:
+        self.app.call_later(self.actions.navigation.mounted, self)
 
     def on_resize(self, event: events.Resize) -> None:
         left = max(0, event.size.height - ROWS_FIRST)
@@ -126,6 +133,11 @@ class View(Vertical):
     def perform(self, pending: PendingCommand) -> None:
         """Run a command on the rows that were chosen here."""
         self.actions.commands.perform(pending, self)
+
+    @property
+    def awaits_rows(self) -> bool:
+        """Whether its first rows or its first answer are still to come; keys that need them wait."""
+        return False
 
     @property
     def filter_text(self) -> str:
@@ -180,6 +192,11 @@ class View(Vertical):
     def do_move(self, how: str) -> None:
         """Move the cursor or scroll: up, down, page-up, page-down, first, last, left, right."""
         raise NotImplementedError
+
+
+def before_first_rows(mirror: Mirror) -> bool:
+    """Whether the first snapshot of the feed is still to come."""
+    return not mirror.link.connected and not mirror.link.tries
 
 
 class TableView(View):
@@ -280,15 +297,20 @@ class FeedTable(TableView, Generic[R]):
         """Whether a row belongs here, without regard to the filter."""
         raise NotImplementedError
 
+    @property
+    def awaits_rows(self) -> bool:
+        return before_first_rows(self.mirror)
+
     def update(self) -> None:
         changes = self._changes = self._changes or self.mirror.watch(self.kind)
         model = self.table.model
         for key in changes.take():
-            row, name = self.mirror.get(key), key.partition("/")[2]
-            if self.takes(row):
-                model.put(name, row)
-            else:
-                model.drop(name)
+            with self.actions.guarded(f"show {key}"):
+                row, name = self.mirror.get(key), key.partition("/")[2]
+                if self.takes(row):
+                    model.put(name, row)
+                else:
+                    model.drop(name)
         if model.cursor is None:
             # Only before a row was selected: if the selected row goes away, no other one is selected.
             model.aim_first()

@@ -37,6 +37,9 @@ class StyledApp(Protocol):
 
     line_styles: Styles
 
+    def fault(self, error: Exception, doing: str) -> str:
+        """Write the traceback of a fault to a file. Returns the sentence about it."""
+
 
 class Painted(Widget):
     """A widget that repaints only the lines that changed."""
@@ -58,7 +61,7 @@ class Painted(Widget):
         width, height = self.size
         if not width or not height or not self.is_mounted:
             return 0
-        before, drawn = self._drawn, list(self.drawing(width, height))[:height]
+        before, drawn = self._drawn, self._try_drawing(width, height)[:height]
         drawn += [((), "")] * (height - len(drawn))
         changed = [y for y in range(height) if all or y >= len(before) or before[y] != drawn[y]]
         self._drawn = drawn
@@ -71,6 +74,13 @@ class Painted(Widget):
             parts = ((y, _changed_part(before[y] if y < known else None, drawn[y], width)) for y in changed)
             self.refresh(*(Region(x, y, taken, 1) for y, (x, taken) in parts))
         return len(changed)
+
+    def _try_drawing(self, width: int, height: int) -> list[Drawn]:
+        try:
+            return list(self.drawing(width, height))
+        except Exception as error:  # noqa: BLE001 - the boundary of one part of the screen
+            said = cast(StyledApp, self.app).fault(error, f"draw {type(self).__name__.lower()}")
+            return [((Span(line, Tone.BAD),), "") for line in wrapped(said, max(1, width))]
 
     def render_line(self, y: int) -> Strip:
         drawn = self._drawn[y] if y < len(self._drawn) else ((), "")
