@@ -1,4 +1,4 @@
-"""Checks whether a run can work here: `python -m agentrl.doctor [--json] [--datasets] [--set A.B=C] [RUN.yaml]`.
+"""Checks whether a run can work here: `python -m agentrl.doctor [--json] [--inputs] [--set A.B=C] [RUN.yaml]`.
 
 * A check leaves nothing behind.
 * Every check answers with a sentence, and with a hint if something is wrong.
@@ -41,6 +41,7 @@ from agentrl.formatting.sentences import ended
 from agentrl.host import cgroups
 from agentrl.store import datasets
 from agentrl.store.datasets import Row
+from agentrl.store.demonstrations import parser_of, read_demonstrations
 from agentrl.store.mongod_binary import find_mongod, mongod_version
 from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, cannot_listen, hub_address, tcp_triplet, why_not_free
 
@@ -82,7 +83,7 @@ def examine(config: RunConfig | None = None) -> Iterator[Check]:
     yield check_terminal(sys.stdout.isatty(), os.environ.get("TERM", ""), locale.getpreferredencoding(False))
     if config is not None:
         yield from check_files(config)
-        yield from check_datasets(config)
+        yield from check_inputs(config)
     if config is not None and config.coordinator.listen:
         running = coordinator_of(state)
         yield check_ports(config.coordinator.listen, running.pid if running else 0)
@@ -241,6 +242,49 @@ def check_files(config: RunConfig) -> Iterator[Check]:
         yield Check("files", "fail", problem.message, problem.hint)
 
 
+def check_inputs(config: RunConfig) -> Iterator[Check]:
+    """The model, the demonstrations and the datasets that the run reads."""
+    if config.environments or config.is_job:
+        yield from check_model(config)
+        yield from check_demonstrations(config)
+    yield from check_datasets(config)
+
+
+def check_model(config: RunConfig) -> Iterator[Check]:
+    """Whether engines and trainer can work with the model."""
+    if config.model is None or not config.model.path:
+        return
+    try:
+        # Imported here, because a host that only watches runs has no tokenizers.
+        from agentrl.training.model_check import refuse_model
+    except ImportError as missing:
+        yield Check("model", "warn", f"The model was not checked: {missing}.", "`pip install 'agentrl[train]'`")
+        return
+    try:
+        refuse_model(config)
+    except ConfigError as wrong:
+        yield Check("model", "fail", wrong.message, wrong.hint)
+    else:
+        yield Check("model", "ok", f"{config.model.path} can be served and trained.")
+
+
+def check_demonstrations(config: RunConfig) -> Iterator[Check]:
+    """The first rows of the demonstrations."""
+    training = config.training
+    named = {"training.warmup.dataset": training.warmup.dataset}
+    if config.is_job:
+        named = {"training.demonstrations": training.demonstrations}
+    for key, place in named.items():
+        try:
+            if place:
+                read_demonstrations(place, parser=parser_of(config), most=datasets.LOOKED_AT_ROWS)
+        except (ConfigError, OSError) as wrong:
+            made_by = next((each.made_by for each in config.environments.values() if each.made_by), "")
+            hint = f"It is made by `{made_by}`." if made_by and not Path(place).exists() else ""
+            sentence = ended(f"{key}: {getattr(wrong, 'message', wrong)}")
+            yield Check("demonstrations", "fail", sentence, hint or getattr(wrong, "hint", ""))
+
+
 def check_datasets(config: RunConfig) -> Iterator[Check]:
     """The datasets of the environments; of large files the first rows."""
     for name, environment in config.environments.items():
@@ -296,7 +340,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="agentrl doctor", description="Check whether a run can live here.")
     parser.add_argument("run", nargs="?", metavar="RUN.yaml", help="also check what this run needs")
     parser.add_argument("--json", action="store_true", help="print a list of checks as JSON")
-    parser.add_argument("--datasets", action="store_true", help="look at nothing but the run's datasets")
+    parser.add_argument(
+        "--inputs", action="store_true", help="look at nothing but the run's model, demonstrations and datasets"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="as of `agentrl up`")
     options = parser.parse_args(arguments)
     checks: list[Check] = []
@@ -307,10 +353,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             checks.append(Check("run file", "ok", f"{options.run} describes the run {config.name}."))
         except ConfigError as wrong:
             checks.append(Check("run file", "fail", wrong.message, wrong.hint))
-    if not options.datasets:
+    if not options.inputs:
         checks += examine(config)
     elif config is not None:
-        checks += check_datasets(config)
+        checks += check_inputs(config)
     _print(checks, as_json=options.json)
     return ExitCode.UNHEALTHY if any(check.verdict == "fail" for check in checks) else ExitCode.OK
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from agentrl.telemetry.data_plane_metrics import CANARY_LARGEST, CANARY_OVER_LIM
 from agentrl.unit import Unit, run_unit
 
 LOOK_EVERY_S = 0.5
+NO_VERSION = "it serves no version yet"
 STANDS_AT_MOST_S = 120.0
 """A computing round takes far less than a second; an engine without progress for this long hangs."""
 DRAIN_WITHIN_S = 30.0
@@ -53,13 +55,15 @@ async def main(unit: Unit) -> None:
                 load_within_s=config.engines.load_s,
                 on_version=lambda version: setattr(unit, "weights", version),
                 on_canary=lambda agreement: _report_canary(unit, agreement),
-                on_serving=lambda serving: setattr(unit, "serving", serving),
+                on_serving=functools.partial(_report_serving, unit),
+                on_problem=functools.partial(_report_problem, unit),
                 on_news=unit.status,
                 waiting_for=lambda version: unit.wait(
                     "its weights to be loaded", on=f"version {version}", at_most_s=config.engines.load_s
                 ),
             )
             unit.status(f"serves at {running.url} once it has weights")
+            unit.incomplete(NO_VERSION)
             async with _following(follower) as following:
                 unit.ready()
                 with unit.phase("serving", at_most_s=STANDS_AT_MOST_S):
@@ -68,6 +72,18 @@ async def main(unit: Unit) -> None:
             await follower.leave("gone")
     finally:
         await database.close()
+
+
+def _report_serving(unit: Unit, serving: str) -> None:
+    unit.serving = serving
+    if serving:
+        unit.incomplete(f"{serving}, its first version" if unit.weights is None else "")
+
+
+def _report_problem(unit: Unit, why: str) -> None:
+    unit.problem("model", why)
+    if why:
+        unit.incomplete("")
 
 
 def _report_canary(unit: Unit, agreement: Agreement) -> None:

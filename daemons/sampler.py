@@ -26,6 +26,7 @@ from agentrl.rollout.sampler_knobs import SamplerKnobs
 from agentrl.rollout.sampler_reporting import WaitMeter, reporting
 from agentrl.rollout.scorers import close_scorers
 from agentrl.rollout.service_directory import SamplerToolbox, ServiceDirectory
+from agentrl.rollout.user_code_faults import UserCodeFaults
 from agentrl.store import run_database
 from agentrl.store.call_writer import Writer
 from agentrl.store.database import Database, StoreUnavailableError
@@ -86,16 +87,18 @@ async def main(unit: Unit) -> None:
 def _context(
     waits: WaitMeter, config: RunConfig, database: Database, lease: Lease, directory: ServiceDirectory, chat: ChatFormat
 ) -> SamplerContext:
+    faults = UserCodeFaults(waits.unit.problem)
     return SamplerContext(
         config=config,
         database=database,
         writer=Writer(database, lease.certain),
         lease=lease,
         directory=directory,
-        endings=RecordEnder(database, lease, policy_rules.group_rule(config)),
+        endings=RecordEnder(database, lease, policy_rules.group_rule(config), faults),
         template=chat.template,
         vocabulary=chat.vocabulary,
         wait=waits.wait,
+        faults=faults,
     )
 
 

@@ -1,8 +1,8 @@
 """Runs a toolbox as a unit of the role `toolbox`: `python -m daemons.toolbox`.
 
 Invariants:
-- The unit is ready when it listens and every server has come up or failed to.
-- A server that did not come up is named in the status and in the Service document, and is tried again.
+- The unit is ready when it listens. It is incomplete until every server has come up or failed to.
+- A server that does not come up is a problem of the unit, is named in the Service document, and is tried again.
 - A drain takes no new sessions and lets open ones end; the servers end with the toolbox.
 """
 
@@ -21,7 +21,7 @@ from agentrl.store import run_database
 from agentrl.store.documents import Service
 from agentrl.telemetry import data_plane_metrics
 from agentrl.toolbox.api import build_app
-from agentrl.toolbox.service_report import ServiceReporter, status_of
+from agentrl.toolbox.service_report import ServiceReporter, problems_of, starting, status_of
 from agentrl.toolbox.toolbox import Quotas, Toolbox
 from agentrl.unit import Unit, run_unit
 
@@ -49,7 +49,7 @@ async def main(unit: Unit) -> None:
         async with toolbox.running(), listening(app) as url:
             me = Service(id=name, unit=unit.name, url=url, slots=quotas.sessions)
             reporter = ServiceReporter(toolbox, database, me)
-            await _settle(unit, toolbox)
+            _report_servers(unit, toolbox)
             async with _following(reporter):
                 unit.ready()
                 with unit.phase("serving", at_most_s=NO_PROGRESS_AT_MOST_S):
@@ -60,12 +60,12 @@ async def main(unit: Unit) -> None:
         await database.close()
 
 
-async def _settle(unit: Unit, toolbox: Toolbox) -> None:
-    """Wait until every server has come up or failed to, at most a minute."""
-    with unit.phase("starting servers", at_most_s=NO_PROGRESS_AT_MOST_S):
-        while not toolbox.settled and await unit.sleep_async(LOOK_EVERY_S / 5):
-            unit.status(status_of(toolbox))
-            unit.tick()
+def _report_servers(unit: Unit, toolbox: Toolbox) -> None:
+    servers = toolbox.servers()
+    unit.status(status_of(servers, toolbox.open_sessions))
+    unit.incomplete(starting(servers))
+    for name, problem in problems_of(servers).items():
+        unit.problem(name, problem)
 
 
 @contextlib.asynccontextmanager
@@ -84,7 +84,7 @@ async def _serve(unit: Unit, toolbox: Toolbox) -> None:
     while await unit.sleep_async(LOOK_EVERY_S):
         unit.tick()
         toolbox.paused = unit.paused
-        unit.status(status_of(toolbox))
+        _report_servers(unit, toolbox)
         unit.metric("running", toolbox.running_calls)
         unit.metric("sessions", toolbox.open_sessions)
         unit.metric("calls_per_s", (toolbox.statistics.calls - calls) / LOOK_EVERY_S)

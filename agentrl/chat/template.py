@@ -167,8 +167,14 @@ class Template:
 
 def _markup_of(tokenizer: Tokenizer) -> Markup:
     for markup in MARKUPS:
-        tokens = (markup.end, *(token for token, _ in markup.roles.values()))
-        if all(tokenizer.find(token) is not None for token in tokens):
+        if all(tokenizer.find(token) is not None for token in _control_tokens(markup)):
             return markup
-    known = ", ".join(markup.name for markup in MARKUPS)
-    raise ConfigError(f"The tokenizer lacks the control tokens of every known chat template ({known}).")
+    known = "; ".join(f"{markup.name}: {', '.join(_control_tokens(markup))}" for markup in MARKUPS)
+    raise ConfigError(
+        "The tokenizer lacks the control tokens of every known chat template.",
+        hint=f"Known are {known}. Take a chat model with one of them, such as Qwen.",
+    )
+
+
+def _control_tokens(markup: Markup) -> list[str]:
+    return sorted({markup.end, *(token for token, _ in markup.roles.values())})

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.cli import output
 from agentrl.cli.options import Cli
+from agentrl.formatting.amounts import counted
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -62,6 +63,10 @@ class Progress:
     def step(self, sentence: str) -> None:
         """A wait without an operation."""
         self._show(sentence, ())
+
+    def units(self, waiting: tuple[str, ...]) -> None:
+        """A wait for units that are ready and do not do their whole work yet."""
+        self._show(f"waiting for {counted(len(waiting), 'units')}", waiting)
 
     def operation(self, row: OperationRow) -> None:
         """The current state of an operation."""

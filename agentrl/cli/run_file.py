@@ -107,12 +107,12 @@ def _as_text(value: object) -> str:
 
 
 def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
-    """Check a run file and its datasets without starting anything."""
+    """Check a run file, its model, datasets, code and tool programs without starting anything."""
     from agentrl.cli import output
     from agentrl.config.show import advice
 
     loaded, chosen_sets = load(cli, file, sets)
-    advised = [*advice(loaded), *check_datasets(loaded, chosen_sets)]
+    advised = [*advice(loaded), *check_inputs(loaded, chosen_sets)]
     units = sum(loaded.config.sizes.values())
     if cli.json:
         document = {"name": loaded.config.name, "file": str(loaded.path or ""), "units": units, "valid": True}
@@ -125,8 +125,8 @@ def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
     return ExitCode.OK
 
 
-def check_datasets(loaded: Loaded, sets: Sequence[str]) -> list[str]:
-    """Warnings about datasets and files. Raises ConfigError for a dataset that a unit would refuse."""
+def check_inputs(loaded: Loaded, sets: Sequence[str]) -> list[str]:
+    """Warnings about model, datasets, code and programs. Raises ConfigError for what a unit would refuse."""
     import subprocess
 
     import msgspec
@@ -135,10 +135,10 @@ def check_datasets(loaded: Loaded, sets: Sequence[str]) -> list[str]:
 
     if problem := next(file_checks.problems_of(loaded.config), None):
         raise problem
-    if not loaded.config.environments:
+    if not loaded.config.environments and not loaded.config.is_job:
         return []
-    # Another program reads the rows, because the command line imports nothing that can read them.
-    command = [sys.executable, "-m", "agentrl.doctor", "--json", "--datasets", *(f"--set={one}" for one in sets)]
+    # Another program reads them, because the command line imports nothing that can read them.
+    command = [sys.executable, "-m", "agentrl.doctor", "--json", "--inputs", *(f"--set={one}" for one in sets)]
     # In its own session, because Ctrl-C is for this command.
     done = subprocess.run(
         [*command, "--", str(loaded.path)], stdout=subprocess.PIPE, check=False, start_new_session=True
@@ -147,7 +147,7 @@ def check_datasets(loaded: Loaded, sets: Sequence[str]) -> list[str]:
         checks = msgspec.json.decode(done.stdout, type=list[dict[str, str]])
     except msgspec.DecodeError:
         raise OperationFailedError(
-            f"The datasets could not be read: the program that reads them ended with {done.returncode}.",
+            f"Model and datasets could not be read: the program that reads them ended with {done.returncode}.",
             hint="Its output is above; `agentrl doctor` looks for what is missing.",
         ) from None
     for each in checks:

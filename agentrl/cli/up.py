@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.cli.options import Cli, add_command
-from agentrl.cli.run_file import RunFile, Sets, check_datasets, load, nothing_to_bring_up
+from agentrl.cli.run_file import RunFile, Sets, check_inputs, load, nothing_to_bring_up
 from agentrl.errors import ConfigError, ConflictError, ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ async def up(
         if not config.groups and not left_up(place.state_dir):
             # A run that is up is stopped by a file without groups.
             raise ConfigError(f"{loaded.path}: {nothing_to_bring_up(loaded)}")
-        _check_datasets(loaded, chosen_sets, place)
+        _check_inputs(loaded, chosen_sets, place)
         _note_left_out_settings(loaded, chosen_sets, place)
         if cli.dry_run and not (paths.read_run(place.state_dir) and await start_coordinator.answers(place.name)):
             return _preview_of_a_new_run(cli, loaded)
@@ -120,16 +120,17 @@ def _run_to_read(cli: Cli) -> OfflineRun:
     return found
 
 
-def _check_datasets(loaded: Loaded, sets: tuple[str, ...], place: Place) -> None:
-    """Check the datasets before any process is started. Raises ConfigError for a dataset that the steward would refuse.
+def _check_inputs(loaded: Loaded, sets: tuple[str, ...], place: Place) -> None:
+    """Check model, datasets, code and programs before any process is started. Raises ConfigError for what a unit would
+    refuse.
 
-    A run that was not taken down has read its datasets before, so for it the error is only a note.
+    A run that was not taken down has read them before, so for it the error is only a note.
     """
     from agentrl.cli import output
     from agentrl.client.run_processes import left_up
 
     try:
-        notes = check_datasets(loaded, sets)
+        notes = check_inputs(loaded, sets)
     except ConfigError as wrong:
         if not left_up(place.state_dir):
             raise

@@ -21,7 +21,7 @@ async def report(cli: Cli, client: Client, run: str, row: OperationRow, effect: 
     """Print the report; `line`: the JSON document is one line of several. Returns UNHEALTHY if a unit is not up."""
     # The units as they are now, because a unit that came up may have died since.
     wanted = {name: unit for name, unit in (await unit_rows(client)).items() if unit.desired}
-    not_up = {name: unit for name, unit in wanted.items() if unit.state not in _UP and not unit.done}
+    not_up = {name: unit for name, unit in wanted.items() if _why_not_up(unit)}
     by_role = Counter(unit.role for unit in wanted.values() if unit.state in _UP)
     code = exit_code(row)
     if code is ExitCode.OK and not_up:
@@ -38,7 +38,7 @@ async def report(cli: Cli, client: Client, run: str, row: OperationRow, effect: 
         "changed": list(effect.changes),
     }
     if cli.json:
-        states = {name: {"state": unit.state, "reason": unit.reason} for name, unit in sorted(not_up.items())}
+        states = {name: {"state": unit.state, "reason": _why_not_up(unit)} for name, unit in sorted(not_up.items())}
         named = {word.replace(" ", "_"): names for word, names in summary.items()}
         document = {"operation": row, "effect": effect, **named, "up": by_role, "not_up": states}
         (output.emit_line if line else output.emit)(document)
@@ -55,9 +55,21 @@ async def report(cli: Cli, client: Client, run: str, row: OperationRow, effect: 
     return code
 
 
+def _why_not_up(unit: UnitRow) -> str:
+    """Empty if the unit does its whole work, or was a job that is done."""
+    if unit.done:
+        return ""
+    if unit.state not in _UP:
+        return unit.reason or unit.state.value
+    faults = [f"{of}: {why}" for of, why in unit.problems.items()]
+    return "; ".join([*faults, *([unit.incomplete] if unit.incomplete else [])])
+
+
 def _note_units_that_are_not_up(cli: Cli, run: str, units: list[UnitRow]) -> None:
     for unit in units[:_NOT_UP_SHOWN]:
-        output.note(f"agentrl: {unit.unit} is not up now: {unit.state}{f', {unit.reason}' if unit.reason else ''}")
+        state = "does not do its whole work" if unit.state in _UP else f"is not up now: {unit.state}"
+        why = _why_not_up(unit)
+        output.note(f"agentrl: {unit.unit} {state}{f', {why}' if why != unit.state else ''}")
     if len(units) > _NOT_UP_SHOWN:
         output.note(f"agentrl: and {len(units) - _NOT_UP_SHOWN} more are not up now")
     with_log = next((unit.unit for unit in units if not unit.could_not_start), "")

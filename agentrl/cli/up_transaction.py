@@ -28,6 +28,7 @@ from agentrl.cli.run_transaction import Transaction
 from agentrl.cli.start_coordinator import Place
 from agentrl.cli.status import follow_changes
 from agentrl.cli.up_report import report
+from agentrl.cli.up_wait import until_complete
 from agentrl.client import Client
 from agentrl.client.run_processes import keepers_of, left_up, read_json
 from agentrl.config import paths
@@ -45,6 +46,8 @@ from agentrl.protocol.rows import OperationState
 
 _UNDONE_WITHIN_S = 20.0
 _POLL_S = 0.05
+_COMPLETE_WITHIN_S = 600.0
+"""How long `up` waits for first versions and tool servers after all units are ready."""
 NOTHING_CHANGED = "Nothing was started or changed."
 _LEFT_TO_ANOTHER = "Another `up` was accepted meanwhile; this one started and changed nothing else."
 _BRINGS_IT_UP = "`agentrl up` brings it up again."
@@ -288,6 +291,8 @@ class Up(Transaction):
                 row = await finished(cli, self._client, self._accepted.operation)
                 if row.superseded_by == "down":
                     raise TakenDownError(ended(f"The run {name} is not up: {row.reason}"), hint=_BRINGS_IT_UP)
+                if row.state is OperationState.SUCCEEDED:
+                    await until_complete(cli, self._client, _COMPLETE_WITHIN_S)
                 code = await report(cli, self._client, name, row, self._accepted.effect, line=self._follow)
             else:
                 report_accepted(cli, self._accepted)

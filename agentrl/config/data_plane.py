@@ -136,8 +136,14 @@ class ToolServer(Section):
     process per episode, from a pool."""
     pool: _Positive = 4
     """Processes of a server whose session is `process`."""
+    start_s: Seconds = 60.0
+    """How long a start may take. Long by default, because npx and uvx unpack packages first."""
     timeout_s: Seconds = 30.0
     """How long one call may take."""
+    calls: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 0
+    """Calls at the same time, of all episodes; others wait. 0: 32, or 16 behind a URL."""
+    queue_s: Annotated[Seconds, Field(le=40)] = 30.0
+    """How long a call waits for others; then it is refused (HTTP 429). Samplers repeat it for ten minutes."""
     timeout_means: Blame = "infrastructure"
     """Who is to blame if a call takes too long."""
     crash_means: Blame = "infrastructure"

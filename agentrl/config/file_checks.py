@@ -1,15 +1,21 @@
-"""Checks the files that a run file names, except datasets, before anything is started.
+"""Checks the code, programs and scripts that a run file names, before anything is started.
 
 Invariants:
-- The files are neither read nor run.
+- The files are not run.
 - The processes that need the files check them by the same functions, with the same messages.
 """
 
 from __future__ import annotations
 
+import ast
+import os
+import shutil
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from agentrl.config.data_plane import ToolServer
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 
@@ -20,6 +26,12 @@ def problems_of(config: RunConfig) -> Iterator[ConfigError]:
     for path in config.rollout.code if config.environments else ():
         if problem := problem_of_code(Path(path)):
             yield problem
+    for name, server in config.tools.items() if config.environments else ():
+        if problem := problem_of_server(name, server, Path(config.dir)):
+            yield problem
+    python = config.engines.python
+    if config.environments and config.engines.kind == "sglang" and python != "{python}" and not shutil.which(python):
+        yield ConfigError(f"engines.python: there is no program {python}.", hint="Name the Python that has SGLang.")
     demonstrations = config.training.demonstrations
     if config.is_job and demonstrations and not Path(demonstrations).is_file():
         yield ConfigError(
@@ -33,4 +45,42 @@ def problem_of_code(path: Path) -> ConfigError | None:
         return ConfigError(f"rollout.code: there is no file {path}.", hint="It is relative to the run file.")
     if path.suffix != ".py" or not path.is_file():
         return ConfigError(f"rollout.code: {path} is no Python file.", hint="Name files that end in .py.")
+    return _problem_of_syntax("rollout.code", path)
+
+
+def problem_of_server(name: str, server: ToolServer, run_dir: Path) -> ConfigError | None:
+    """The reason why the command of a tool server cannot be started, or None."""
+    if server.url:
+        return None
+    place = f"tools.{name}.command"
+    program, *arguments = (
+        word.replace("{python}", sys.executable).replace("{run_dir}", str(run_dir)) for word in server.command
+    )
+    cwd = Path(server.cwd.replace("{run_dir}", str(run_dir)))
+    if cwd != run_dir and not cwd.is_dir():
+        return ConfigError(f"tools.{name}.cwd: there is no directory {cwd}.", hint="It is relative to the run file.")
+    found = str(cwd / program) if "/" in program else shutil.which(program, path=server.env.get("PATH"))
+    if found is None or not os.access(found, os.X_OK) or Path(found).is_dir():
+        where = "" if "/" in program else " on the PATH"
+        return ConfigError(f"{place}: there is no program {program}{where}.", hint="Install it, or name its path.")
+    if not Path(program).name.startswith("python"):
+        return None
+    script = next(iter(arguments), "")
+    if not script.endswith(".py"):
+        return None
+    if not (cwd / script).is_file():
+        return ConfigError(f"{place}: there is no file {cwd / script}.", hint=f"It is relative to {cwd}.")
+    return _problem_of_syntax(place, cwd / script)
+
+
+def _problem_of_syntax(place: str, path: Path) -> ConfigError | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(path.read_bytes(), str(path))
+    except OSError as refused:
+        return ConfigError(f"{place}: {path} cannot be read: {refused.strerror}.")
+    except (SyntaxError, ValueError) as wrong:
+        what = f"line {wrong.lineno}: SyntaxError: {wrong.msg}" if isinstance(wrong, SyntaxError) else str(wrong)
+        return ConfigError(f"{place}: {path}, {what}.")
     return None

@@ -143,9 +143,11 @@ class PublicationFollower:
         on_canary: Callable[[Agreement], None] = lambda agreement: None,
         on_serving: Callable[[str], None] = lambda serving: None,
         on_news: Callable[[str], None] = lambda sentence: None,
+        on_problem: Callable[[str], None] = lambda sentence: None,
         waiting_for: Callable[[int], AbstractContextManager[None]] = lambda version: contextlib.nullcontext(),
     ) -> None:
-        """`service` names the engine and its address; its state and version are kept here.
+        """`service` names the engine and its address; its state and version are kept here. `on_problem` gets the reason
+        why nothing serves, and an empty text when a version does.
 
         Without `second` the engine holds one version. Then, if it is the one that `evaluates`, it serves the version
         of an evaluation instead of the newest. `waiting_for` is entered while a version is loaded.
@@ -161,6 +163,7 @@ class PublicationFollower:
         self._on_canary = on_canary
         self._on_serving = on_serving
         self._on_news = on_news
+        self._on_problem = on_problem
         self._waiting_for = waiting_for
         self._refused: set[int] = set()
         self._unreported: _Decision | None = None
@@ -236,6 +239,7 @@ class PublicationFollower:
         else:
             self.version = version
             self._on_version(version)
+            self._on_problem("")
             self._on_news(f"serves version {version}")
             agreement = self._engine.agreement
             if agreement is not None and agreement.tokens:
@@ -261,6 +265,8 @@ class PublicationFollower:
         self._refused.add(version)
         serving = "nothing serves" if self.version is None else f"version {self.version} still serves"
         self._on_news(f"refused version {version} ({why}); {serving}")
+        if self.version is None:
+            self._on_problem(f"version {version} is refused, so nothing serves: {why}")
         self._unreported = _Decision(version, why)
 
     async def _report_decision(self) -> None:

@@ -121,6 +121,10 @@ class UnitRow(Row, tag="unit", frozen=True):
     weights: int | None = None
     serving: str = ""
     """What an engine does about versions of the weights: `loading(v3→v4)`, `serving(v4)`."""
+    problems: dict[str, str] = {}
+    """What keeps the unit from its work: the thing at fault, and a sentence."""
+    incomplete: str = ""
+    """What a ready unit does not do yet, such as serving a first version."""
     paused: bool = False
     cpu_percent: float = 0.0
     rss_bytes: int = 0

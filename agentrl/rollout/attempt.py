@@ -28,6 +28,7 @@ from agentrl.rollout.model_calls import ModelCalls, Wait
 from agentrl.rollout.record_ending import RecordEnder, structure
 from agentrl.rollout.service_directory import ServiceDirectory
 from agentrl.rollout.tool_calls import ToolCalls
+from agentrl.rollout.user_code_faults import UserCodeFaults, described
 from agentrl.store import claims
 from agentrl.store.call_writer import Writer
 from agentrl.store.claims import Claim, Ending
@@ -64,6 +65,7 @@ class SamplerContext:
     template: Template
     vocabulary: int
     wait: Wait
+    faults: UserCodeFaults
 
 
 @dataclass(eq=False)
@@ -185,7 +187,7 @@ class Attempt:
         try:
             async with clock.running():
                 await self._tool_calls.prepare()
-                return EndedError(await loop.run(episode))
+                outcome = await loop.run(episode)
         except EndedError as ended:
             return ended
         except (EpisodeExit, asyncio.CancelledError):
@@ -202,10 +204,20 @@ class Attempt:
             if isinstance(broken, TimeoutError) and clock.expired:
                 return EndedError(Outcome.EPISODE_TIMEOUT, f"it took longer than {self.settings.episode_s:g} s")
             return _loop_failed(episode, broken)
+        try:
+            return EndedError(Outcome(outcome))
+        except ValueError:
+            returned = "nothing" if outcome is None else repr(outcome)
+            return EndedError(Outcome.LOOP_FAILED, f"`run` returned {returned}, and must return an Outcome"[:2000])
 
     async def _end(self, loop: AgentLoop, episode: Episode, ended: EndedError) -> bool:
         record, recorder = self.claim.record, episode.recorder
         kind = outcomes.class_of(ended.outcome)
+        name = f"agent {self.claim.task.agent_name}"
+        if ended.outcome is Outcome.LOOP_FAILED:
+            self.context.faults.failed(name, ended.error)
+        elif kind is not OutcomeClass.INFRASTRUCTURE:
+            self.context.faults.worked(name)
         reached = recorder.reached
         if kind is OutcomeClass.INFRASTRUCTURE:
             await self.context.endings.fail(record, ended.outcome, ended.error, free=ended.free, reached=reached)
@@ -267,7 +279,7 @@ async def _settled(recorder: Recorder, ended: EndedError) -> EndedError:
 
 def _loop_failed(episode: Episode, broken: BaseException) -> EndedError:
     log.error("the agent loop of %s failed", episode.recorder.record.id, exc_info=broken)
-    return EndedError(Outcome.LOOP_FAILED, f"{type(broken).__name__}: {broken}"[:2000])
+    return EndedError(Outcome.LOOP_FAILED, described(broken)[:2000])
 
 
 def _first_exit(several: BaseExceptionGroup[BaseException]) -> EpisodeExit | None:

@@ -94,8 +94,11 @@ class Episode:
         system = earlier.pop(0)[1] if earlier and earlier[0][0] == "system" else self.environment.system
         return self.template.first(system, self.tools, self.task.query, earlier=earlier)
 
-    async def model(self, prompt: Sequence[int]) -> Reply:
-        """The next turn. The episode ends here if there may be none."""
+    async def model(self, prompt: Sequence[int], *, may_be_cut: bool = False) -> Reply:
+        """The next turn. The episode ends here if there may be none.
+
+        It also ends at a reply that is cut off by `max_tokens`; with `may_be_cut` the loop gets it (`ended` is false).
+        """
         index = self.turns
         self._close_turn()
         if index >= self.limits.max_turns:
@@ -111,8 +114,9 @@ class Episode:
         self.texts.append(text)
         self._turn = index
         self.recorder.parsed(index, text, _parsed_calls(parsed), began)
-        if made.finish == "length":
-            raise EndedError(Outcome.TOKEN_LIMIT if room > self.limits.max_tokens else Outcome.CONTEXT_FULL)
+        full = room <= self.limits.max_tokens
+        if made.finish == "length" and (full or not may_be_cut):
+            raise EndedError(Outcome.CONTEXT_FULL if full else Outcome.TOKEN_LIMIT)
         return Reply(made.ids, text, ended, parsed)
 
     async def call_tools(self, calls: Sequence[Call]) -> list[str]:

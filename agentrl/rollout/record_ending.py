@@ -23,6 +23,7 @@ from agentrl.rollout.agent_loops import AgentLoop
 from agentrl.rollout.batched_requests import Coalescer
 from agentrl.rollout.episode_errors import DroppedError
 from agentrl.rollout.scorers import UnscoredError
+from agentrl.rollout.user_code_faults import UserCodeFaults, described
 from agentrl.store import calls, chunks, claims, groups, tasks
 from agentrl.store.claims import Claim, Ending, Reached, Scored
 from agentrl.store.database import Database, StoreError
@@ -62,14 +63,17 @@ def structure(
 async def _judged(made: Callable[[], AgentLoop], texts: Sequence[str], task: Task) -> float:
     """The boundary to code of users: whatever it raises is its inability to say, and ends at the same deadline."""
     try:
-        score = float(await made().evaluate_record(texts, task))
+        returned = await made().evaluate_record(texts, task)
+        if returned is None:
+            raise UnscoredError(f"`evaluate_record` of the agent loop {task.agent_name} returned nothing.")
+        score = float(returned)
     except UnscoredError:
         raise
     except UnknownNameError as unknown:
         raise UnscoredError(str(unknown)) from unknown
     except Exception as broken:
         log.exception("the agent loop %s cannot score an answer to %s", task.agent_name, task.id)
-        raise UnscoredError(f"The agent loop {task.agent_name}: {type(broken).__name__}: {broken}.") from broken
+        raise UnscoredError(f"`evaluate_record` of {task.agent_name} failed: {described(broken)}.") from broken
     if not math.isfinite(score):
         raise UnscoredError(f"The agent loop {task.agent_name} answered {score}, which is no score.")
     return score
@@ -78,7 +82,8 @@ async def _judged(made: Callable[[], AgentLoop], texts: Sequence[str], task: Tas
 class RecordEnder:
     """Ends episodes in the name of one owner."""
 
-    def __init__(self, database: Database, lease: Lease, rule: GroupRule) -> None:
+    def __init__(self, database: Database, lease: Lease, rule: GroupRule, faults: UserCodeFaults | None = None) -> None:
+        self._faults = faults or UserCodeFaults()
         self._database = database
         self._lease = lease
         self._rule = rule
@@ -93,6 +98,7 @@ class RecordEnder:
         try:
             await asyncio.wait([judging], timeout=JUDGED_SOON_S)
             if judging.done() and judging.exception() is None:
+                self._faults.worked(f"scorer {claim.task.scorer}")
                 scored = Scored(record.id, ending, judging.result(), data)
                 await self._held(lambda: self._together.act(scored))
                 return True
@@ -141,10 +147,12 @@ class RecordEnder:
             score = await judged
         except UnscoredError as cannot:
             log.warning("%s is not scored: %s", record.id, cannot)
+            self._faults.failed(f"scorer {task.scorer}", str(cannot))
             if record.status != RecordStatus.UNSCORED:
                 why = str(cannot)
                 await self._held(lambda: claims.leave_unscored(self._database, record.id, self._lease.incarnation, why))
             return False
+        self._faults.worked(f"scorer {task.scorer}")
         await self._held(lambda: claims.score(self._database, record.id, self._lease.incarnation, score, data))
         await self._insist(lambda: groups.close(self._database, task.id, self._rule, Actor.SAMPLER))
         return True

@@ -18,7 +18,7 @@ class WaitMeter:
     """Reports what episodes wait for, and adds up how long they wait for engines and toolboxes."""
 
     def __init__(self, unit: Unit) -> None:
-        self._unit = unit
+        self.unit = unit
         self._meters = {"toolbox": Meter(time.monotonic()), "engine": Meter(time.monotonic())}
         self._waiting = dict.fromkeys(self._meters, 0)
 
@@ -26,7 +26,7 @@ class WaitMeter:
     def wait(self, what: str, on: str, at_most_s: float) -> Iterator[None]:
         """`on` is a unit or a group."""
         group = on.rpartition("-")[0] or on
-        with self._unit.wait(what, on=on, at_most_s=at_most_s):
+        with self.unit.wait(what, on=on, at_most_s=at_most_s):
             self._add(group, 1)
             try:
                 yield

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 
 from agentrl.errors import AgentrlError, ConfigError, UnknownNameError
 from agentrl.rollout.math_judge import MathJudge, NoVerdictError
+from agentrl.rollout.user_code_faults import described
 from agentrl.store.documents import Task
 
 log = logging.getLogger("scorer")
@@ -57,7 +58,10 @@ async def score(name: str, answer: str | None, task: Task) -> float:
     try:
         scorer = scorer_named(name)
         async with asyncio.timeout(SCORE_WITHIN_S):
-            value = float(await scorer(answer, task.answer, task))
+            returned = await scorer(answer, task.answer, task)
+            if returned is None:
+                raise UnscoredError(f"The scorer {name} returned nothing; a score is a number.")
+            value = float(returned)
     except TimeoutError:
         raise UnscoredError(f"The scorer {name} did not answer within {SCORE_WITHIN_S:g} s.") from None
     except UnscoredError:
@@ -67,7 +71,7 @@ async def score(name: str, answer: str | None, task: Task) -> float:
     except Exception as broken:
         # The boundary to code of users: what it raises is its inability to say.
         log.exception("the scorer %s failed on an answer to %s", name, task.id)
-        raise UnscoredError(f"The scorer {name} failed: {type(broken).__name__}: {broken}.") from broken
+        raise UnscoredError(f"The scorer {name} failed: {described(broken)}.") from broken
     if not math.isfinite(value):
         raise UnscoredError(f"The scorer {name} answered {value}, which is no score.")
     return value

@@ -42,6 +42,8 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Why it does not serve, with its last lines."""
     starts: int = 0
     """Number of starts, over all processes of a pool."""
+    problem: str = ""
+    """Why a person should look at it: it does not come up. One failed start may be chance."""
     tools: int = 0
     sessions: int = 0
     running: int = 0

@@ -23,7 +23,7 @@ from agentrl.policies.outcomes import fault_on_fresh_session
 from agentrl.toolbox.api_messages import CallAnswer, NotAgain, ToolInfo
 from agentrl.toolbox.call_outcomes import call_server
 from agentrl.toolbox.call_registry import Call
-from agentrl.toolbox.server_pool import Connect
+from agentrl.toolbox.server_pool import Connect, start_permit
 
 RECENT_S = 60.0
 MOST_REMEMBERED = 256
@@ -100,7 +100,7 @@ class FreshSessionRetry:
         """The second call. None if no fresh session could be opened."""
         connection = self._connect()
         try:
-            async with asyncio.timeout(OPENED_WITHIN_S), self._gate:
+            async with asyncio.timeout(OPENED_WITHIN_S), start_permit(self._gate):
                 await connection.open(OPENED_WITHIN_S)
             call.again = True
             return await call_server(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, cast
 
@@ -21,17 +21,19 @@ import httpx2
 import mcp_types as types
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
+from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from pydantic import ValidationError
 
 from agentrl.errors import AgentrlError
 from agentrl.toolbox.api_messages import ToolInfo
-from agentrl.toolbox.stdio_transport import MOST_MESSAGE_BYTES, TOO_LONG, ServerProcess
+from agentrl.toolbox.stdio_transport import MOST_MESSAGE_BYTES, TOO_LONG, Activity, ServerProcess
 
 log = logging.getLogger("toolbox")
 START_WITHIN_S = 60.0
-"""Long, because npx and uvx unpack packages first."""
 ANSWER_WITHIN_S = 5.0
-"""How long a live server may take to list its tools."""
+"""How long an idle server may take to list its tools."""
+BUSY_AT_MOST_S = 60.0
+"""How long a server that writes or computes may take."""
 LEAVE_WITHIN_S = 10.0
 _LATE_S = 2.0
 _MOST_TOOLS = 10_000
@@ -69,6 +71,9 @@ class Peer(Protocol):
     @property
     def story(self) -> str: ...
 
+    @property
+    def activity(self) -> Activity: ...
+
     def connected(self) -> AbstractAsyncContextManager[Any]: ...
 
 
@@ -83,6 +88,10 @@ class HttpPeer:
     @property
     def story(self) -> str:
         return f"at {self._url}"
+
+    @property
+    def activity(self) -> Activity:
+        return Activity()
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Any]:
@@ -120,10 +129,19 @@ class Connection:
         self.gone = asyncio.Event()
         self.why = ""
         self.tools: tuple[ToolInfo, ...] = ()
+        self.on_tools: Callable[[tuple[ToolInfo, ...]], None] = lambda tools: None
+        """Called when the server reports that its list of tools has changed."""
+        self._following: set[asyncio.Task[None]] = set()
         self._running: set[_Running] = set()
+        self._answered = 0
         self.calls = 0
         """Number of calls so far: a process without calls may serve another session."""
         self.opened_at = 0.0
+
+    @property
+    def story(self) -> str:
+        """What is known of the server: how it ended, or that it runs, and its last lines."""
+        return self._peer.story
 
     async def open(self, within_s: float = START_WITHIN_S) -> None:
         """Start, shake hands, list the tools. Raises ConnectionFailedError."""
@@ -159,9 +177,11 @@ class Connection:
         try:
             # The SDK's timeout begins after the request was written; this one also covers a server that does not read.
             async with asyncio.timeout(timeout_s + _LATE_S):
-                return await self._client.call_tool(
+                answer = await self._client.call_tool(
                     tool, arguments, read_timeout_seconds=timeout_s, meta=cast(types.RequestParamsMeta, dict(meta))
                 )
+                self._answered += 1
+                return answer
         except MCPError as failed:
             if failed.code == types.REQUEST_TIMEOUT and time.monotonic() - began >= 0.9 * timeout_s:
                 raise CallTimedOutError(f"{tool} did not answer within {timeout_s:g} s.") from None
@@ -177,7 +197,7 @@ class Connection:
             self._running.discard(running)
 
     def doubt(self) -> None:
-        """Check the connection after a failed call, and end it if the server does not answer."""
+        """Check the connection after a failed call, and end it if the server neither answers nor works."""
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._check(), name=f"check {self.name}")
 
@@ -185,8 +205,9 @@ class Connection:
         """End the client and its process. Returns when they ended, or after the time limit."""
         self._end_with(why)
         self._stop.set()
-        if self._checking is not None:
-            self._checking.cancel()
+        for task in (self._checking, *self._following):
+            if task is not None:
+                task.cancel()
         if self._task is not None:
             if not self._entered:
                 self._task.cancel()  # it may still wait for the server's first message
@@ -197,9 +218,10 @@ class Connection:
     async def _live(self, ready: asyncio.Future[None]) -> None:
         """Enter and leave the client, in one task."""
         try:
-            async with Client(self._peer.connected(), cache=None) as client:
+            async with Client(self._peer.connected(), cache=None, message_handler=self._hear) as client:
                 self.tools = await self._list(client)
                 self._client = client
+                self._in_background(self._follow_tools(client))
                 self._entered = True
                 if not ready.done():
                     ready.set_result(None)
@@ -249,8 +271,7 @@ class Connection:
         if client is None:
             return
         try:
-            async with asyncio.timeout(ANSWER_WITHIN_S):
-                await client.list_tools()
+            await self._answer_or_work(client)
         except asyncio.CancelledError:
             raise
         except Exception as broken:  # the boundary: any error means that the server did not answer
@@ -262,6 +283,56 @@ class Connection:
             log.debug("%s is given up", self.name, exc_info=broken)
             self.gone.set()
             self._stop.set()
+
+    async def _answer_or_work(self, client: Client) -> None:
+        """Returns when the server answers. Raises TimeoutError if it is silent and idle, or busy for too long.
+
+        A server with one loop answers nothing while it works on the calls of many episodes.
+        """
+        began = time.monotonic()
+        listing = asyncio.create_task(client.list_tools(), name=f"list tools of {self.name}")
+        try:
+            while True:
+                answered, before = self._answered, self._peer.activity
+                await asyncio.wait([listing], timeout=ANSWER_WITHIN_S)
+                if listing.done():
+                    listing.result()
+                    return
+                works = self._answered > answered or self._peer.activity.since(before, ANSWER_WITHIN_S)
+                if not works or time.monotonic() - began > BUSY_AT_MOST_S:
+                    raise TimeoutError
+        finally:
+            listing.cancel()
+
+    # ---- changes of the tools ----
+
+    async def _hear(self, message: object) -> None:
+        """Servers of older protocols report a change without being subscribed to."""
+        if isinstance(message, types.ToolListChangedNotification) and self._client is not None:
+            # A request within this handler would wait for its own answer.
+            self._in_background(self._list_again(self._client))
+
+    async def _follow_tools(self, client: Client) -> None:
+        try:
+            async with client.listen(tools_list_changed=True) as changes:
+                async for _ in changes:
+                    await self._list_again(client)
+        except (ListenNotSupportedError, SubscriptionLost, MCPError, TimeoutError) as unsupported:
+            log.debug("changes of the tools of %s are not followed: %s", self.name, unsupported)
+
+    async def _list_again(self, client: Client) -> None:
+        try:
+            async with asyncio.timeout(BUSY_AT_MOST_S):
+                self.tools = await self._list(client)
+        except (MCPError, TimeoutError, RuntimeError, ValidationError, anyio.ClosedResourceError) as broken:
+            log.warning("%s changed its tools and does not list them: %s", self.name, _innermost(broken))
+        else:
+            self.on_tools(self.tools)
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work, name=f"tools of {self.name}")
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
 
     def _classified(self, tool: str, failed: MCPError, running: _Running) -> AgentrlError:
         match failed.code:

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from agentrl.config.data_plane import ToolServer
 from agentrl.errors import AgentrlError
 from agentrl.toolbox.api_messages import QuotaError, ToolInfo, UnavailableError
 from agentrl.toolbox.launch_environment import headers_of, launch_of
-from agentrl.toolbox.mcp_connection import START_WITHIN_S, Connection, HttpPeer
+from agentrl.toolbox.mcp_connection import Connection, HttpPeer
 from agentrl.toolbox.stdio_transport import ServerProcess
 
 log = logging.getLogger("toolbox")
@@ -33,6 +33,10 @@ FIRST_WAIT_S = 0.5
 MOST_WAIT_S = 30.0
 STARTS_AT_ONCE = 2
 """A start takes half a second of a core."""
+COMPUTES_S = 5.0
+"""A start that takes longer waits for something and uses no core."""
+FAILURES = 2
+"""Failed starts in a row that are no chance."""
 NOT_YET = "it is being started"
 Connect = Callable[[], Connection]
 
@@ -42,6 +46,21 @@ class ConnectionSource(Protocol):
 
     starts: int
     """Number of opened connections."""
+
+    @property
+    def failures(self) -> int:
+        """Failed starts in a row, or deaths soon after a start."""
+        ...
+
+    @property
+    def down_s(self) -> float:
+        """The time since it served, or since the first start began."""
+        ...
+
+    @property
+    def slow_start(self) -> str:
+        """What is known of the oldest start under way; empty if there is none."""
+        ...
 
     @property
     def why(self) -> str:
@@ -74,34 +93,74 @@ def connector(name: str, server: ToolServer, run_dir: Path) -> Connect:
     return connect
 
 
+@contextlib.asynccontextmanager
+async def start_permit(gate: asyncio.Semaphore) -> AsyncIterator[None]:
+    """One of the few starts at a time. It is returned after a while, so a silent server does not delay others."""
+    await gate.acquire()
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(COMPUTES_S, gate.release)
+    try:
+        yield
+    finally:
+        if timer.when() > loop.time():
+            timer.cancel()
+            gate.release()
+
+
 class ConnectionStarter:
     """Opens connections, a few at a time, and waits longer after each failure in a row."""
 
-    def __init__(self, connect: Connect, gate: asyncio.Semaphore, on_tools: Callable[[tuple[ToolInfo, ...]], None]):
+    def __init__(
+        self,
+        connect: Connect,
+        gate: asyncio.Semaphore,
+        on_tools: Callable[[tuple[ToolInfo, ...]], None],
+        *,
+        within_s: float = 60.0,
+    ) -> None:
+        """`gate` limits the starts at the same time, `on_tools` gets the tools, `within_s` limits one start."""
         self._connect = connect
         self._gate = gate
         self._on_tools = on_tools
-        self._failures = 0
+        self._within_s = within_s
+        self.failures = 0
         self._failed_at = 0.0
+        self._starting: list[Connection] = []
+        self._down_since = time.monotonic()
         self.why = NOT_YET
+
+    @property
+    def down_s(self) -> float:
+        return time.monotonic() - self._down_since
+
+    @property
+    def slow_start(self) -> str:
+        return self._starting[0].story if self._starting else ""
 
     async def start(self) -> Connection | None:
         """Open a connection. Returns None, after a delay, if that failed."""
         try:
-            async with self._gate:
+            async with start_permit(self._gate):
                 connection = self._connect()
-                await connection.open(START_WITHIN_S)
+                self._starting.append(connection)
+                try:
+                    await connection.open(self._within_s)
+                finally:
+                    self._starting.remove(connection)
         except AgentrlError as failed:
             self.failed(failed.message)
             await self.wait()
             return None
         self.why = ""
         self._on_tools(connection.tools)
+        connection.on_tools = self._on_tools
         return connection
 
     def failed(self, why: str) -> None:
         now = time.monotonic()
-        self._failures = self._failures + 1 if now - self._failed_at < IN_A_ROW_S else 1
+        if not self.why:
+            self._down_since = now
+        self.failures = self.failures + 1 if now - self._failed_at < IN_A_ROW_S else 1
         self._failed_at = now
         self.why = why
         log.warning("%s", why)
@@ -109,15 +168,16 @@ class ConnectionStarter:
     def ended(self, connection: Connection) -> None:
         """A connection ended. One that ended soon counts as a failed start."""
         if time.monotonic() - connection.opened_at >= LIVED_S:
-            self._failures = 0
+            self.failures = 0
+            self._down_since = time.monotonic()
             self.why = f"it died and is restarted: {connection.why}"
             log.warning("%s died and is restarted: %s", connection.name, connection.why)
         else:
             self.failed(f"{connection.name} died: {connection.why}")
 
     async def wait(self) -> None:
-        if self._failures:
-            await asyncio.sleep(min(MOST_WAIT_S, FIRST_WAIT_S * 2.0 ** (self._failures - 1)))
+        if self.failures:
+            await asyncio.sleep(min(MOST_WAIT_S, FIRST_WAIT_S * 2.0 ** (self.failures - 1)))
 
 
 class SharedConnection:
@@ -132,6 +192,18 @@ class SharedConnection:
     @property
     def why(self) -> str:
         return self._starter.why
+
+    @property
+    def failures(self) -> int:
+        return self._starter.failures
+
+    @property
+    def down_s(self) -> float:
+        return self._starter.down_s
+
+    @property
+    def slow_start(self) -> str:
+        return self._starter.slow_start
 
     @property
     def serving(self) -> bool:
@@ -188,6 +260,18 @@ class ProcessPool:
     @property
     def why(self) -> str:
         return self._starter.why
+
+    @property
+    def failures(self) -> int:
+        return self._starter.failures
+
+    @property
+    def down_s(self) -> float:
+        return self._starter.down_s
+
+    @property
+    def slow_start(self) -> str:
+        return self._starter.slow_start
 
     @property
     def serving(self) -> bool:

@@ -3,13 +3,14 @@
 Invariants:
 - It is written every two seconds with the time of the database, so that silence is visible.
 - While the database is away, calls go on and the document is written later.
-- The toolbox counts as serving only after every server has come up or failed to, so its list of tools is complete.
+- A server that is still starting is among the unavailable ones, so tasks that need it wait and others do not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -52,7 +53,7 @@ class ServiceReporter:
     async def report(self) -> None:
         servers = self._toolbox.servers()
         unavailable = [server for server in servers if not server.usable]
-        if self.state == "starting" and self._toolbox.settled:
+        if self.state == "starting":
             self.state = "serving"
         async with asyncio.timeout(WRITE_WITHIN_S):
             document = msgspec.structs.replace(
@@ -75,13 +76,23 @@ class ServiceReporter:
             log.exception("%s cannot report that it is %s", self._me.id, state)
 
 
-def status_of(toolbox: Toolbox) -> str:
+def status_of(servers: Sequence[ServerInfo], sessions: int) -> str:
     """The status sentence of the unit."""
-    servers = toolbox.servers()
     troubles = [_trouble(each) for each in servers if not each.usable]
     serving = f"{len(servers) - len(troubles)} of {counted(len(servers), 'servers')}"
-    good = f"{serving} {'serves' if len(servers) == 1 else 'serve'} {counted(toolbox.open_sessions, 'sessions')}"
+    good = f"{serving} {'serves' if len(servers) == 1 else 'serve'} {counted(sessions, 'sessions')}"
     return "; ".join([good, *troubles])
+
+
+def problems_of(servers: Iterable[ServerInfo]) -> dict[str, str]:
+    """For every server, why a person should look at it; empty if there is no reason."""
+    return {f"tool server {server.id}": server.problem for server in servers}
+
+
+def starting(servers: Iterable[ServerInfo]) -> str:
+    """The servers that have never served and may soon; empty if there are none."""
+    names = [each.id for each in servers if each.starts == 0 and not (each.state == "down" and each.problem)]
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} being started" if names else ""
 
 
 def _trouble(server: ServerInfo) -> str:

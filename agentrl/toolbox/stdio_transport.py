@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import re
@@ -20,9 +21,11 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 import anyio
 import mcp_types as types
+import psutil
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 
@@ -36,16 +39,33 @@ TOO_LONG = -32090
 CLOSE_WITHIN_S = 2.0
 """How long a process may take to end after its input ended, and again after SIGTERM."""
 LAST_WORDS_WITHIN_S = 0.5
+BUSY_SHARE = 0.05
+"""Share of a core that counts as computing, also on a busy machine."""
 _PIECE_BYTES = 1 << 20
 _HEAD_BYTES = 4096
 _LAST_LINES = 20
 _LINE_CHARS = 500
 _LINES_PER_S = 50
 _SHOWN_BYTES = 200
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)\b\s*:?")
+"""The line of a traceback that names the error."""
 _ID = re.compile(rb'"id"\s*:\s*(\d+|"(?:[^"\\]|\\.){1,128}")')
 
 Inbox = MemoryObjectSendStream[SessionMessage | Exception]
 Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
+
+
+class Activity(NamedTuple):
+    """Signs of life of a server since its start."""
+
+    written: int = 0
+    """Lines of output."""
+    cpu_s: float = 0.0
+
+    def since(self, before: Activity, seconds: float) -> bool:
+        """Whether the server wrote something, or computed for a part of this time."""
+        return self.written > before.written or self.cpu_s - before.cpu_s > BUSY_SHARE * seconds
 
 
 class CannotStartError(AgentrlError):
@@ -61,6 +81,7 @@ class ServerProcess:
         self._process: Process | None = None
         self._code: int | None = None
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._written = 0
         self._dead = asyncio.Event()
         self.ended = asyncio.Event()
         """It closed its output, or died."""
@@ -70,15 +91,23 @@ class ServerProcess:
         return None if self._process is None else self._process.pid
 
     @property
+    def activity(self) -> Activity:
+        return Activity(self._written, _cpu_s(self._process.pid) if self._process and self._code is None else 0.0)
+
+    @property
     def story(self) -> str:
-        """How it ended, and its last lines."""
+        """How it ended, the line that names the error, and its last lines."""
         code = self._code
         if code is None:
             how = "it closed its output" if self.ended.is_set() else "it runs"
         else:
             how = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it exited with {code}"
+        if not self._last_lines:
+            return how
+        # First, because what shows it may cut the rest.
+        error = next((line for line in reversed(self._last_lines) if _ERROR.match(line)), "")
         lines = "; ".join(self._last_lines)
-        return f"{how}; its last lines: {lines}" if lines else how
+        return f"{how}{f': {error}' if error else ''}; its last lines: {lines}"
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[Streams]:
@@ -135,6 +164,7 @@ class ServerProcess:
         assert process.stdout is not None
         try:
             async for line in _lines(process.stdout):
+                self._written += 1
                 message = self._message(line)
                 if message is not None:
                     await inbox.send(message)
@@ -170,8 +200,12 @@ class ServerProcess:
         if not line.strip():
             return None
         try:
-            return SessionMessage(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+            return _parsed(line)
         except ValueError:
+            pass
+        try:
+            return _parsed(_mended(line))
+        except (ValueError, RecursionError):
             return self._unread(line[:_HEAD_BYTES], "is no message", types.PARSE_ERROR)
 
     def _unread(self, head: bytes, why: str, code: int) -> SessionMessage | None:
@@ -200,6 +234,7 @@ class ServerProcess:
         assert process.stderr is not None
         second, logged = 0, 0
         async for line in _lines(process.stderr, most=_HEAD_BYTES):
+            self._written += 1
             data = line.head if isinstance(line, _TooLong) else line
             text = data.decode(errors="replace").strip()[:_LINE_CHARS]
             if not text:
@@ -225,6 +260,31 @@ class ServerProcess:
             _signal_group(process.pid, signal.SIGKILL)
         if not await self._died():
             log.error("%s (pid %d) survives SIGKILL", self._name, process.pid)
+
+
+def _parsed(line: bytes) -> SessionMessage:
+    return SessionMessage(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+
+
+def _mended(line: bytes) -> bytes:
+    """The same JSON with a mark in place of bytes and half characters that are no text.
+
+    Programs that cut a text in UTF-16, such as JavaScript, write half of an emoji as a lone surrogate.
+    """
+    text = json.dumps(json.loads(line.decode(errors="replace")), ensure_ascii=False)
+    return _SURROGATE.sub("\ufffd", text).encode()
+
+
+def _cpu_s(pid: int) -> float:
+    """Of the process and its descendants, because `uvx` and `npx` start the server as a child."""
+    seconds = 0.0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                times = each.cpu_times()
+                seconds += times.user + times.system
+    return seconds
 
 
 class _TooLong:

@@ -41,6 +41,7 @@ from agentrl.toolbox.circuit_breaker import Breaker, BreakerRule
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
 from agentrl.toolbox.mcp_connection import Connection
 from agentrl.toolbox.server_pool import (
+    FAILURES,
     NOT_YET,
     STARTS_AT_ONCE,
     ConnectionSource,
@@ -53,24 +54,23 @@ from agentrl.toolbox.sessions import Lease, Server, Session, reserve
 from agentrl.toolbox.tool_statistics import ToolboxStatistics
 
 TIDY_EVERY_S = 5.0
+SLOW_START_S = 10.0
+"""A server that has not served for this long is reported as a problem, also while it may still come up."""
 CANCELLED = CallAnswer(status="cancelled", content="The session was closed.")
 T = TypeVar("T")
+CALLS_AT_ONCE, CALLS_OVER_HTTP = 32, 16
 MOST_OPEN_WAIT_S = 300.0
 MOST_ID_CHARS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Limits; beyond them the toolbox answers 429 after a wait."""
+    """Limits of the whole toolbox; beyond them it answers 429. Those of a server are in its configuration."""
 
     sessions: int = 10_000
-    calls_of_session: int = 32
-    """At the same time."""
-    calls_of_server: int = 32
-    """At the same time; half as many over HTTP."""
+    calls_of_session: int = 64
+    """At the same time: the most that one turn may have."""
     waiting_of_server: int = 2_000
-    wait_s: float = 30.0
-    """How long a call waits for its turn."""
     idle_s: float = 900.0
     """A session without calls for this long is closed: its episode has died."""
 
@@ -106,13 +106,13 @@ class Toolbox:
             server.take_tools(tools)
 
         connect = connector(name, config, run_dir)
-        starter = ConnectionStarter(connect, self._gate, take_tools)
+        starter = ConnectionStarter(connect, self._gate, take_tools, within_s=float(config.start_s))
         keeper: ConnectionSource = (
             ProcessPool(starter, config.pool) if config.session == "process" else SharedConnection(starter)
         )
-        at_once = self._quotas.calls_of_server // (2 if config.url else 1)
+        at_once = config.calls or (CALLS_OVER_HTTP if config.url else CALLS_AT_ONCE)
         retry = FreshSessionRetry(config, connect, self._gate)
-        server = Server(name, config, keeper, Breaker(breaker), max(1, at_once), retry)
+        server = Server(name, config, keeper, Breaker(breaker), at_once, retry)
         return server
 
     @contextlib.asynccontextmanager
@@ -142,11 +142,6 @@ class Toolbox:
     @property
     def open_sessions(self) -> int:
         return len(self._sessions) + len(self._opening)
-
-    @property
-    def settled(self) -> bool:
-        """Whether every server has come up or failed to: only then is the list of tools complete."""
-        return all(server.state != "starting" for server in self.servers())
 
     @property
     def running_calls(self) -> int:
@@ -289,10 +284,11 @@ class Toolbox:
         server = lease.server
         server.waiting += 1
         try:
-            async with asyncio.timeout(self._quotas.wait_s):
+            async with asyncio.timeout(float(server.config.queue_s)):
                 await server.turns.acquire()
         except TimeoutError:
-            raise QuotaError(f"{server.name} was busy for {self._quotas.wait_s:g} s.", retry_after_s=1.0) from None
+            busy = f"{server.name} was busy for {server.config.queue_s:g} s with {server.at_once} calls at once"
+            raise QuotaError(f"{busy} (tools.{server.name}.calls).", retry_after_s=1.0) from None
         finally:
             server.waiting -= 1
         server.running += 1
@@ -408,14 +404,18 @@ async def _joined(task: asyncio.Task[T], otherwise: T | ToolboxError) -> T:
 
 def _info(server: Server) -> ServerInfo:
     serving = server.keeper.serving
-    starting = not serving and server.keeper.why == NOT_YET
+    down_s = 0.0 if serving else server.keeper.down_s
+    why = "" if serving else server.keeper.why
+    if down_s > SLOW_START_S and server.keeper.slow_start:
+        why = f"it was started more than {SLOW_START_S:g} s ago and does not answer ({server.keeper.slow_start})"
     return ServerInfo(
         id=server.name,
         session=server.config.session,
-        state="serving" if serving else "starting" if starting else "down",
+        state="serving" if serving else "starting" if server.keeper.why == NOT_YET else "down",
         breaker=str(server.breaker.state(time.monotonic())),
-        why="" if serving else server.keeper.why,
+        why=why,
         starts=server.keeper.starts,
+        problem=why if down_s > SLOW_START_S or server.keeper.failures >= FAILURES else "",
         tools=len(server.tools),
         sessions=server.sessions,
         running=server.running,

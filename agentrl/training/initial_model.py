@@ -19,6 +19,7 @@ from agentrl.store import datasets
 from agentrl.store.demonstrations import Demonstration
 from agentrl.training.atomic_directories import sweep_unfinished, whole_directory
 from agentrl.training.learner import Learner
+from agentrl.training.model_check import refuse_model
 
 BUILT = "model"
 REFERENCE = Path("reference") / "initial"
@@ -32,6 +33,7 @@ def model_directory(config: RunConfig, run_dir: Path, demonstrations: list[Demon
     if config.model is None:
         raise ConfigError("The run has no model to train.", hint="Write `model: {path: ...}` or `{build: tiny}`.")
     if config.model.path:
+        refuse_model(config)
         return Path(config.model.path)
     target = run_dir / BUILT
     if not (target / "config.json").is_file():

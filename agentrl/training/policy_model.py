@@ -21,12 +21,9 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.training.batch import Array
+from agentrl.training.model_check import TREE_MODELS, trainable
 from agentrl.training.packing import Layout, Row
 
-TREE_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
-"""Full softmax attention in every layer (unless the configuration differs), logits directly from the head."""
-LINEAR_MODELS = frozenset({"falcon_h1", "gemma2", "gemma3_text", "gpt_oss", "lfm2", "mamba2", "minimax", "qwen3_next"})
-"""A state, a convolution or a window runs along the row: only whole branches are correct."""
 COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -89,16 +86,12 @@ def load_model(directory: Path, *, dtype: torch.dtype = torch.float32) -> transf
 def layout_of(model: transformers.PreTrainedModel) -> Layout:
     """How rows of this model may be packed. Raises ConfigError for an architecture in neither list."""
     kind = str(model.config.model_type)
+    trainable(kind)
     layers = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     if kind in TREE_MODELS:
         windows = getattr(model.config, "use_sliding_window", True) and getattr(model.config, "sliding_window", None)
         return "linear" if windows or layers != {"full_attention"} else "tree"
-    if kind in LINEAR_MODELS:
-        return "linear"
-    raise ConfigError(
-        f"It is not known how to pack trajectories for models of the type {kind!r}.",
-        hint=f"Known types are: {', '.join(sorted(TREE_MODELS | LINEAR_MODELS))}.",
-    )
+    return "linear"
 
 
 def read_companions(directory: Path) -> dict[str, bytes]:

@@ -78,6 +78,8 @@ class ReportedState:
         self.status = ""
         self.weights: int | None = None
         self.serving = ""
+        self.incomplete = ""
+        self._problems: dict[str, str] = {}
         self.progress = 0
         self._progressed = clock()
         self.revision = 0
@@ -92,6 +94,7 @@ class ReportedState:
         status: str | None = None,
         weights: int | None = None,
         serving: str | None = None,
+        incomplete: str | None = None,
         extend_stop_s: float | None = None,
     ) -> None:
         """Set these values."""
@@ -100,7 +103,18 @@ class ReportedState:
             self.status = self.status if status is None else status
             self.weights = self.weights if weights is None else weights
             self.serving = self.serving if serving is None else serving
+            self.incomplete = self.incomplete if incomplete is None else incomplete
             self._extend_stop_s = self._extend_stop_s if extend_stop_s is None else extend_stop_s
+        self.changed()
+
+    def problem(self, of: str, sentence: str) -> None:
+        """Set or, without a sentence, remove the problem of a thing."""
+        with self._lock:
+            if self._problems.get(of, "") == sentence:
+                return
+            self._problems = {name: why for name, why in self._problems.items() if name != of}
+            if sentence:
+                self._problems[of] = sentence
         self.changed()
 
     def changed(self) -> None:
@@ -202,6 +216,8 @@ class ReportedState:
                 progress_age_s=max(0.0, now - self._progressed),
                 weights=self.weights,
                 serving=self.serving,
+                problems=self._problems,
+                incomplete=self.incomplete,
                 paused=paused,
                 draining=draining,
                 knobs=knobs,

@@ -192,6 +192,18 @@ class Unit:
         """Set the sentence that people see about this unit."""
         self._state.write(status=sentence)
 
+    def problem(self, of: str, sentence: str) -> None:
+        """Report what keeps the unit from its work: `unit.problem("tool server search", "it exited with 1")`.
+
+        It raises an alert at once and degrades the run, until the same thing is reported with an empty sentence.
+        """
+        self._state.problem(of, sentence)
+
+    def incomplete(self, sentence: str) -> None:
+        """Report what the unit does not do yet although it is ready; `agentrl up` waits until this is empty."""
+        if self._state.incomplete != sentence:
+            self._state.write(incomplete=sentence)
+
     def tick(self, count: int = 1) -> None:
         """Report progress. It restarts the deadlines of the open phases."""
         self._state.tick(count)

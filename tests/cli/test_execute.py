@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agentrl.cli.units import parse_count
@@ -194,6 +195,10 @@ def test_up_reports_units_that_are_not_up_at_its_end(shell: Shell, coordinator: 
     assert document["up"] == {"engine": 1, "sidecar": 2}, "a job that is done is neither"
     coordinator.rows["unit/web-1"] = rows.UnitRow("web-1", "web", "sidecar", rows.UnitState.READY)
     assert shell("up", file, "--json").json["not_up"] == {}
+    silent = {"tool server search": "it exited with 1"}
+    coordinator.rows["unit/web-1"] = rows.UnitRow("web-1", "web", "sidecar", rows.UnitState.READY, problems=silent)
+    said = shell("up", file, expect=ExitCode.UNHEALTHY)
+    assert "web-1 does not do its whole work, tool server search: it exited with 1" in said.err
     no_program = "cannot be started: there is no program web"
     coordinator.rows["unit/web-1"] = rows.UnitRow("web-1", "web", "sidecar", rows.UnitState.FATAL, reason=no_program)
     said = shell("up", file, expect=ExitCode.UNHEALTHY)
@@ -403,3 +408,22 @@ def test_keys_new_writes_a_private_file(
         eventually(lambda: len(coordinator.sent("add_key")) == 4, what="the key to be sent")
         assert "zoe.key is kept" in interrupted(waiting).err
         assert (tmp_path / "zoe.key").exists()
+
+
+def test_up_waits_until_every_unit_does_its_whole_work(shell: Shell, coordinator: Scripted, tmp_path: Path) -> None:
+    late = rows.UnitRow("engine-0", "engine", "engine", rows.UnitState.READY, incomplete="it serves no version yet")
+    coordinator.rows["unit/engine-0"] = late
+    file = str(run_file(shell, coordinator, tmp_path))
+    said = shell("up", file, "--timeout", "2", expect=ExitCode.UNHEALTHY)
+    assert "waiting for 1 unit: engine-0: it serves no version yet" in said.err
+    assert "engine-0 does not do its whole work, it serves no version yet" in said.err
+    assert "does not do" not in shell("up", file, "--no-wait").err
+    waiting = shell.start("up", file)
+    try:
+        assert waiting.stderr is not None
+        assert "waiting for 1 unit: engine-0" in waiting.stderr.readline()
+        coordinator.rows["unit/engine-0"] = msgspec.structs.replace(late, incomplete="")
+        assert waiting.wait(timeout=60) == ExitCode.OK
+    finally:
+        waiting.kill()
+        waiting.communicate()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.run_file import check_datasets
+from agentrl.cli.run_file import check_inputs
 from agentrl.config.load import load_config
 from agentrl.errors import ExitCode, OperationFailedError
 from tests.cli.conftest import Shell
@@ -51,6 +51,10 @@ name: learns
 model: {build: tiny}
 environments: {shop: {dataset: rows.jsonl}}
 """
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
+QWEN3 = json.dumps({"model_type": "qwen3", "num_key_value_heads": 1, **dict.fromkeys(_SIZES, 1)})
+WEIGHTS = {"model.safetensors": ""}
+PLAIN_TOKENIZER = json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})
 FINE = '{"query": "what costs a pear?", "answer": 3}\n'
 
 
@@ -94,7 +98,7 @@ def test_crash_of_the_dataset_check_is_reported_in_one_sentence(
     loaded = load_config(file)
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(OperationFailedError, match=r"the program that reads them ended with 3\."):
-        check_datasets(loaded, ())
+        check_inputs(loaded, ())
 
 
 def test_dataset_given_by_set_is_checked(shell: Shell) -> None:
@@ -141,7 +145,8 @@ def test_up_of_a_job_file_suggests_agentrl_train(shell: Shell) -> None:
     folder = shell.home.parent
     file = folder / "shown.yaml"
     file.write_text(IS_A_JOB)
-    (folder / "shown.jsonl").touch()
+    turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    (folder / "shown.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
     trains_it = f"`agentrl train {file}` trains it."
     for options in ((), ("--dry-run",)):
         assert trains_it in shell("up", "shown.yaml", *options, expect=ExitCode.CONFIG).err
@@ -174,13 +179,15 @@ def test_up_of_a_file_without_units_stops_a_live_run(shell: Shell) -> None:
         ("gone.py", "rollout.code: there is no file {folder}/gone.py."),
         ("agents.txt", "rollout.code: {folder}/agents.txt is no Python file."),
         (".", "rollout.code: {folder} is no Python file."),
+        ("wrong.py", "rollout.code: {folder}/wrong.py, line 1: SyntaxError: '(' was never closed."),
     ],
 )
 def test_unreadable_code_is_an_error_before_anything_is_started(shell: Shell, named: str, sentence: str) -> None:
     folder = shell.home.parent
     (folder / "rows.jsonl").write_text(FINE)
     (folder / "agents.txt").touch()
-    (folder / "agents.py").write_text("this is looked at by the samplers only\n")
+    (folder / "agents.py").write_text("raise SystemExit('it is not run')\n")
+    (folder / "wrong.py").write_text("def half(\n")
     file = folder / "learns.yaml"
     file.write_text(f"{TRAINS}rollout: {{code: [agents.py]}}\n")
     shell("config", "check", "learns.yaml")
@@ -190,6 +197,79 @@ def test_unreadable_code_is_an_error_before_anything_is_started(shell: Shell, na
     checks = {each["name"]: each for each in shell("doctor", "learns.yaml", "--json", expect=None).json}
     assert checks["files"]["sentence"] == sentence.format(folder=folder)
     assert not list(shell.home.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("server", "sentence"),
+    [
+        ("command: no-such-program", "tools.mine.command: there is no program no-such-program on the PATH."),
+        ("command: ./server", "tools.mine.command: there is no program ./server."),
+        ("command: '{python} gone.py --x'", "tools.mine.command: there is no file {folder}/gone.py."),
+        (
+            "command: '{python} wrong.py'",
+            "tools.mine.command: {folder}/wrong.py, line 1: SyntaxError: '(' was never closed.",
+        ),
+        ("command: '{python} -m x', cwd: gone", "tools.mine.cwd: there is no directory {folder}/gone."),
+    ],
+)
+def test_tool_server_that_cannot_be_started_is_an_error(shell: Shell, server: str, sentence: str) -> None:
+    folder = shell.home.parent
+    (folder / "rows.jsonl").write_text(FINE)
+    (folder / "wrong.py").write_text("def half(\n")
+    (folder / "fine.py").touch()
+    file = folder / "learns.yaml"
+    file.write_text(TRAINS + "tools: {mine: {command: '{python} fine.py'}}\n")
+    shell("config", "check", "learns.yaml")
+    file.write_text(f"{TRAINS}tools: {{mine: {{{server}}}}}\n")
+    for verb in (("config", "check"), ("up",)):
+        assert sentence.format(folder=folder) in shell(*verb, "learns.yaml", expect=ExitCode.CONFIG).err
+    checks = {each["name"]: each for each in shell("doctor", "learns.yaml", "--json", expect=None).json}
+    assert checks["files"]["sentence"] == sentence.format(folder=folder)
+
+
+def test_warm_up_that_cannot_be_read_is_an_error_with_its_place(shell: Shell) -> None:
+    folder = shell.home.parent
+    (folder / "rows.jsonl").write_text(FINE)
+    (folder / "learns.yaml").write_text(TRAINS + "training: {warmup: {dataset: shown.jsonl, steps: 1}}\n")
+    assert "training.warmup.dataset: There is no dataset" in shell("up", "learns.yaml", expect=ExitCode.CONFIG).err
+    (folder / "shown.jsonl").write_text('{"prompt": "1 + 1?", "completion": "2"}\n')
+    assert "shown.jsonl line 1 is not a demonstration" in shell("up", "learns.yaml", expect=ExitCode.CONFIG).err
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "sentence"),
+    [
+        (None, "embedded", "model.path: there is no directory {folder}/model."),
+        ({}, "embedded", "{folder}/model is not a model: config.json: No such file or directory."),
+        ({"config.json": QWEN3}, "embedded", "model.path: {folder}/model has no *.safetensors."),
+        ({"config.json": '{"model_type": "bert"}', **WEIGHTS}, "sglang", "Models of the type 'bert' cannot be trained"),
+        (
+            {"config.json": QWEN3.replace("qwen3", "llama"), **WEIGHTS},
+            "embedded",
+            "model_type is 'llama', and only 'qwen3' is supported",
+        ),
+        ({"config.json": QWEN3, **WEIGHTS}, "embedded", "The tokenizer {folder}/model/tokenizer.json cannot be read"),
+        (
+            {"config.json": QWEN3.replace("qwen3", "llama"), "tokenizer.json": PLAIN_TOKENIZER, **WEIGHTS},
+            "sglang",
+            "The tokenizer lacks the control tokens of every known chat template.",
+        ),
+    ],
+)
+def test_model_that_cannot_be_served_and_trained_is_an_error(
+    shell: Shell, files: dict[str, str] | None, kind: str, sentence: str
+) -> None:
+    folder = shell.home.parent
+    (folder / "rows.jsonl").write_text(FINE)
+    for name, text in ({} if files is None else {"": "", **files}).items():
+        (folder / "model").mkdir(exist_ok=True)
+        if name:
+            (folder / "model" / name).write_text(text)
+    engine = "{kind: sglang, args: [--device, cpu]}" if kind == "sglang" else "{}"
+    run_file = TRAINS.replace("{build: tiny}", "{path: model}") + f"engines: {engine}\n"
+    (folder / "learns.yaml").write_text(run_file)
+    for verb in (("config", "check"), ("up",)):
+        assert sentence.format(folder=folder) in shell(*verb, "learns.yaml", expect=ExitCode.CONFIG).err
 
 
 def test_run_option_uses_the_run_file_of_the_last_up(shell: Shell) -> None:

@@ -62,6 +62,29 @@ def test_reason_without_steps_is_given_only_if_a_command_is_needed() -> None:
     assert reason() == ""
 
 
+def test_run_with_a_problem_is_degraded_and_an_incomplete_one_starts() -> None:
+    observed = observed_of(("engine", ()), ("toolbox", ()), members=2)
+    observed.state.run.up = True
+
+    def state() -> tuple[str, str]:
+        row = observed.run_row(RunFile("r", "u", "/nowhere", 0.0), CoordinatorStatus(0.0, 1))
+        return row.state, row.reason
+
+    assert state() == ("running", "")
+    for number in range(2):
+        observed.facts(observed.state.slots[f"engine-{number}"]).report = UnitReport(
+            incomplete="it serves no version yet"
+        )
+    assert state() == ("starting", "engine-0: it serves no version yet (and 1 more)")
+    toolbox = observed.state.slots["toolbox-1"]
+    observed.facts(toolbox).report = UnitReport(problems={"tool server search": "it exited with 1"})
+    assert state() == ("degraded", "toolbox-1: tool server search: it exited with 1")
+    row = observed.unit_row(toolbox, paused=False)
+    assert row.problems == {"tool server search": "it exited with 1"}
+    toolbox.state = UnitState.STOPPED
+    assert observed.unit_row(toolbox, paused=False).problems == {}
+
+
 def facts_of(observed: ObservedState, paused: str = "") -> set[str]:
     return set(observed.wait_facts(100.0, lambda unit: unit == paused))
 

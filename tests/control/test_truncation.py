@@ -23,6 +23,8 @@ def test_report_of_a_unit_is_truncated() -> None:
         UnitReport(
             status=LONG,
             phase=LONG,
+            incomplete=LONG,
+            problems={f"{number} {LONG}": LONG for number in range(1000)},
             waits=(Wait(LONG, LONG),) * 1000,
             knobs={f"k{number}": LONG if number == 3 else number for number in range(1000)},
         )

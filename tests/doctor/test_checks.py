@@ -194,7 +194,7 @@ def test_datasets_are_checked_with_the_code_of_the_steward(tmp_path: Path) -> No
     file = tmp_path / "run.yaml"
     environments = "{good: {dataset: fine.jsonl}, ill: {dataset: bad.jsonl}}"
     file.write_text(f"name: probe\nmodel: {{build: tiny}}\nenvironments: {environments}\n")
-    told = run("--json", "--datasets", str(file), home=tmp_path / "home")
+    told = run("--json", "--inputs", str(file), home=tmp_path / "home")
     checks = {check["name"]: check for check in json.loads(told.stdout)}
     assert checks.keys() == {"run file", "dataset of good", "dataset of ill"}
     assert checks["dataset of good"]["sentence"] == "1 rows to train on, 1 held out."

@@ -118,9 +118,18 @@ async def test_weights_that_do_not_agree_are_refused_once_with_the_reason(
 ) -> None:
     engine, news = EmbeddedEngine(slots=4, context=64), list[str]()
     engine.start()
-    follower = follower_of(engine, store, run_dir, news)
+    follower, problems = follower_of(engine, store, run_dir, news), list[str]()
+    follower._on_problem = problems.append
+    first_file = run_dir / "weights" / first.path.name / "model.safetensors"
+    whole = first_file.read_bytes()
+    first_file.write_bytes(whole[:-1])
+    await publish(database, first, version=0)
+    await follower.look()
+    assert "version 0 is refused, so nothing serves: " in problems[-1]
+    first_file.write_bytes(whole)
     await publish(database, first)
     await follower.look()
+    assert problems[-1] == ""
     damaged = run_dir / "weights" / second.path.name / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     await publish(database, second)

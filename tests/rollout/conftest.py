@@ -24,6 +24,7 @@ from agentrl.rollout.record_ending import RecordEnder
 from agentrl.rollout.sampler import Sampler
 from agentrl.rollout.scorers import close_scorers
 from agentrl.rollout.service_directory import SamplerToolbox, ServiceDirectory
+from agentrl.rollout.user_code_faults import UserCodeFaults
 from agentrl.store import service_registry, tasks
 from agentrl.store.call_writer import Writer
 from agentrl.store.database import Database, StoreUnavailableError
@@ -104,6 +105,8 @@ class Stage:
     words: chat_format.ChatFormat
     config: RunConfig = field(default_factory=configuration)
     waits: list[tuple[str, str]] = field(default_factory=list)
+    faults: dict[str, str] = field(default_factory=dict)
+    """Agent loops and scorers that fail each time, with the reason."""
     engines: int = 0
     stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
@@ -172,13 +175,15 @@ class Stage:
         await lease.open()
         directory = ServiceDirectory(db, TOKEN, lambda url: SamplerToolbox(url, TOKEN))
         await directory.look()
+        faults = UserCodeFaults(lambda of, why: self.faults.update({of: why}))
         context = SamplerContext(
             config=self.config,
             database=db,
             writer=Writer(db, lease.certain),
             lease=lease,
             directory=directory,
-            endings=RecordEnder(db, lease, policy_rules.group_rule(self.config)),
+            endings=RecordEnder(db, lease, policy_rules.group_rule(self.config), faults),
+            faults=faults,
             template=self.words.template,
             vocabulary=self.words.vocabulary,
             wait=self._wait,

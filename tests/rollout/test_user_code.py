@@ -17,7 +17,9 @@ from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout import user_code
 from agentrl.rollout.agent_loops import loop_named
+from agentrl.rollout.user_code_faults import IN_A_ROW, UserCodeFaults
 from tests.rollout.conftest import Stage
+from tests.waiting import aeventually
 
 PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
 
@@ -125,3 +127,62 @@ def test_without_code_a_name_that_is_not_shipped_is_a_mistake_of_the_file(
         load_config(file, environ={})
     file.write_text(yaml.safe_dump({**plain, "rollout": {"code": ["mine.py"]}}))
     load_config(file, environ={})
+
+
+BROKEN = """
+from agentrl.rollout.agent_loops import AgentLoop, register_loop
+from agentrl.rollout.scorers import register_scorer
+
+@register_loop("forgetful")
+class Forgetful(AgentLoop):
+    async def run(self, episode):
+        await episode.model(episode.first_prompt())
+
+@register_loop("broken")
+class Broken(AgentLoop):
+    async def run(self, episode):
+        return {}["answer"]
+
+@register_scorer("strict")
+async def strict(answer, truth, task):
+    return float(answer) - float("wrong")
+
+@register_scorer("silent")
+async def silent(answer, truth, task):
+    pass
+"""
+
+
+async def test_code_that_always_fails_is_reported_with_its_exception(stage: Stage, tmp_path: Path) -> None:
+    stage.config = configured(tmp_path, BROKEN, agent="broken", scorer="strict")
+    user_code.load(stage.config)
+    await stage.engine(lambda heard: "<answer>3</answer>")
+    for agent, scorer in (
+        ("forgetful", "exact"),
+        ("broken", "exact"),
+        *(("single_turn_agent", x) for x in ("strict", "silent")),
+    ):
+        await stage.task(agent, n=3, agent_name=agent, scorer=scorer)
+    async with stage.sampler():
+        await aeventually(lambda: len(stage.faults) == 4)
+    assert stage.faults == {
+        "agent forgetful": "`run` returned nothing, and must return an Outcome",
+        "agent broken": "KeyError: 'answer' (agents.py, line 13)",
+        "scorer strict": "The scorer strict failed: ValueError: could not convert string to float: 'wrong' "
+        "(agents.py, line 17).",
+        "scorer silent": "The scorer silent returned nothing; a score is a number.",
+    }
+
+
+def test_code_that_fails_now_and_then_is_not_reported() -> None:
+    reported: list[tuple[str, str]] = []
+    faults = UserCodeFaults(lambda of, why: reported.append((of, why)))
+    for _ in range(IN_A_ROW):
+        faults.failed("scorer s", "no")
+        faults.failed("scorer s", "no")
+        faults.worked("scorer s")
+    assert reported == []
+    for _ in range(IN_A_ROW):
+        faults.failed("scorer s", "no")
+    faults.worked("scorer s")
+    assert reported == [("scorer s", "no"), ("scorer s", "")]

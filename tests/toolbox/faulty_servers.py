@@ -102,10 +102,32 @@ class Tools:
         return {"content": "nothing of the kind"}
 
     async def rubbish(self, session: str) -> Result:
-        """An answer that is not valid JSON: half of a surrogate pair."""
-        (id,) = (id for id, task in running.items() if task is asyncio.current_task())
-        print(f'{{"jsonrpc":"2.0","id":{id},"result":{{"content":[{{"type":"text","text":"\\ud800"}}]}}}}', flush=True)
+        """An answer that is not valid JSON."""
+        print(f'{{"jsonrpc":"2.0","id":{_id()},"result":{{"content":[{{"type":"text","text":"', flush=True)
         return "and then a second answer"
+
+    async def raw(self, session: str, inside: str) -> Result:
+        """An answer with exactly these bytes (in hexadecimal) as its text."""
+        line = f'{{"jsonrpc":"2.0","id":{_id()},"result":{{"content":[{{"type":"text","text":"~"}}]}}}}\n'
+        sys.stdout.buffer.write(line.encode().replace(b"~", bytes.fromhex(inside)))
+        sys.stdout.buffer.flush()
+        return "and then a second answer"
+
+    async def block(self, session: str, seconds: float, kind: str) -> Result:
+        """The server answers nothing meanwhile: it computes, writes to its log, or does nothing."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if kind == "log":
+                print("still at work", file=sys.stderr, flush=True)
+            if kind != "compute":
+                time.sleep(0.05)  # noqa: ASYNC251 - that is the point
+        return "done"
+
+    async def change_tools(self, session: str) -> Result:
+        """Offer one more tool, and notify the client."""
+        TOOLS["added"] = _added
+        _write({"method": "notifications/tools/list_changed"})
+        return "changed"
 
     async def babble(self, session: str) -> Result:
         """Text that servers write to their output by mistake."""
@@ -116,6 +138,16 @@ class Tools:
     async def bear(self, session: str) -> Result:
         """Start a child that outlives the end of input and holds the pipes open."""
         return str(subprocess.Popen(["sleep", "600"]).pid)  # noqa: ASYNC220
+
+
+async def _added(session: str) -> Result:
+    return "it is new"
+
+
+def _id() -> Any:
+    """The id of the call under way."""
+    (id,) = (id for id, task in running.items() if task is asyncio.current_task())
+    return id
 
 
 def _append(path: str, line: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import logging
 import os
@@ -25,7 +24,7 @@ from agentrl.toolbox.api_messages import (
 )
 from agentrl.toolbox.circuit_breaker import BreakerRule
 from agentrl.toolbox.toolbox import Quotas
-from tests.toolbox.conftest import MakeToolbox, faulty
+from tests.toolbox.conftest import Hands, MakeToolbox, faulty
 from tests.waiting import aeventually
 
 
@@ -262,16 +261,12 @@ async def test_failures_of_the_policy_never_open_the_breaker(make: MakeToolbox) 
 
 async def test_quotas_refuse_and_leave_the_id_free(make: MakeToolbox, tmp_path: Path) -> None:
     notes, over = tmp_path / "notes", tmp_path / "over"
-    quotas = Quotas(calls_of_session=2, calls_of_server=1, waiting_of_server=1)
-    async with make(quotas=quotas) as hands:
+    quotas = Quotas(calls_of_session=2, waiting_of_server=1)
+    async with make({"faulty": faulty(calls=1, queue_s=20.0)}, quotas=quotas) as hands:
         await hands.open("s")
         await hands.open("t")
         slow = asyncio.create_task(hands.call("s", "slow", "note", path=str(notes), until=str(over)))
         await aeventually(lambda: lines(notes) == ["begun"])
-        hands.toolbox._quotas = dataclasses.replace(quotas, wait_s=0.1)
-        with pytest.raises(QuotaError, match="was busy"):
-            await hands.call("s", "waits", "echo", text="a")
-        hands.toolbox._quotas = quotas
         waiting = asyncio.create_task(hands.call("s", "waits", "echo", text="a"))
         await aeventually(lambda: hands.server().waiting == 1)
         with pytest.raises(QuotaError, match="under way"):
@@ -281,6 +276,55 @@ async def test_quotas_refuse_and_leave_the_id_free(make: MakeToolbox, tmp_path: 
         over.touch()
         assert (await slow).status == "ok"
         assert (await waiting).status == "ok"
+
+
+async def test_a_call_waits_as_long_as_its_server_allows(make: MakeToolbox, tmp_path: Path) -> None:
+    notes, over = tmp_path / "notes", tmp_path / "over"
+    async with make({"faulty": faulty(calls=2, queue_s=0.1)}) as hands:
+        await hands.open("s")
+        slow = [
+            asyncio.create_task(hands.call("s", f"slow{number}", "note", path=str(notes), until=str(over)))
+            for number in range(2)
+        ]
+        await aeventually(lambda: lines(notes) == ["begun", "begun"])
+        with pytest.raises(QuotaError, match=r"busy for 0\.1 s with 2 calls at once \(tools\.faulty\.calls\)"):
+            await hands.call("s", "waits", "echo", text="a")
+        over.touch()
+        assert [(await call).status for call in slow] == ["ok", "ok"]
+
+
+async def test_a_tool_that_is_added_later_can_be_called(make: MakeToolbox) -> None:
+    async with make() as hands:
+        await hands.open("s")
+        assert "added" not in [tool.name for tool in hands.toolbox.tools()]
+        await hands.call("s", "a", "change_tools")
+        await aeventually(lambda: "added" in [tool.name for tool in hands.toolbox.tools()])
+        assert (await hands.call("s", "b", "added")).content == "it is new"
+
+
+@pytest.mark.parametrize("wrong", [rb"a \ud83d b", b"a \xe4 b"])
+async def test_text_with_half_a_character_is_an_answer(make: MakeToolbox, wrong: bytes) -> None:
+    async with make() as hands:
+        await hands.open("s")
+        assert (await hands.call("s", "a", "raw", inside=wrong.hex())).content == "a \ufffd b"
+
+
+async def test_a_server_that_works_without_answering_is_not_given_up(
+    make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_connection, "ANSWER_WITHIN_S", 1.0)
+    async with make({"faulty": faulty(timeout_s=0.3, timeout_means="policy")}) as hands:
+        await hands.open("s")
+        for number, kind in enumerate(("compute", "log")):
+            assert (await hands.call("s", f"busy{number}", "block", seconds=4.0, kind=kind)).status == "timeout"
+            await aeventually(lambda: _answers(hands, "count"))
+        assert hands.server().starts == 1
+        assert (await hands.call("s", "idle", "block", seconds=60.0, kind="sleep")).status == "timeout"
+        await aeventually(lambda: hands.server().starts == 2)
+
+
+async def _answers(hands: Hands, tool: str) -> bool:
+    return bool((await hands.call("s", f"try-{time.monotonic()}", tool)).status == "ok")
 
 
 async def test_an_unknown_tool_or_server_is_named(make: MakeToolbox) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.policies.outcomes import AROUND_A_TOOL_CALL_S
@@ -20,7 +21,7 @@ from agentrl.toolbox.api_messages import CallAnswer, ToolInfo
 from agentrl.toolbox.call_registry import Call
 from agentrl.toolbox.circuit_breaker import BreakerRule
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
-from agentrl.toolbox.toolbox import STARTS_AT_ONCE, Quotas
+from agentrl.toolbox.toolbox import STARTS_AT_ONCE
 from tests.toolbox.conftest import Hands, MakeToolbox, faulty
 from tests.waiting import PATIENCE_S, aeventually
 
@@ -227,6 +228,9 @@ async def test_a_short_limit_or_an_open_breaker_prevents_the_second_call(make: M
 
 
 def test_the_callers_time_limit_covers_both_calls() -> None:
-    before = Quotas().wait_s + sessions.RETURN_WITHIN_S
+    longest_queue_s = 40.0
+    with pytest.raises(ValidationError, match="queue_s"):
+        faulty(queue_s=longest_queue_s + 1)
+    before = longest_queue_s + sessions.RETURN_WITHIN_S
     leaving = 2 * mcp_connection.LEAVE_WITHIN_S
     assert before + fresh_session_retry.OPENED_WITHIN_S + 2 * mcp_connection._LATE_S + leaving < AROUND_A_TOOL_CALL_S

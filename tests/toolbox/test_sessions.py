@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 
 import psutil
 import pytest
 
 from agentrl.config.data_plane import ToolServer
+from agentrl.toolbox import server_pool, service_report, toolbox
 from agentrl.toolbox.api_messages import BadRequestError, QuotaError, SessionError, SessionLostError, UnavailableError
 from agentrl.toolbox.toolbox import Quotas
 from tests.toolbox.conftest import MakeToolbox, faulty
@@ -191,3 +193,30 @@ async def test_a_draining_or_paused_toolbox_refuses_new_sessions(make: MakeToolb
         with pytest.raises(UnavailableError, match="about to end"):
             await hands.open("t")
         assert (await hands.call("s", "c", "echo", text="on")).status == "ok"
+
+
+async def test_a_silent_server_is_reported_and_delays_no_other(
+    make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolbox, "SLOW_START_S", 0.5)
+    monkeypatch.setattr(server_pool, "COMPUTES_S", 0.2)
+    silent = ToolServer(command=("sh", "-c", "echo loading >&2; exec sleep 600"), session="process", start_s=5.0)
+    async with make({"a-silent": silent, "faulty": faulty()}) as hands:
+        await hands.open("s")
+        assert service_report.starting(hands.toolbox.servers()) == "a-silent is being started"
+        await aeventually(
+            lambda: "does not answer (it runs; its last lines: loading" in hands.server("a-silent").problem
+        )
+        assert service_report.starting(hands.toolbox.servers()) == "a-silent is being started", "it may still answer"
+        await aeventually(lambda: service_report.starting(hands.toolbox.servers()) == "")
+        assert service_report.problems_of(hands.toolbox.servers())["tool server faulty"] == ""
+
+
+async def test_the_error_of_a_traceback_comes_first(make: MakeToolbox) -> None:
+    program = "import sys\nprint('x' * 400, file=sys.stderr)\nimport no_such_module"
+    async with make({"faulty": ToolServer(command=(sys.executable, "-c", program))}) as hands:
+        await aeventually(lambda: hands.server().problem)
+        assert (
+            "it exited with 1: ModuleNotFoundError: No module named 'no_such_module'; its last"
+            in hands.server().problem
+        )

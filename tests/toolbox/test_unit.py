@@ -92,6 +92,8 @@ async def test_a_toolbox_unit_registers_serves_and_drains(unit: Unit, db: Databa
     told = await service(db, state="serving", unavailable=["broken"])
     assert (told["_id"], told["unit"], told["names"]) == ("toolbox-0.4", "toolbox-0", ["faulty", "broken"])
     await aeventually(lambda: "no library" in unit.counterpart.report.status)
+    await aeventually(lambda: "no library" in unit.counterpart.report.problems.get("tool server broken", ""))
+    await aeventually(lambda: unit.counterpart.report.incomplete == "")
     async with ToolboxClient(told["url"], http_token(unit.directory)) as tools:
         await tools.open("s", ["faulty"])
         answer = await tools.call("s", "c", "faulty", "environment", {})

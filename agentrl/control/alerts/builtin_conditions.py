@@ -73,6 +73,14 @@ def pending(snapshot: RunSnapshot, active: Collection[str], now: float) -> Itera
             yield Finding(name, sentence, (reason(unit),), "agentrl why")
 
 
+def problems(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    for name, unit in snapshot.units.items():
+        for thing, sentence in unit.problems.items() if unit.state is UnitState.READY else ():
+            subject = f"{name}/{thing.replace(' ', '-')}"
+            what = f"{name}: {thing}: {ended(sentence)}"
+            yield Finding(subject, what, (f"{name} reports it.",), f"agentrl logs {name}")
+
+
 def memory_grows(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
     for name, unit in snapshot.units.items():
         trend = snapshot.metrics.memory_trend(name)

@@ -129,6 +129,7 @@ UNIT_RULES = (
         hold_s=30.0,
     ),
     Condition("unit-pending", functions.pending, hold_s=60.0),
+    Condition("unit-problem", functions.problems, severity=Severity.PAGE),
 )
 
 # ---- hosts ----

@@ -23,6 +23,7 @@ REASON = 4000
 NAME = 120
 WHAT = 240
 WAITS = 32
+PROBLEMS = 8
 KNOBS = 256
 CHOICES = 64
 METRICS = 1000
@@ -38,6 +39,8 @@ def report(sent: UnitReport) -> UnitReport:
         status=text(sent.status, SENTENCE),
         phase=text(sent.phase, NAME),
         serving=text(sent.serving, NAME),
+        problems={text(of, NAME): text(why, SENTENCE) for of, why in itertools.islice(sent.problems.items(), PROBLEMS)},
+        incomplete=text(sent.incomplete, SENTENCE),
         waits=tuple(map(_wait, sent.waits[:WAITS])),
         knobs={name: value for name, value in itertools.islice(sent.knobs.items(), KNOBS) if _is_small(value)},
     )

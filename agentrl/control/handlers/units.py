@@ -132,7 +132,8 @@ class UnitHandler:
         for name, value in report.knobs.items():
             if context.knobs.report(name, value, slot.group):
                 context.show_knob(name)
-        context.show_unit(known.name, urgent=False)
+        urgent = (was.problems, was.incomplete) != (report.problems, report.incomplete)
+        context.show_unit(known.name, urgent=urgent)
 
     def bye(self, known: Known, bye: messages.Bye) -> None:
         self._context.happened(

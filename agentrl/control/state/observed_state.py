@@ -144,6 +144,8 @@ class ObservedState:
             waits=report.waits,
             weights=report.weights,
             serving=report.serving,
+            problems=report.problems,
+            incomplete=report.incomplete,
             paused=paused,
             cpu_percent=stats.cpu_percent,
             rss_bytes=stats.rss_bytes,
@@ -222,6 +224,10 @@ class ObservedState:
             worst = min(bad, key=lambda s: (list(_TROUBLE).index(s.state), s.unit))
             more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
             return "degraded", f"{worst.unit} is {worst.state.value}: {worst.reason}{more}"
+        reports = {s.unit: self.facts(s).report for s in wanted if s.state is UnitState.READY and not s.held}
+        faults = [f"{unit}: {of}: {why}" for unit, report in reports.items() for of, why in report.problems.items()]
+        if faults:
+            return "degraded", f"{faults[0]}{f' (and {len(faults) - 1} more)' if len(faults) > 1 else ''}"
         ends = "; ".join(f"{s.unit} is {s.reason}" for s in wanted if s.done and s.bye_reason)
         if wanted and all(s.done for s in wanted):
             return "completed", ends or "every job is done"
@@ -232,6 +238,8 @@ class ObservedState:
             return "degraded", f"{again[0].unit} died and is {again[0].state.value} again{more}"
         if coming:
             return "starting", f"{_units(len(coming), 'is', 'are')} not ready yet"
+        if later := [f"{unit}: {report.incomplete}" for unit, report in reports.items() if report.incomplete]:
+            return "starting", f"{later[0]}{f' (and {len(later) - 1} more)' if len(later) > 1 else ''}"
         return "running", rows.ONLY_READ if self.state.run.reading else ends
 
     # ---- waits ----

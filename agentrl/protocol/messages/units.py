@@ -57,6 +57,10 @@ class UnitReport(Message, tag="unit_report", frozen=True):
     """The version of its weights, if it has any."""
     serving: str = ""
     """What an engine does about versions: `loading(v3→v4)`, `serving(v4)`."""
+    problems: dict[str, str] = msgspec.field(default_factory=dict)
+    """What keeps the unit from its work: the thing at fault, such as `tool server search`, and a sentence."""
+    incomplete: str = ""
+    """What a ready unit does not do yet, such as serving a first version; `up` waits for it."""
     paused: bool = False
     draining: bool = False
     knobs: dict[str, float | int | str | bool | None] = msgspec.field(default_factory=dict)

@@ -1,0 +1,62 @@
+"""Checks, without loading it, whether the model of a run can be served by its engines and trained.
+
+Invariant: the file imports no torch, because the command line runs these checks before it starts anything.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agentrl.chat.template import Template
+from agentrl.chat.tokenizer import Tokenizer
+from agentrl.config.run import RunConfig
+from agentrl.engines.embedded.architecture import parse_architecture
+from agentrl.errors import ConfigError
+
+TREE_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+"""Full softmax attention in every layer (unless the configuration differs), logits directly from the head."""
+LINEAR_MODELS = frozenset({"falcon_h1", "gemma2", "gemma3_text", "gpt_oss", "lfm2", "mamba2", "minimax", "qwen3_next"})
+"""A state, a convolution or a window runs along the row: only whole branches are correct."""
+
+
+def refuse_model(config: RunConfig) -> None:
+    """Raise ConfigError if the model directory cannot work in this run. A model that the run builds always can."""
+    if config.model is None or not config.model.path:
+        return
+    directory = Path(config.model.path)
+    if not directory.is_dir():
+        raise ConfigError(
+            f"model.path: there is no directory {directory}.",
+            hint="It must have config.json, *.safetensors and tokenizer.json. Names of a hub are not downloaded.",
+        )
+    described = _config_of(directory)
+    if not any(directory.glob("*.safetensors")):
+        raise ConfigError(f"model.path: {directory} has no *.safetensors.", hint="Other formats are not read.")
+    trainable(str(described.get("model_type") or ""))
+    if config.environments and config.engines.kind == "embedded":
+        try:
+            parse_architecture((directory / "config.json").read_bytes(), directory / "config.json")
+        except ConfigError as wrong:
+            raise ConfigError(wrong.message, hint="`engines: {kind: sglang}` runs other models, on GPUs.") from None
+    Template(Tokenizer(directory))
+
+
+def trainable(kind: str) -> None:
+    """Raise ConfigError for a `model_type` of which it is not known how to pack its trajectories."""
+    if kind not in TREE_MODELS | LINEAR_MODELS:
+        raise ConfigError(
+            f"Models of the type {kind!r} cannot be trained: it is not known how to pack their trajectories.",
+            hint=f"Known types are: {', '.join(sorted(TREE_MODELS | LINEAR_MODELS))}.",
+        )
+
+
+def _config_of(directory: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((directory / "config.json").read_bytes())
+    except OSError as missing:
+        raise ConfigError(f"{directory} is not a model: config.json: {missing.strerror}.") from missing
+    except ValueError as broken:
+        raise ConfigError(f"{directory / 'config.json'} is no JSON: {broken}.") from broken
+    return found if isinstance(found, dict) else {}
