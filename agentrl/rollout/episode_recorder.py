@@ -37,8 +37,8 @@ from agentrl.toolbox.api_messages import CallAnswer
 
 SHOWN_AFTER_S = 1.0
 """What is over sooner is written once, whole."""
-PROGRESS_EVERY_S = 2.0
-"""After the first turn, which says how old the Record is."""
+PROGRESS_EVERY_S = 10.0
+"""After the first turn, whose versions decide how old the Record is; the later ones are for people."""
 _ANSWER = ("status", "output", "log_probs", "versions", "finish_reason", "engine", "error", "done_at")
 _UNDER_WAY = (ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING)
 
@@ -334,13 +334,11 @@ class Recorder:
             draft.stored = True
             self._watch(self._writer.insert(draft.call))
             return
-        if new and "status" in fields:
-            # The answer goes out first: wherever a crash stops this, no call without tokens has tool calls.
-            self._watch(self._writer.update(draft.call, [name for name in fields if name != "over_at"]))
-            fields = [name for name in fields if name == "over_at"]
-        if new:
-            self._watch(self._writer.add_tool_calls(draft.call, new))
         known = [call for id, call in moved.items() if id not in {one.id for one in new}]
+        if new:
+            # An answer and its tool calls are one write: wherever a crash stops this, no call without tokens has any.
+            self._watch(self._writer.update(draft.call, fields, new=new))
+            fields = []
         if fields or known:
             self._watch(self._writer.update(draft.call, fields, known))
 

@@ -90,15 +90,21 @@ class Writer:
         return self._queue(CALLS, call.id, call.record, call.owner, document, large)
 
     def update(
-        self, call: DispatchedSamplingTask, names: Collection[str], moved: Sequence[ToolCall] = ()
+        self,
+        call: DispatchedSamplingTask,
+        names: Collection[str],
+        moved: Sequence[ToolCall] = (),
+        *,
+        new: Sequence[ToolCall] = (),
     ) -> asyncio.Future[None]:
-        """These fields of a stored model call, and the present status of these of its tool calls. A status that was
-        reached already is not left again."""
+        """These fields of a stored model call; and either the present status of some of its tool calls, or `new` ones
+        that it did not have yet. A status that was reached already is not left again."""
         mine: Plain = {"_id": call.id, "owner": call.owner}
         if "status" in names:
             check(DISPATCHED_SAMPLING_TASK, CallStatus.SENT, CallStatus(call.status), Actor.SAMPLER, call.id)
             mine["status"] = {"$in": list(DISPATCHED_SAMPLING_TASK.sources(CallStatus(call.status), Actor.SAMPLER))}
         large: list[Chunk] = []
+        update: Plain = {}
         fields = {name: _fitting(call.id, name, to_bson(getattr(call, name)), large) for name in names}
         still: list[Mapping[str, Any]] = []
         for number, tool_call in enumerate(moved):
@@ -106,23 +112,17 @@ class Writer:
             fields |= {f"tool_calls.$[t{number}].{name}": plain[name] for name in _MOVES_OF_A_TOOL_CALL}
             before = _sources_of(ToolCallStatus(tool_call.status))
             still.append({f"t{number}.id": tool_call.id, f"t{number}.status": {"$in": before}})
-        update: Plain = {"$set": fields}
-        if (failed_at := _failed_at(moved)) is not None:
+        if new:
+            assert not moved, "one update cannot change tool calls and add others"
+            for tool_call in new:
+                check(TOOL_CALL, "", ToolCallStatus.REQUESTED, Actor.SAMPLER, tool_call.id)
+            mine["tool_calls.id"] = {"$nin": [one.id for one in new]}
+            update["$push"] = {"tool_calls": {"$each": [_plain_tool_call(one, large, of=call) for one in new]}}
+        if fields:
+            update["$set"] = fields
+        if (failed_at := _failed_at([*moved, *new])) is not None:
             update["$max"] = {"failed_at": failed_at}
         change = UpdateOne(mine, update, array_filters=still or None)
-        return self._queue(CALLS, call.id, call.record, call.owner, change, large)
-
-    def add_tool_calls(self, call: DispatchedSamplingTask, new: Sequence[ToolCall]) -> asyncio.Future[None]:
-        """Tool calls that a stored model call did not have yet."""
-        large: list[Chunk] = []
-        plain = [_plain_tool_call(one, large, of=call) for one in new]
-        for tool_call in new:
-            check(TOOL_CALL, "", ToolCallStatus.REQUESTED, Actor.SAMPLER, tool_call.id)
-        without = {"_id": call.id, "owner": call.owner, "tool_calls.id": {"$nin": [one.id for one in new]}}
-        update: Plain = {"$push": {"tool_calls": {"$each": plain}}}
-        if (failed_at := _failed_at(new)) is not None:
-            update["$max"] = {"failed_at": failed_at}
-        change = UpdateOne(without, update)
         return self._queue(CALLS, call.id, call.record, call.owner, change, large)
 
     def progress(self, record: str, owner: str, update: UpdateOne) -> asyncio.Future[None]:

@@ -232,15 +232,8 @@ async def abandon(database: Database, record: str, owner: str) -> bool:
 
 def progress(record: str, owner: str, reached: Reached) -> UpdateOne:
     """After a turn: the staleness of records under way follows from it, and it proves that the claim still holds.
-    It may be repeated."""
-    # In a pipeline these pass over a field that has no value yet; as update operators they would not.
-    span = {
-        "oldest_version": {"$min": ["$oldest_version", *reached.versions]},
-        "newest_version": {"$max": ["$newest_version", *reached.versions]},
-        "versions": {"$setUnion": [{"$ifNull": ["$versions", []]}, reached.versions]},
-    }
-    counted = {"turns": reached.turns, "generated_tokens": reached.generated_tokens}
-    return UpdateOne(_held(record, owner), setting(counted, **span))
+    `reached` includes what former owners stored. It may be repeated."""
+    return UpdateOne(_held(record, owner), {"$set": _said(reached)})
 
 
 # ---- scores ----

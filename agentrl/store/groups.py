@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pymongo import UpdateOne
+from pymongo import UpdateMany
 
 from agentrl.policies import group_closing, outcomes
 from agentrl.policies.advantages import Baseline
@@ -121,9 +121,14 @@ async def settle(database: Database, closed: Sequence[Task]) -> None:
 
 
 async def _tell(database: Database, shares: Sequence[Share]) -> None:
+    """Records of a group that scored alike have the same advantage, and each statement costs the server more than its
+    documents do."""
+    alike: dict[tuple[float | None, bool], list[str]] = defaultdict(list)
+    for share in shares:
+        alike[share.advantage, share.capped].append(share.record)
     writes: list[Write] = [
-        UpdateOne({"_id": share.record}, {"$set": {"advantage": share.advantage, "capped": share.capped}})
-        for share in shares
+        UpdateMany({"_id": {"$in": records}}, {"$set": {"advantage": advantage, "capped": capped}})
+        for (advantage, capped), records in alike.items()
     ]
     await database.write("DBRecordData", writes, ordered=False)
 

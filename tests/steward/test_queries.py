@@ -115,7 +115,7 @@ async def episode(db: Database, *, text: str = "calls it", tool_result: str = "4
         names = ("status", "finish_reason", "engine", "output", "log_probs", "versions", "text", "over_at", "done_at")
         if not index:
             tool = ToolCall(id=tool_call_id(call.id, 0), server="s", tool="find")
-            await writer.add_tool_calls(call, [tool])
+            await writer.update(call, (), new=[tool])
             tool.status, tool.result, tool.latency_s = "ok", tool_result, 0.25
             await writer.update(call, (), [tool])
         await writer.update(call, names)

@@ -72,7 +72,7 @@ async def test_the_chain_leads_to_the_tool_call_without_an_answer(db: Database) 
     tool = ToolCall(id=tool_call_id(call.id, 0), server="shop", tool="lookup")
     call.status = CallStatus.DONE
     await writer.update(call, ["status"])
-    await writer.add_tool_calls(call, [tool])
+    await writer.update(call, (), new=[tool])
     ago = datetime.now(UTC) - timedelta(seconds=312)
     await db.update_one("DispatchedSamplingTask", {"_id": call.id}, {"$set": {"tool_calls.0.requested_at": ago}})
     told = await batch_waits.look(db, ours, NOTHING)

@@ -75,7 +75,7 @@ async def test_writing_the_same_again_changes_nothing(db: Database) -> None:
     for _ in range(3):
         await writer.insert(call(0, prompt=pack_ids([1])))
         await writer.update(answered(0, [4, 5]), ANSWER)
-        await writer.add_tool_calls(call(0), [tool(0)])
+        await writer.update(call(0), (), new=[tool(0)])
         await writer.update(call(0), (), [tool(0, ToolCallStatus.OK, result="7")])
     before = await db.find(CALLS, {})
     await writer.update(answered(0, [9, 9, 9]), ANSWER)
@@ -133,7 +133,7 @@ async def test_second_call_of_a_record_goes_out_after_the_first(db: Database) ->
     counting = Counting(db)
     writer = Writer(counting)
     inserted = [writer.insert(answered(index, [index])) for index in range(2)]
-    added = writer.add_tool_calls(call(1), [tool(0, of=1)])
+    added = writer.update(call(1), (), new=[tool(0, of=1)])
     other = writer.insert(answered(0, [1], record=f"{RECORD}9"))
     await asyncio.gather(*inserted, added, other)
     assert [one.id for one in await stored_tools(db)] == [tool(0, of=1).id]
@@ -176,7 +176,7 @@ async def test_what_depends_on_a_call_that_was_not_written_is_not_written(db: Da
     first = writer.insert(answered(0, [4, 5]))
     results = await asyncio.gather(
         first,
-        writer.add_tool_calls(call(0), [tool(0)]),
+        writer.update(call(0), (), new=[tool(0)]),
         writer.insert(answered(1, [6])),
         return_exceptions=True,
     )
@@ -260,7 +260,7 @@ async def test_a_record_that_was_handed_over_goes_on_where_it_was(db: Database) 
     with pytest.raises(OwnershipError):
         await former.update(call(1), (), [tool(0, ToolCallStatus.LOST, of=1)])
     with pytest.raises(OwnershipError):
-        await former.add_tool_calls(call(1), [tool(1, of=1)])
+        await former.update(call(1), (), new=[tool(1, of=1)])
     with pytest.raises(OwnershipError):
         await former.update(answered(2, [3]), ANSWER)
     [stored] = await stored_tools(db)
@@ -290,7 +290,7 @@ async def test_nothing_is_written_for_an_owner_that_was_declared_dead(db: Databa
     await owners.expire(db, ME, "it sleeps")
     now[0] += 3.0
     writes = [sleeper.update(answered(0, [1]), ANSWER), sleeper.insert(answered(1, [1]))]
-    writes += [sleeper.add_tool_calls(call(0), [tool(0)])]
+    writes += [sleeper.update(call(0), (), new=[tool(0)])]
     results = await asyncio.gather(*writes, return_exceptions=True)
     assert [type(result) for result in results] == [OwnershipError] * 3
     assert [each.status for each in await calls.of_record(db, RECORD)] == ["sent"]
