@@ -7,8 +7,13 @@ Invariants:
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
+import itertools
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -18,11 +23,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     PlainSerializer,
     PlainValidator,
     WithJsonSchema,
     field_validator,
 )
+from pydantic_core import CoreSchema
 
 from agentrl.config.secrets import SecretRef, parse_reference
 from agentrl.protocol.knob import Boundary
@@ -48,9 +55,10 @@ class Section(BaseModel):
     """Base of every section."""
 
     model_config = ConfigDict(
+        # Every process of a run imports all sections, and none validates all of them one by one.
+        defer_build=True,
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
         validate_default=True,
         serialize_by_alias=True,
@@ -64,6 +72,38 @@ class Section(BaseModel):
         if not all(map(_can_be_written, _texts(value))):
             raise ValueError("must be text without NUL and without halves of characters: no process could receive it")
         return value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Add the explanations, as pydantic does for descriptions that it knows."""
+        schema = handler(core)
+        properties = handler.resolve_ref_schema(schema)["properties"]
+        for name, text in explanations(cls).items():
+            properties[cls.model_fields[name].alias or name]["description"] = text
+        return schema
+
+
+@functools.cache
+def explanations(section: type[Section]) -> dict[str, str]:
+    """The docstrings of the fields of a section, by name.
+
+    pydantic would read the source of every section while it is imported, which costs each process 40 ms.
+    """
+    found: dict[str, str] = {}
+    for kind in reversed(section.__mro__):
+        if kind is not Section and issubclass(kind, Section):
+            body = _class_body(kind)
+            for field, text in itertools.pairwise(body):
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(words))):
+                        found[name] = inspect.cleandoc(words)
+    return found
+
+
+def _class_body(kind: type[Section]) -> list[ast.stmt]:
+    (parsed,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(parsed, ast.ClassDef)
+    return parsed.body
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Literal, cast
 
 from agentrl.config import introspection
-from agentrl.config.field_types import Section, Tunable
+from agentrl.config.field_types import Section, Tunable, explanations
 from agentrl.config.run import RunConfig, nearest
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.errors import UnknownNameError
@@ -65,7 +65,7 @@ def _knob(section: Section, name: str, mark: Tunable, prefix: str = "") -> Knob:
         name=prefix + (mark.name or name),
         kind="choice" if choices else _KINDS[field.annotation],
         default=getattr(section, name),
-        help=" ".join((field.description or "").split()),
+        help=" ".join(explanations(type(section)).get(name, "").split()),
         unit="s" if name.endswith("_s") else "",
         minimum=least,
         maximum=most,

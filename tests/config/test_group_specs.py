@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.config import introspection
+from agentrl.config.field_types import Section, explanations
 from agentrl.config.load import load_config
 from agentrl.config.run import RunConfig
 from agentrl.config.serialization import config_from_plain, config_to_plain, json_schema
+from agentrl.config.sidecars import Sidecar
 from agentrl.control.commands.group_specs import specs_of, stop_ranks
 from agentrl.errors import ConfigError
 from agentrl.protocol.specs import GroupSpec, Life, Probe, Resources, Role
@@ -139,11 +141,12 @@ def test_schema_accepts_valid_files_and_has_every_field():
 
 def _undocumented(place: introspection.Shape, path: str = "") -> list[str]:
     found = []
-    for key in place.keys:
+    section = place.section
+    explained = explanations(section) if section is not None and issubclass(section, Section) else {}
+    for name, key in zip(section.model_fields if section is not None else (), place.keys, strict=True):
         child = place.child(key)
         assert child is not None
-        assert child.field is not None
-        if not (child.field.description or "").strip():
+        if not explained.get(name, "").strip():
             found.append(f"{path}{key}")
         inner = child.child("x") if child.is_table else child
         found += _undocumented(inner, f"{path}{key}.") if inner else []
@@ -152,6 +155,12 @@ def _undocumented(place: introspection.Shape, path: str = "") -> list[str]:
 
 def test_every_field_has_an_explanation():
     assert _undocumented(introspection.Shape(RunConfig)) == []
+
+
+def test_schema_has_the_explanation_of_every_field():
+    properties = json_schema()["$defs"]["Sidecar"]["properties"]
+    assert {key: value["description"] for key, value in properties.items()} == explanations(Sidecar)
+    assert "description" in json_schema()["properties"]["alerts"]
 
 
 def test_values_cannot_be_changed_after_the_check(tmp_path):
