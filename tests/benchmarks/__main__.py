@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 import importlib
 import logging
 import os
 import sys
 import time
+from pathlib import Path
 
 from rich.console import Console
 
@@ -44,6 +46,7 @@ def main() -> int:
         parser.error(f"there is no benchmark {unknown[0]!r}; known: {', '.join(BENCHMARKS)}")
     console = Console(stderr=args.json or args.markdown, width=None if sys.stdout.isatty() else 130)
     console.print(" · ".join(f"{key} {value}" for key, value in machine().items()), style="dim", highlight=False)
+    _compile()
     outcomes: dict[str, Outcome] = {}
     failed: dict[str, str] = {}
     try:
@@ -60,6 +63,13 @@ def main() -> int:
     if args.markdown:
         print(as_markdown(outcomes))
     return 1 if failed or left else 0
+
+
+def _compile() -> None:
+    """Write the byte code of this tree, as pip did for the peers. Otherwise each process may compile its modules."""
+    root = Path(__file__).parents[2]
+    for package in ("agentrl", "assets", "daemons", "tests", "tui"):
+        compileall.compile_dir(root / package, quiet=1, workers=0)
 
 
 def _measure(name: str, outcomes: dict[str, Outcome], failed: dict[str, str], console: Console) -> None:
