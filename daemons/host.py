@@ -1,6 +1,7 @@
-"""The host agent: `python -m daemons.host --state-dir S --run-dir R --name H --with-coordinator`.
+"""The host agent: `python -m daemons.host --state-dir S --run-dir R --with-coordinator`.
 
-On another host than the coordinator's: `--coordinator ADDRESS --key FILE --run UUID` instead of `--with-coordinator`.
+On another host than the coordinator's: `--coordinator ADDRESS --key FILE --run UUID --name NAME` instead of
+`--with-coordinator`.
 
 This file takes the lock and starts the coordinator before it imports the host agent (`host_main_loop`): while the
 agent imports its modules the coordinator imports its own, which shortens `agentrl up`.
@@ -16,6 +17,7 @@ import sys
 from pathlib import Path
 
 from agentrl.config.paths import make_run_dir, read_run
+from agentrl.config.this_host import this_host
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.host.agent_lock import AgentLock
 from agentrl.host.coordinator_process import coordinator_command, living_coordinator, start_coordinator
@@ -60,7 +62,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="agentrl daemon host", description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--name", required=True, help="name of this host in the run")
+    parser.add_argument("--name", default="", help="name of this host, for its first start; default: the hostname")
     parser.add_argument("--with-coordinator", action="store_true", help="start the coordinator and keep it alive")
     parser.add_argument("--coordinator", default="", help="address of the coordinator, if it is elsewhere")
     parser.add_argument("--key", type=Path, help="file with this host's key")
@@ -87,6 +89,9 @@ def main() -> int:
                 {**os.environ, "AGENTRL_RUN": uuid},
             )
         make_run_dir(args.run_dir)
+        wanted, args.name = args.name, this_host(args.state_dir, args.name).name
+        if wanted not in ("", args.name):
+            log.warning("This machine has joined the run as host %s; the name %s is not used.", args.name, wanted)
         signals = EarlySignals()
         lock = AgentLock(args.state_dir / "hosts" / args.name, uuid, args.name)
         coordinator_pid = start_coordinator_early(args, uuid)

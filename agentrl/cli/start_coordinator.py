@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import re
 import sys
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from agentrl.cli.progress import Progress
 from agentrl.client import Client
 from agentrl.client.run_processes import agents_of, boot_id, coordinator_of, given_up, keepers_of, read_json
 from agentrl.config import paths
+from agentrl.config.this_host import this_host
 from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError, WaitTimeoutError
 from agentrl.formatting.sentences import ended
 
@@ -40,9 +40,7 @@ class Place:
     @property
     def host(self) -> str:
         """The name of this host in the run."""
-        import socket
-
-        return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname().partition(".")[0]) or "local"
+        return this_host(self.state_dir).name
 
 
 def refuse_if_in_use(place: Place) -> None:
@@ -140,7 +138,7 @@ async def _start_agent(place: Place) -> str:
         sys.executable,
         "-m",
         "agentrl.placement.local",
-        *("--state-dir", str(place.state_dir), "--run-dir", str(place.run_dir), "--name", place.host),
+        *("--state-dir", str(place.state_dir), "--run-dir", str(place.run_dir)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import socket
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,7 @@ from agentrl import __version__
 from agentrl.config import paths
 from agentrl.config.paths import RunFile, read_run
 from agentrl.config.supervision_times import SupervisionTimes
+from agentrl.config.this_host import this_host
 from agentrl.control import recovery
 from agentrl.control.alerts.alert_service import AlertService
 from agentrl.control.background_tasks import restarting_task
@@ -87,7 +87,7 @@ class Coordinator:
                 hint="`agentrl up` makes one.",
             )
         self._run = run
-        host = socket.gethostname()
+        host = this_host(state_dir).name
         self._lock = StateLock.acquire(state_dir, host=host, at=self._clock.now())
         self._keyring = Keyring.open(state_dir)
         server_keys = self._keyring.server_keys()

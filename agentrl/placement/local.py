@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.config.paths import read_run
+from agentrl.config.this_host import this_host
 from agentrl.errors import AgentrlError, ConfigError, ConflictError, DiskError, ExitCode
 from agentrl.host import procfs
 from agentrl.host.agent_lock import read_agent_file
@@ -113,7 +114,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m agentrl.placement.local", description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--name", required=True)
     args, further = parser.parse_known_args()
     try:
         run = read_run(args.state_dir)
@@ -121,7 +121,7 @@ def main() -> int:
             raise ConfigError(f"{args.state_dir} is not the state directory of a run: it has no run.json.")
         arguments = tuple(further) or ("--with-coordinator",)
         placement = LocalPlacement(args.state_dir, args.run_dir, run.uuid, arguments=arguments)
-        for placed in placement.ensure([args.name]):
+        for placed in placement.ensure([this_host(args.state_dir).name]):
             print(f"host agent of {placed.host}: {placed.where}")
     except AgentrlError as failed:
         print(failed, file=sys.stderr)

@@ -7,7 +7,6 @@ each unit with the token of its Spawn. This process plays the host agent.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from agentrl.client.blocking import BlockingClient
 from agentrl.client.client import Client
 from agentrl.config.paths import create_run
 from agentrl.config.run import RunConfig
+from agentrl.config.this_host import this_host
 from agentrl.host import procfs
 from agentrl.host.agent_lock import AgentLock
 from agentrl.protocol import messages
@@ -47,7 +47,7 @@ class FakeFleet:
         self.run = create_run(self.name, folder / "run")
         self.state_dir = folder / "home" / self.name
         self.address = hub_address(self.run.uuid)
-        self.host = socket.gethostname()
+        self.host = this_host(self.state_dir).name
         self.spawns: dict[str, messages.Spawn] = {}
         # The coordinator restarts a missing agent of its host, so this process poses as the agent.
         self._claim = AgentLock(self.state_dir / "hosts" / self.host, self.run.uuid, self.host)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 import uuid
@@ -18,11 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agentrl.config.this_host import default_name
 from agentrl.protocol.rows import HostRow, UnitRow, UnitState
 from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import PATIENCE_S, eventually
 
-HERE, THERE = socket.gethostname(), "b"
+HERE, THERE = default_name(), "b"
 ADDRESS = "tcp://10.99.0.1:7400"
 LINK_DOWN_S = 6.0
 """Three leases of a host at the pace of these tests."""

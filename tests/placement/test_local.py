@@ -80,7 +80,7 @@ def test_agent_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pytest
 
 def test_folder_without_a_run_is_refused_with_a_sentence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "agentrl.placement.local", "--state-dir", str(tmp_path)]
-    command += ["--run-dir", str(tmp_path), "--name", "h1"]
+    command += ["--run-dir", str(tmp_path)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == ExitCode.CONFIG
     assert "run.json" in ended.stderr
