@@ -51,6 +51,7 @@ from agentrl.control.persistence import address_file
 from agentrl.control.persistence.journal import Journal
 from agentrl.control.persistence.keyring import Keyring
 from agentrl.control.persistence.state_lock import RunDirMarker, StateLock
+from agentrl.control.persistence.stored_values import StoredValues
 from agentrl.control.shutdown import Shutdown
 from agentrl.control.state.bottleneck import BottleneckDetector
 from agentrl.control.state.disk_forecast import DiskForecast
@@ -116,8 +117,9 @@ class Coordinator:
     def _make_context(self, run: RunFile, host: str, journal: Journal) -> Context:
         self._identity = address_file.own_identity()
         times = SupervisionTimes()
-        recovery.follow_clock(journal, self._clock, self._identity.boot_id)
-        state = recovery.load_state(journal)
+        self._stored = StoredValues(journal)
+        recovery.follow_clock(self._stored, self._clock, self._identity.boot_id)
+        state = recovery.load_state(self._stored)
         state.data_host = host
         leases = Leases(times.suspect_after_s, times.dead_after_s)
         epoch = secrets.token_hex(8)
@@ -246,13 +248,13 @@ class Coordinator:
         self._hub.start()
         self._feed_out.start()
         self._metrics_out.start()
-        context.operations.restore(recovery.load_operations(context.journal))
+        context.operations.restore(recovery.load_operations(self._stored))
         self._settings.restore()
-        self._alerting.restore()
+        self._alerting.restore(self._stored)
         # Clients and recordings of this lifetime also show what happened before it.
         for operation in context.operations.all():
             context.feed.set(f"op/{operation.id}", operation.row(), urgent=True)
-        self._incidents.restore(recovery.load_incidents(context.journal, SHOWN))
+        self._incidents.restore(recovery.load_incidents(self._stored, SHOWN))
         for knob in context.knobs.names():
             context.show_knob(knob)
         now = context.clock.now()
@@ -261,6 +263,8 @@ class Coordinator:
         self._clients.begin_again()
         context.show_run()
         self._write_address()
+        for entry in self._stored.unreadable:
+            self._incidents.entry_unreadable(entry)
         if context.journal.damage:
             log.critical("%s", context.journal.damage)
             context.audit("coordinator", "journal", context.journal.damage)

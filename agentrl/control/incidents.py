@@ -116,6 +116,16 @@ class Incidents:
             done="it was set aside, and everything else was written",
         )
 
+    def entry_unreadable(self, entry: SetAside) -> None:
+        """An entry of the journal that an earlier coordinator wrote cannot be read."""
+        self._record(
+            id=f"unreadable-{entry.kind}-{entry.key}-{self._context.clock.now():.0f}",
+            unit="coordinator",
+            what=f"the journal entry {entry.kind} {entry.key} cannot be read: {entry.why}",
+            host=self._context.host,
+            done="the entry was kept, and a unit that it describes goes on as soon as its host reports it",
+        )
+
     def _record(self, *, at: float | None = None, incarnation: int = 0, **facts: Any) -> None:
         at = self._context.clock.now() if at is None else at
         row = IncidentRow(at=at, incarnation=incarnation, versions={"agentrl": __version__}, **facts)

@@ -3,40 +3,75 @@
 Invariants:
 - All durable data is loaded.
 - Deadlines keep their distance from now if the wall clock was set while no coordinator ran.
-- An unreadable entry is logged and left out, never guessed.
+- An entry that cannot be read costs no living process: a run stays up, a group keeps its units, and a unit is lost
+  until a host reports it.
+- What could not be read becomes an incident.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from typing import TypeVar
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from agentrl.control.clock import Clock
 from agentrl.control.instruction_queue import KIND_GROUP, KIND_RUN, KIND_SLOT
 from agentrl.control.persistence.journal import Batch, Journal
+from agentrl.control.persistence.stored_values import StoredValues
 from agentrl.control.state.operations import Operation
 from agentrl.errors import ProtocolError
-from agentrl.protocol.rows import IncidentRow
+from agentrl.protocol.rows import IncidentRow, UnitState
+from agentrl.protocol.specs import split_unit
 from agentrl.protocol.wire import decode_row, encode
 from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
+UNREADABLE = "its journal entry cannot be read"
+AFTER_ALL_INCARNATIONS = 10_000
+"""The number of an incarnation whose number cannot be read: higher than any that was used, so that none is reused."""
 
 SMALLEST_JUMP_S = 1.0
 """Smaller differences change no decision."""
 
 
-def load_state(journal: Journal) -> State:
+def load_state(stored: StoredValues) -> State:
     """Desired state and slots."""
-    runs = _read(journal, KIND_RUN, RunState)
+    runs = stored.partly(KIND_RUN, RunState)
+    run, fields = runs.get("", (RunState(), {}))
+    groups = stored.partly(KIND_GROUP, GroupState)
+    slots = {unit: slot or _lost_slot(unit, fields) for unit, (slot, fields) in stored.partly(KIND_SLOT, Slot).items()}
+    whole = {name: group or _group_of(name, fields, slots) for name, (group, fields) in groups.items()}
     return State(
-        run=runs.get("", RunState()),
-        groups=_read(journal, KIND_GROUP, GroupState),
-        slots=_read(journal, KIND_SLOT, Slot),
+        run=run or RunState(**{"up": True, **fields}),
+        groups={name: group for name, group in whole.items() if group is not None},
+        slots=slots,
+    )
+
+
+def _lost_slot(unit: str, fields: dict[str, Any]) -> Slot:
+    """A slot whose process may be alive: a host that has it in its ledger brings it back."""
+    group, number = split_unit(unit)
+    known = {"group": group, "number": number, "incarnation": AFTER_ALL_INCARNATIONS, **fields, "unit": unit}
+    if "incarnation" not in fields:
+        known.pop("host", None)  # the ledger of its host tells which incarnation it is
+    if fields.get("tree_gone") is True and "state" in fields:
+        return Slot(**known)
+    alive = {"state": UnitState.LOST, "reason": UNREADABLE, "leader_gone": False, "tree_gone": False, "came_up": True}
+    return Slot(**{**known, **alive, "timer": 0.0})
+
+
+def _group_of(name: str, fields: dict[str, Any], slots: dict[str, Slot]) -> GroupState | None:
+    """A group with the spec that its units were started with, if it has no readable one."""
+    members = [slot for slot in slots.values() if slot.group == name]
+    spec = fields.get("spec") or next((slot.spec for slot in members if slot.spec is not None), None)
+    if spec is None:
+        return None
+    count = sum(slot.wanted for slot in members)
+    return GroupState(
+        **{"file_count": count, **fields, "spec": spec if "spec" in fields else replace(spec, count=count)}
     )
 
 
@@ -47,14 +82,14 @@ class ClockMark(msgspec.Struct, frozen=True):
     offset: float
 
 
-def follow_clock(journal: Journal, clock: Clock, boot_id: str) -> None:
+def follow_clock(stored: StoredValues, clock: Clock, boot_id: str) -> None:
     """Correct the times that the last coordinator wrote if the wall clock was set since.
 
     Otherwise a clock that was set back by an hour would delay each restart by an hour, and one that was set forward
     would end each announced phase.
     """
-    slots = _read(journal, KIND_SLOT, Slot)
-    mark = _read(journal, "clock", ClockMark).get("")
+    slots = stored.all(KIND_SLOT, Slot)
+    mark = stored.all("clock", ClockMark).get("")
     same_boot = mark is not None and mark.boot_id == boot_id
     if mark is not None and same_boot:
         jump_s = clock.offset - mark.offset
@@ -70,25 +105,25 @@ def follow_clock(journal: Journal, clock: Clock, boot_id: str) -> None:
         for unit, slot in slots.items():
             slot.shift_times(jump_s)
             batch.put(KIND_SLOT, unit, msgspec.msgpack.encode(slot))
-        for operation in load_operations(journal):
+        for operation in load_operations(stored):
             operation.accepted_at += jump_s
             operation.deadline += jump_s
             batch.put("operation", operation.id, encode(operation))
-    journal.commit(batch)
+    stored.journal.commit(batch)
 
 
-def load_operations(journal: Journal) -> list[Operation]:
-    return list(_read(journal, "operation", Operation).values())
+def load_operations(stored: StoredValues) -> list[Operation]:
+    return list(stored.all("operation", Operation).values())
 
 
-def load_incidents(journal: Journal, count: int) -> list[IncidentRow]:
+def load_incidents(stored: StoredValues, count: int) -> list[IncidentRow]:
     """The newest incidents, ordered from the oldest."""
     found: list[IncidentRow] = []
-    for event in journal.events(("incident",), limit=count):
+    for event in stored.journal.events(("incident",), limit=count):
         try:
             row = decode_row(event.body)
         except ProtocolError as broken:
-            log.error("the journal entry of incident %s cannot be read: %s", event.id, broken)
+            stored.report("incident", event.id, event.body, broken.message)
             continue
         if isinstance(row, IncidentRow):
             found.append(row)
@@ -104,13 +139,3 @@ def run_secret(journal: Journal) -> bytes:
         batch.put("secret", "", known)
         journal.commit(batch)
     return known
-
-
-def _read(journal: Journal, kind: str, of: type[T]) -> dict[str, T]:
-    found: dict[str, T] = {}
-    for key, body in journal.all(kind).items():
-        try:
-            found[key] = msgspec.msgpack.decode(body, type=of)
-        except msgspec.DecodeError as broken:
-            log.error("the journal entry %s %s cannot be read: %s", kind, key, broken)
-    return found

@@ -113,6 +113,11 @@ class Supervisor:
         slot = self.state.slots.get(unit)
         return slot is not None and slot.incarnation == incarnation and slot.state in WITH_PROCESS
 
+    def is_unidentified(self, unit: str) -> bool:
+        """Return whether the journal could not tell which incarnation of the unit lives, and where."""
+        slot = self.state.slots.get(unit)
+        return slot is not None and slot.unidentified
+
     def holds(self, host: str, unit: str, incarnation: int) -> bool:
         """Return whether this is the last incarnation of the unit and was started on this host."""
         slot = self.state.slots.get(unit)
@@ -135,6 +140,7 @@ class Supervisor:
     def _host_connected(self, event: events.HostConnected, now: float) -> None:
         self.state.hosts[event.host] = HostState(event.host, event.facts, True, self._up_since(event, now))
         self._life.host_changed(event.host)
+        self._identify(event)
         on_host = {(entry.unit, entry.incarnation): entry for entry in event.inventory}
         for (unit, incarnation), entry in on_host.items():
             slot = self.state.slots.get(unit)
@@ -148,6 +154,18 @@ class Supervisor:
             for ghost in slot.ghosts:
                 if ghost.host == event.host and (slot.unit, ghost.incarnation) not in on_host:
                     self._life.forget_ghost(slot, ghost.host, ghost.incarnation)
+
+    def _identify(self, event: events.HostConnected) -> None:
+        """Take incarnation and host of units that the journal could not identify from the ledger of their host."""
+        for entry in sorted(event.inventory, key=lambda entry: -entry.incarnation):
+            slot = self.state.slots.get(entry.unit)
+            if slot is None or entry.group_empty or not (slot.unidentified or slot.host == event.host):
+                continue
+            if slot.spec is None and slot.state is S.LOST:
+                group = self.state.groups.get(slot.group)
+                slot.spec, slot.started_epoch = (group.spec, group.gang_epoch) if group else (None, 0)
+            if slot.unidentified:
+                slot.incarnation, slot.host, slot.started_generation = entry.incarnation, event.host, slot.generation
 
     def _up_since(self, event: events.HostConnected, now: float) -> float:
         """Return since when the host is up. A second hello of the same agent does not change it, unless the agent was

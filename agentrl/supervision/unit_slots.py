@@ -159,6 +159,11 @@ class Slot(msgspec.Struct):
     def name(self) -> str:
         return f"{self.unit}.{self.incarnation}"
 
+    @property
+    def unidentified(self) -> bool:
+        """A process of it may be alive, but its journal entry could not tell which and where."""
+        return self.state is UnitState.LOST and not self.host
+
 
 class HostState(msgspec.Struct):
     """One host. Not persisted: the hello of its agent contains everything."""

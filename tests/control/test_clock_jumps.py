@@ -10,6 +10,7 @@ import pytest
 from agentrl.control import recovery
 from agentrl.control.clock import Clock
 from agentrl.control.persistence.journal import Batch, Journal
+from agentrl.control.persistence.stored_values import StoredValues
 from agentrl.control.state.operations import Operation
 from agentrl.protocol.rows import OperationState
 from agentrl.protocol.wire import encode
@@ -26,7 +27,7 @@ def journal(tmp_path: Path) -> Journal:
 def write(journal: Journal, boot_id: str = "boot-1") -> None:
     """The last coordinator: a unit that restarts in 60 s, is inside a phase for 900 s and died a moment ago."""
     clock = Clock(monotonic=lambda: 50.0, wall=lambda: WALL)
-    recovery.follow_clock(journal, clock, boot_id)
+    recovery.follow_clock(StoredValues(journal), clock, boot_id)
     now = clock.now()
     slot = Slot(unit="web-0", group="web", number=0, since=now, timer=now + 60.0, phase_until=now + 900.0)
     slot.deaths = [now]
@@ -39,9 +40,9 @@ def write(journal: Journal, boot_id: str = "boot-1") -> None:
 
 def read(journal: Journal, jump_s: float, boot_id: str = "boot-1") -> tuple[float, Slot, Operation]:
     clock = Clock(monotonic=lambda: 50.0 + AWAY_S, wall=lambda: WALL + AWAY_S + jump_s)
-    recovery.follow_clock(journal, clock, boot_id)
-    (operation,) = recovery.load_operations(journal)
-    return clock.now(), recovery.load_state(journal).slots["web-0"], operation
+    recovery.follow_clock(StoredValues(journal), clock, boot_id)
+    (operation,) = recovery.load_operations(StoredValues(journal))
+    return clock.now(), recovery.load_state(StoredValues(journal)).slots["web-0"], operation
 
 
 @pytest.mark.parametrize("jump_s", [0.0, 0.5, -3600.0, 3600.0, -1e9, 1e9])

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.control.persistence import journal as journal_module
+from agentrl.control.persistence import journal_schema
 from agentrl.control.persistence.journal import Batch, Journal
 from agentrl.errors import DiskError, VersionMismatchError
 from tests.disks import small_disk
@@ -80,13 +82,64 @@ def test_pruning_removes_a_few_at_a_time_and_keeps_the_newest(path: Path) -> Non
     journal.close()
 
 
-def test_other_schema_is_refused_with_both_versions(path: Path) -> None:
+def test_newer_schema_is_refused_with_both_versions(path: Path) -> None:
     Journal.open(path, at=1.0).close()
     with sqlite3.connect(path) as db:
-        db.execute("PRAGMA user_version = 7")
-    db.close()
-    with pytest.raises(VersionMismatchError, match=r"schema version 7.*version 1"):
-        Journal.open(path, at=1.0)
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(
+        VersionMismatchError, match=r"schema version 99; this agentrl reads versions up to \d"
+    ) as refused:
+        Journal.open(path, at=2.0)
+    assert "version-1" in refused.value.hint
+
+
+def test_older_journal_is_migrated_and_its_file_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal.open(path, at=1.0)
+    journal.commit(batch(("told", "a", b"1"), ("slot", "b", b"2")))
+    journal.close()
+
+    def rename_kind(db: sqlite3.Connection) -> None:
+        (body, crc) = db.execute("SELECT body, crc FROM state WHERE kind = 'told'").fetchone()
+        assert crc == journal_schema.checksum("told", "a", body)
+        crc = journal_schema.checksum("delivered", "a", body)
+        db.execute("UPDATE state SET kind = 'delivered', crc = ? WHERE kind = 'told'", (crc,))
+
+    for module in (journal_schema, journal_module):
+        monkeypatch.setattr(module, "SCHEMA_VERSION", 2)
+    monkeypatch.setitem(journal_schema.MIGRATIONS, 1, rename_kind)
+    for _ in range(2):
+        journal = Journal.open(path, at=2.0)
+        assert journal.all("delivered") == {"a": b"1"}
+        assert journal.all("slot") == {"b": b"2"}
+        journal.close()
+    monkeypatch.undo()
+    with pytest.raises(VersionMismatchError):
+        Journal.open(path, at=3.0)
+    path.with_name("journal.sqlite.version-1").replace(path)
+    journal = Journal.open(path, at=4.0)
+    assert journal.all("told") == {"a": b"1"}
+    journal.close()
+
+
+def test_failed_migration_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(path, rows=3)
+    before = Journal.open(path, at=1.0)
+    kept = before.all("slot")
+    before.close()
+
+    def fail(db: sqlite3.Connection) -> None:
+        db.execute("DELETE FROM state")
+        raise ZeroDivisionError
+
+    for module in (journal_schema, journal_module):
+        monkeypatch.setattr(module, "SCHEMA_VERSION", 2)
+    monkeypatch.setitem(journal_schema.MIGRATIONS, 1, fail)
+    with pytest.raises(ZeroDivisionError):
+        Journal.open(path, at=2.0)
+    monkeypatch.undo()
+    again = Journal.open(path, at=3.0)
+    assert again.all("slot") == kept
+    again.close()
 
 
 def test_database_of_another_program_is_refused_and_unchanged(path: Path) -> None:
@@ -181,6 +234,8 @@ def test_next_opening_completes_an_interrupted_swap(path: Path, moved: int) -> N
 CHILD = """
 import resource, sys
 from pathlib import Path
+from agentrl.control.persistence import journal as journal_module
+from agentrl.control.persistence import journal_schema
 from agentrl.control.persistence.journal import Batch, Journal
 from agentrl.errors import DiskError
 journal = Journal.open(Path(sys.argv[1]), at=1.0)
@@ -322,6 +377,8 @@ def test_kill_9_loses_no_committed_batch(path: Path, enough: int) -> None:
 OPENER = """
 import sys
 from pathlib import Path
+from agentrl.control.persistence import journal as journal_module
+from agentrl.control.persistence import journal_schema
 from agentrl.control.persistence.journal import Batch, Journal
 sys.stdin.readline()
 journal = Journal.open(Path(sys.argv[1]), at=1.0)

@@ -76,6 +76,8 @@ def _value(kind: Any, name: str, numbers: Iterator[int]) -> Any:
         return _value(next(each for each in inner if each is not type(None)), name, numbers)
     if origin is tuple:
         return (_value(inner[0], name, numbers), _value(inner[0], name, numbers))
+    if origin in (list, set):
+        return origin((_value(inner[0], name, numbers), _value(inner[0], name, numbers)))
     if origin is dict:
         return {f"{name}-{number}": _value(inner[1], name, numbers)}
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):

@@ -21,6 +21,7 @@ from agentrl.control.alerts.delivery_queues import DeadManPing, Dispatcher, sink
 from agentrl.control.alerts.rule_types import RunSnapshot, declared_rule, metrics_read
 from agentrl.control.background_tasks import restarting_task
 from agentrl.control.context import Context
+from agentrl.control.persistence.stored_values import StoredValues
 from agentrl.control.state.operations import Goal, Operation
 from agentrl.control.state.unit_metrics import MemoryWatch
 from agentrl.errors import UsageError
@@ -28,7 +29,7 @@ from agentrl.protocol import commands
 from agentrl.protocol.commands import WaitChain
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import AlertRow, AlertState, HostRow, IncidentRow, OperationState, RunRow, Severity, UnitRow
-from agentrl.protocol.wire import decode_as, decode_row, encode
+from agentrl.protocol.wire import encode
 from agentrl.telemetry.data_plane_metrics import BASE_VERSION, CANARY_LARGEST, STEP
 from agentrl.telemetry.learning_metrics import LEARNING
 
@@ -53,12 +54,11 @@ class AlertService:
 
     # ---- configuration ----
 
-    def restore(self) -> None:
-        journal = self._context.journal
-        rows = [decode_row(body) for body in journal.all("alert").values()]
-        silences = [decode_as(Silence, body) for body in journal.all("silence").values()]
-        delivered = [decode_as(LastDelivery, body) for body in journal.all("told").values()]
-        alerts, over = [r for r in rows if isinstance(r, AlertRow)], not self._context.state.run.up
+    def restore(self, stored: StoredValues) -> None:
+        alerts = stored.all("alert", AlertRow).values()
+        silences = stored.all("silence", Silence).values()
+        delivered = stored.all("told", LastDelivery).values()
+        over = not self._context.state.run.up
         self._engine.restore(alerts, silences, self._context.clock.now(), delivered, over=over)
         for row in self._engine.rows():
             self._context.feed.set(f"alert/{row.id}", row, urgent=True)

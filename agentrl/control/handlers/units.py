@@ -64,6 +64,8 @@ class UnitHandler:
         name = f"{hello.unit}.{hello.incarnation}"
         if not hmac.compare_digest(token_of(context.secret, name), hello.token):
             return Refused(ExitCode.REFUSED, f"The token of {name} is wrong.", final=True)
+        if context.supervisor.is_unidentified(hello.unit):
+            return Refused(ExitCode.CONFLICT, f"The host of {name} has not reported about it yet.")
         if not context.supervisor.is_present(hello.unit, hello.incarnation):
             return Refused(ExitCode.CONFLICT, f"{name} was replaced or is not wanted any more.", final=True)
         return None

@@ -4,7 +4,7 @@ Invariants:
 - A batch is durable as a whole when `commit` returns.
 - When `commit` raises DiskError, nothing of the batch is written and it can be tried again.
 - An entry that can never be written does not keep the rest of its batch from being written.
-- A file of another schema is refused.
+- A file of an older schema is migrated, and kept beside the new one; a file of a newer schema is refused.
 - Of a damaged file all readable rows are kept, the file stays beside the new one, and `damage` says so.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentrl.control.persistence import journal_repair
-from agentrl.control.persistence.journal_schema import APPLICATION_ID, SCHEMA_VERSION, TABLES, checksum
+from agentrl.control.persistence.journal_schema import APPLICATION_ID, SCHEMA_VERSION, checksum, create, migrate
 from agentrl.errors import AgentrlError, DiskError, VersionMismatchError
 
 log = logging.getLogger(__name__)
@@ -253,14 +253,18 @@ def _connect(path: Path) -> sqlite3.Connection:
     # Autocommit mode: Python must not open transactions by itself.
     db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
-        _refuse_other_schema(db, path)
+        version = _version_of(db, path)
+        if 0 < version < SCHEMA_VERSION:
+            _keep(db, path.with_name(f"{path.name}.version-{version}"))
         _switch_to_wal(db)
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA temp_store = MEMORY")
         db.execute(f"PRAGMA journal_size_limit = {4 << 20}")
         db.execute("BEGIN IMMEDIATE")
-        for statement in TABLES:
-            db.execute(statement)
+        if 0 < version < SCHEMA_VERSION:
+            migrate(db, version)
+            log.warning("the journal %s was migrated from version %d to %d", path, version, SCHEMA_VERSION)
+        create(db)
         db.execute("COMMIT")
         path.chmod(0o600)
         (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
@@ -272,7 +276,8 @@ def _connect(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _refuse_other_schema(db: sqlite3.Connection, path: Path) -> None:
+def _version_of(db: sqlite3.Connection, path: Path) -> int:
+    """The schema version of the file; 0 if it is new. Raises VersionMismatchError if it cannot be used."""
     # One transaction: another process may be creating the file.
     db.execute("BEGIN")
     (application,) = db.execute("PRAGMA application_id").fetchone()
@@ -281,11 +286,21 @@ def _refuse_other_schema(db: sqlite3.Connection, path: Path) -> None:
     db.execute("COMMIT")
     if tables and application != APPLICATION_ID:
         raise VersionMismatchError(f"{path} is a database, but not a journal of agentrl.", hint="Move it away.")
-    if version not in (0, SCHEMA_VERSION):
+    if version > SCHEMA_VERSION:
         raise VersionMismatchError(
-            f"The journal {path} has schema version {version}; this agentrl reads version {SCHEMA_VERSION}.",
-            hint="Use the agentrl that wrote it, or start a run with another name.",
+            f"The journal {path} has schema version {version}; this agentrl reads versions up to {SCHEMA_VERSION}.",
+            hint="Use the agentrl that wrote it, or put its copy from before the upgrade in its place "
+            f"({path.name}.version-{SCHEMA_VERSION}).",
         )
+    return int(version)
+
+
+def _keep(db: sqlite3.Connection, copy: Path) -> None:
+    """Copy a journal before it is migrated, for the case that its user goes back to the version before."""
+    copy.unlink(missing_ok=True)
+    with contextlib.closing(sqlite3.connect(copy)) as other:
+        db.backup(other)
+    copy.chmod(0o600)
 
 
 def _switch_to_wal(db: sqlite3.Connection) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.control.persistence.atomic_file import sync_directory
-from agentrl.control.persistence.journal_schema import TABLES, checksum
+from agentrl.control.persistence.journal_schema import checksum, create
 
 _STATE = "SELECT rowid, kind, key, body, crc FROM state NOT INDEXED ORDER BY rowid"
 _EVENTS = "SELECT seq, kind, id, body, crc, at FROM events NOT INDEXED ORDER BY seq"
@@ -34,8 +34,7 @@ def rebuild(path: Path, at: float) -> str:
         # One plain file without a log beside it, so that one rename moves all of it.
         db.execute("PRAGMA journal_mode = DELETE")
         db.execute("BEGIN IMMEDIATE")
-        for statement in TABLES:
-            db.execute(statement)
+        create(db)
         db.executemany("INSERT OR REPLACE INTO state (kind, key, body, crc) VALUES (?, ?, ?, ?)", state)
         db.executemany("INSERT OR REPLACE INTO events (seq, kind, id, body, crc, at) VALUES (?, ?, ?, ?, ?, ?)", events)
         db.execute("COMMIT")
