@@ -1,13 +1,17 @@
-"""A coordinator whose sockets and files are removed restores them, and loses neither its units nor control of them."""
+"""A coordinator whose sockets and files are removed or unreadable loses neither its units nor control of them."""
 
 from __future__ import annotations
 
 import shutil
+import signal
+import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agentrl.client.discovery import find
+from agentrl.control.persistence.journal_schema import checksum
 from tests.e2e.running import Run
 from tests.waiting import eventually
 
@@ -57,3 +61,26 @@ def test_down_right_after_the_removal_still_drains(small: Run) -> None:
     remove(small, *FILES)
     lines = small.cli("down")["lines"]
     assert not [line for line in lines if line.startswith("killed")]
+
+
+def test_units_with_unreadable_journal_entries_go_on(small: Run) -> None:
+    before, pid, agent = small.units(), small.coordinator_pid(), small.agent_pid()
+    small.kill(agent, signal.SIGSTOP)
+    small.kill(pid)
+    eventually(lambda: not small.alive(pid))
+    with sqlite3.connect(small.state_dir / "journal.sqlite") as db:
+        (body,) = db.execute("SELECT body FROM state WHERE kind = 'slot' AND key = 'tick-0'").fetchone()
+        newer = msgspec.msgpack.encode({**msgspec.msgpack.decode(body), "state": "hibernating"})
+        for unit, changed in (("tick-0", newer), ("tick-1", b"\xc1"), ("web-0", b"\xc1")):
+            values = (changed, checksum("slot", unit, changed), unit)
+            db.execute("UPDATE state SET body = ?, crc = ? WHERE kind = 'slot' AND key = ?", values)
+    small.kill(agent, signal.SIGCONT)
+    eventually(lambda: small.run_row().coordinator_pid not in (0, pid))
+    eventually(lambda: all(row.state == "ready" for row in small.units().values()))
+    kept = {unit: (row.incarnation, row.pid) for unit, row in small.units().items()}
+    assert kept == {unit: (row.incarnation, row.pid) for unit, row in before.items()}
+    progress = small.unit_row("tick-1").progress
+    eventually(lambda: small.unit_row("tick-1").progress > progress, what="its heartbeats to be accepted")
+    incidents = small.raw("events").stdout
+    for unit in before:
+        assert f"the journal entry slot {unit} cannot be read" in incidents
