@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
     add_command(checkpoints, "show", reads=True)(show_checkpoint)
     add_command(checkpoints, "pin", acts=True)(pin)
     add_command(checkpoints, "unpin", acts=True)(unpin)
+    add_command(app, "rollback", acts=True)(rollback)
     versions = group(app, "versions", "Published weights, and which engine serves them.")
     add_command(versions, "list", reads=True)(list_versions)
 
@@ -95,7 +96,10 @@ def _show_checkpoint(cli: Cli, story: Story) -> None:
     from agentrl.cli import output
 
     saved, publication, step = story.document, story.related["publication"], story.related["step"]
-    output.say(f"{saved['id']} is {saved['status']}{', pinned' if saved['pinned'] else ''}, in {saved['path']}")
+    kept = ", pinned" if saved["pinned"] else f", kept: {saved['kept_for']}" if saved.get("kept_for") else ""
+    output.say(f"{saved['id']} is {saved['status']}{kept}, in {saved['path']}")
+    if saved.get("damage"):
+        output.say(f"  damaged: {saved['damage']}")
     for name, file in sorted(saved["files"].items()):
         output.say(f"  {name}: {output.size(file['bytes'])}")
     served = f"is {publication['status']}" if publication else "was not published"
@@ -120,6 +124,28 @@ async def unpin(cli: Cli, checkpoint: Annotated[str, CHECKPOINT]) -> ExitCode:
     return await act(cli, "unpin_checkpoint", UnpinCheckpoint(id=checkpoint))
 
 
+async def rollback(
+    cli: Cli,
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="CHECKPOINT|VERSION|best", help="`best` has the best evaluation."),
+    ],
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; the audit and the lineage keep it.")],
+    keep_knobs: Annotated[
+        bool, typer.Option("--keep-knobs", help="Leave scientific knobs as they are; otherwise they go back too.")
+    ] = False,
+) -> ExitCode:
+    """Go on from an earlier checkpoint.
+
+    The trainer saves, then restarts from that checkpoint in a new lineage and publishes its weights. Later steps are
+    undone and their tasks become free. The newest checkpoint stays, so another rollback undoes this one.
+    """
+    from agentrl.cli.execute import act
+    from agentrl.protocol.data_commands import RollBack
+
+    return await act(cli, "rollback", RollBack(to=to, note=reason, keep_knobs=keep_knobs))
+
+
 async def list_versions(
     cli: Cli,
     filter: Annotated[str, list_pages.filtering("versions list")] = "",
@@ -141,6 +167,10 @@ def _who_serves(row: Row) -> object:
     return ", ".join(f"{engine} ({state})" for engine, state in sorted(row.get("engines", {}).items()))
 
 
+def _why_kept(row: Row) -> object:
+    return f"damaged: {row['damage']}" if row.get("damage") else row.get("kept_for", "")
+
+
 STEPS: list_pages.Columns = {
     "step": list_pages.field("id"),
     "status": list_pages.field("status"),
@@ -159,6 +189,7 @@ CHECKPOINTS: list_pages.Columns = {
     "step": list_pages.field("step"),
     "version": list_pages.field("version"),
     "pinned": list_pages.field("pinned"),
+    "kept for": _why_kept,
     "at": list_pages.moment("at"),
     "path": list_pages.field("path"),
 }

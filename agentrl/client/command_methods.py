@@ -145,6 +145,7 @@ class CommandMethods(ABC):
     add_tasks = Method[Accepted]("add_tasks")
     pin_checkpoint = Method[Accepted]("pin_checkpoint")
     unpin_checkpoint = Method[Accepted]("unpin_checkpoint")
+    rollback = Method[Accepted]("rollback")
 
     async def apply(
         self,

@@ -19,9 +19,10 @@ BUILT_IN_RULES = (
     *("unit-memory-grows", "host-lost", "host-disk-low", "host-disk-fills", "host-cannot-write", "host-strays"),
     *("journal-full", "not-listening", "not-recording", "no-progress", "no-step", "engine-lags", "version-rejected"),
     *("canary-differs", "tool-server-left-alone", "tool-fails", "held-out-trained", "warm-up-unused"),
-    *("learning-nothing", "learning-mismatch", "learning-drift", "learning-reference", "learning-entropy"),
-    *("learning-gradient", "learning-no-signal", "learning-truncation", "learning-no-tools", "learning-tools-fail"),
-    *("learning-length", "learning-not-finite", "learning-overfits", "learning-invalid"),
+    *("checkpoint-damaged", "learning-nothing", "learning-collapsed", "learning-mismatch", "learning-drift"),
+    *("learning-reference", "learning-entropy", "learning-gradient", "learning-no-signal", "learning-truncation"),
+    *("learning-no-tools", "learning-tools-fail", "learning-length", "learning-not-finite", "learning-overfits"),
+    "learning-invalid",
 )
 """The rules of every run. Their conditions are in `agentrl/control/alerts/builtin_rules.py`."""
 

@@ -37,6 +37,7 @@ from agentrl.control.handlers.client_queries import Queries
 from agentrl.control.handlers.client_requests import ClientHandler
 from agentrl.control.handlers.command_forwarding import ServedCommands
 from agentrl.control.handlers.hosts import HostHandler
+from agentrl.control.handlers.rollback import Rollback
 from agentrl.control.handlers.units import UnitHandler
 from agentrl.control.host_agent_watch import HostAgentWatch
 from agentrl.control.incidents import SHOWN, Incidents
@@ -162,8 +163,13 @@ class Coordinator:
         self._instructions = InstructionHandler(context, self._incidents, units.died, shutdown.all_stopped)
         served = ServedCommands(context, requests)
         tuning = Tuning(context, self._settings, requests, StalenessPreview(context, served.ask).extend)
-        commands = {**self._commands(Stacks(context, requests)), **tuning.table, **served.table}
-        owners = {**dict.fromkeys(tuning.table, tuning.ask_owner), **dict.fromkeys(served.table, served.prepare)}
+        rollback = Rollback(context, self._settings, served)
+        commands = {**self._commands(Stacks(context, requests)), **tuning.table, **served.table, **rollback.table}
+        owners = {
+            **dict.fromkeys(tuning.table, tuning.ask_owner),
+            **dict.fromkeys(served.table, served.prepare),
+            **dict.fromkeys(rollback.table, rollback.ask_steward),
+        }
         self._clients = ClientHandler(context, self._queries.handlers, commands, owners, served)
         router = MessageRouter(context, units, hosts, self._clients)
         self._hub = Hub(

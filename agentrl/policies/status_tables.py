@@ -208,6 +208,7 @@ TASK = Table(
         *_moves(_T.LEASED, _T.READY, "trainer", "its Step was released or rolled back"),
         *_moves(_T.LEASED, (_T.TRAINED, _T.FILTERED), "trainer", "its Step was committed"),
         *_moves((_T.TRAINED, _T.FILTERED), _T.READY, "trainer", "its Step was rolled back"),
+        *_moves(_T.READY, (_T.TRAINED, _T.FILTERED), "trainer", "its Step counts again after another rollback"),
         *_moves(_T.TRAINED, _T.READY, "steward", "it may train once more, its interval is over and it is fresh"),
         *_moves(_T.READY, _T.DONE, "evaluator", "purpose is eval or probe"),
         *_moves((_T.QUEUED, _T.ADMITTED, _T.READY, _T.DEAD), _T.QUEUED, "operator", "requeued: next round"),
@@ -271,6 +272,7 @@ STEP = Table(
         *_moves(_S.LEASED, _S.RELEASED, "trainer", "on a hold, or by the next trainer at its start"),
         *_moves(_S.LEASED, _S.RELEASED, "steward", "its owner expired"),
         *_moves(_S.COMMITTED, _S.ROLLED_BACK, "trainer", "later than the checkpoint that the next lineage starts from"),
+        *_moves(_S.ROLLED_BACK, _S.COMMITTED, "trainer", "the next lineage starts from a checkpoint that covers it"),
     ),
 )
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
+from agentrl.policies import learning_collapse
+
 LOOK_BACK = 50
 """Steps that a step is compared with."""
 EDGE = 5
@@ -39,6 +41,9 @@ def against(before: Sequence[Metrics], step: Metrics) -> dict[str, float]:
     if len(series["reward_mean"]) > LEAST:
         first, last = _edges(series["reward_mean"])
         found["reward_gain"] = last - first
+    lately = learning_collapse.reward_lately(series["reward_mean"], len(steps))
+    if lately is not None:
+        found |= {"reward_lately": lately.mean, "reward_lately_margin": lately.margin}
     return {name: value for name, value in found.items() if value is not None}
 
 

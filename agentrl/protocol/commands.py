@@ -451,6 +451,13 @@ COMMANDS: dict[str, CommandSpec] = {
             "Leave it to retention.",
             "pin_checkpoint",
         ),
+        _changed(
+            "rollback",
+            data_commands.RollBack,
+            "rollback",
+            "Go on from an earlier checkpoint.",
+            "rollback",
+        ),
         _act("stacks", CollectStacks, "stacks", "Stacks of all units into one file.", tier=harmless),
         _act("force_stopped", ForceStopped, "stop --force", "Vouch that a lost unit is dead."),
         _act("add_key", AddKey, "keys new", "Admit a key.", "revoke_key", Permission.ADMIN),

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.message_base import Args
 
@@ -256,6 +257,25 @@ class RequeueTasks(Args, frozen=True):
 
     ids: tuple[str, ...]
     note: str = ""
+
+
+class RollBack(Args, frozen=True):
+    """Go on from an earlier checkpoint, in a new lineage."""
+
+    to: str
+    """The id of a checkpoint, a version, or `best`: the checkpoint with the best evaluation."""
+    note: str = ""
+    """Why; an execution needs it."""
+    keep_knobs: bool = False
+    """Leave scientific knobs as they are. Otherwise they get the values from before the checkpoint."""
+
+
+class RollbackPreview(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer of the steward to a preview of `rollback`."""
+
+    effect: Effect
+    settings: dict[str, KnobValue] = {}
+    """The values of scientific knobs before the checkpoint."""
 
 
 class AddTasks(Args, frozen=True):

@@ -18,12 +18,20 @@ import msgspec
 from agentrl.errors import ConfigError, RefusedError, UnknownNameError, UsageError
 from agentrl.formatting.amounts import counted
 from agentrl.policies.status_tables import HOLDS_SEAT, RecordStatus
-from agentrl.protocol.data_commands import AddTasks, Done, PinCheckpoint, RequeueTasks, UnpinCheckpoint
+from agentrl.protocol.data_commands import (
+    AddTasks,
+    Done,
+    PinCheckpoint,
+    RequeueTasks,
+    RollBack,
+    RollbackPreview,
+    UnpinCheckpoint,
+)
 from agentrl.protocol.effects import Effect
 from agentrl.steward import epochs
 from agentrl.steward.epochs import ADDED, Source
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
-from agentrl.store import checkpoints, datasets, tasks
+from agentrl.store import checkpoints, datasets, rollbacks, tasks
 from agentrl.store.database import Database
 from agentrl.store.datasets import Row
 from agentrl.store.documents import Said
@@ -33,7 +41,7 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    preview: Callable[[Any], Awaitable[Effect]]
+    preview: Callable[[Any], Awaitable[Effect | RollbackPreview]]
     carry_out: Callable[[Any, str], Awaitable[Done]]
     """With the id of the operation."""
 
@@ -50,6 +58,7 @@ class Changes:
             "add_tasks": Change(self._preview_add, self._add),
             "pin_checkpoint": Change(self._preview_pin, self._pin),
             "unpin_checkpoint": Change(self._preview_pin, self._pin),
+            "rollback": Change(self._preview_rollback, self._rollback),
         }
 
     # ---- tasks ----
@@ -164,6 +173,27 @@ class Changes:
         pinned = isinstance(args, PinCheckpoint)
         found = await checkpoints.pin(self._database, args.id, pinned=pinned)
         return Done(result={"checkpoint": found.id, "pinned": pinned})
+
+    async def _preview_rollback(self, args: RollBack) -> RollbackPreview:
+        target = await rollbacks.resolve(self._database, args.to)
+        found = await rollbacks.consequences(self._database, target)
+        changes = [f"training goes on from {target.id} (version {target.version}) in a new lineage"]
+        if undone := found.undone:
+            steps = f"{undone[0].step} to {undone[-1].step}" if len(undone) > 1 else f"{undone[0].step}"
+            free = counted(found.freed_records, "records")
+            changes.append(f"{counted(len(undone), 'steps')} ({steps}) are undone, and {free} become free")
+        if found.reinstated:
+            changes.append(f"{counted(len(found.reinstated), 'steps')} that were undone before count again")
+        if target.kept_for:
+            changes[0] += f", kept for: {target.kept_for}"
+        notes = ("the newest checkpoint stays, so another rollback can return to it",)
+        return RollbackPreview(Effect(changes=tuple(changes), notes=notes), dict(target.settings))
+
+    async def _rollback(self, args: RollBack, operation: str) -> Done:
+        target = await rollbacks.resolve(self._database, args.to)
+        if not await rollbacks.was_requested(self._database, operation):
+            await rollbacks.request(self._database, target, args.note, by=operation)
+        return Done(result={"checkpoint": target.id, "version": target.version, **target.settings})
 
 
 _WORK = sorted(status.value for status in HOLDS_SEAT - {RecordStatus.OPEN})

@@ -1,26 +1,47 @@
 """Checkpoints: documents that follow their files.
 
 Invariants: `complete` is written after the files are durable and renamed, so a checkpoint whose document and files do
-not agree is never started from; a pinned one is never deleted; at most one is written at a time per lineage.
+not agree is never started from; a pinned one is never deleted, nor the one with the best evaluation, nor the one
+before a scientific change or a rollback; at most one is written at a time per lineage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 
 from agentrl.errors import UnknownNameError
+from agentrl.policies import learning_collapse
 from agentrl.policies.status_tables import CHECKPOINT, Actor, CheckpointStatus, check
-from agentrl.store.database import Database
+from agentrl.store import evaluations, publications
+from agentrl.store.database import Database, Plain
 from agentrl.store.documents import Checkpoint, CheckpointFile, checkpoint_id, load, load_if, to_bson
 from agentrl.store.update_expressions import NOW, setting
 
 S = CheckpointStatus
+BEST_EVALUATION = "best evaluation"
+_FREE: Plain = {"pinned": False, "kept_for": {"$in": ["", None]}}
 
 
-async def begin(database: Database, *, step: int, lineage: str, version: int, path: str) -> Checkpoint:
+async def begin(
+    database: Database,
+    *,
+    step: int,
+    lineage: str,
+    version: int,
+    path: str,
+    settings: Mapping[str, float | str] | None = None,
+) -> Checkpoint:
     """Before its files are written."""
     check(CHECKPOINT, "", S.WRITING, Actor.TRAINER)
-    checkpoint = Checkpoint(id=checkpoint_id(step, lineage), step=step, lineage=lineage, version=version, path=path)
+    checkpoint = Checkpoint(
+        id=checkpoint_id(step, lineage),
+        step=step,
+        lineage=lineage,
+        version=version,
+        path=path,
+        settings=dict(settings or {}),
+    )
     await database.insert_new("Checkpoint", [to_bson(checkpoint)])
     return checkpoint
 
@@ -55,15 +76,52 @@ async def has_first(database: Database) -> bool:
 
 
 async def superfluous(database: Database, *, keep: int) -> list[Checkpoint]:
-    """Complete ones that are not pinned, beyond the newest `keep`."""
-    free = [checkpoint for checkpoint in await newest_first(database) if not checkpoint.pinned]
-    return free[keep:]
+    """Complete ones that nothing keeps, beyond the `keep` that were written last. The steps of a lineage that was
+    rolled back have greater numbers, so the number of the step says nothing about the time."""
+    evaluated = await publications.evaluated(database)
+    found = await database.find("Checkpoint", {"status": S.COMPLETE, **_FREE}, sort=[("at", -1), ("step", -1)])
+    free = [load(Checkpoint, document) for document in found]
+    return [one for one in free[keep:] if one.version not in evaluated]
+
+
+async def best(database: Database) -> Checkpoint | None:
+    """The one whose version has the best evaluation; of two with that version the later."""
+    complete = {one.version: one for one in reversed(await newest_first(database)) if not one.damage}
+    measured = [one for one in await evaluations.measured(database) if one.of in complete]
+    found = learning_collapse.best_of(measured)
+    return complete[found.of] if found else None
+
+
+async def newest_before(database: Database, at: datetime) -> Checkpoint | None:
+    """The last one that was complete at that time."""
+    complete = {"status": S.COMPLETE, "damage": {"$in": ["", None]}, "at": {"$lt": at}}
+    return load_if(Checkpoint, await database.find_one("Checkpoint", complete, sort=[("at", -1)]))
+
+
+async def keep_best(database: Database) -> None:
+    """After an evaluation: retention keeps the best, and no longer the best before it."""
+    found = await best(database)
+    if found is not None:
+        former = {"kept_for": BEST_EVALUATION, "_id": {"$ne": found.id}}
+        await database.update_many("Checkpoint", former, {"$set": {"kept_for": ""}})
+        await keep(database, found.id, BEST_EVALUATION)
+
+
+async def keep(database: Database, checkpoint: str, why: str) -> None:
+    """Retention never removes it. A reason that it has already stays."""
+    await database.update_one(
+        "Checkpoint", {"_id": checkpoint, "kept_for": {"$in": ["", BEST_EVALUATION, None]}}, {"$set": {"kept_for": why}}
+    )
+
+
+async def note_damage(database: Database, checkpoint: str, problem: str) -> None:
+    await database.update_one("Checkpoint", {"_id": checkpoint}, {"$set": {"damage": problem}})
 
 
 async def delete(database: Database, checkpoint: str) -> bool:
-    """Before its files are removed. False if it was pinned meanwhile."""
+    """Before its files are removed. False if it is kept by now."""
     check(CHECKPOINT, S.COMPLETE, S.DELETED, Actor.TRAINER, checkpoint)
-    free = {"_id": checkpoint, "status": S.COMPLETE, "pinned": False}
+    free = {"_id": checkpoint, "status": S.COMPLETE, **_FREE}
     return await database.update_one("Checkpoint", free, {"$set": {"status": S.DELETED}})
 
 

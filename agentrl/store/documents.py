@@ -260,6 +260,8 @@ class Step(Named):
     """It was released because its trainer had ended with it."""
     followed: bool = False
     """It was rolled back, and its Tasks know."""
+    reinstating: bool = False
+    """It counts again after a rollback to a later checkpoint, and its Tasks do not know yet."""
 
 
 class Lineage(Named):
@@ -272,6 +274,11 @@ class Lineage(Named):
     plan: dict[str, Any] = {}
     """What admission must know of the trainer: bound, groups, publish_every, hold (a reason not to admit), trial (but
     for a few)."""
+    roll_back_to: str = ""
+    """The checkpoint that an operator chose for the next lineage."""
+    roll_back_why: str = ""
+    roll_back_by: str = ""
+    """The operation that chose it."""
 
 
 class CheckpointFile(msgspec.Struct):
@@ -287,6 +294,12 @@ class Checkpoint(Named):
     files: dict[str, CheckpointFile] = {}
     status: str = CheckpointStatus.WRITING
     pinned: bool = False
+    kept_for: str = ""
+    """Why retention keeps it: `best evaluation`, or what was changed or undone after it."""
+    settings: dict[str, float | str] = {}
+    """The scientific settings of the last step before it."""
+    damage: str = ""
+    """Why a trainer could not start from it."""
     at: datetime | None = None
 
 

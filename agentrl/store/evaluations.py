@@ -11,9 +11,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agentrl.policies.learning_collapse import Measurement
 from agentrl.policies.status_tables import TASK, Actor, RecordStatus, TaskStatus, check
 from agentrl.store.database import Database
+from agentrl.telemetry.learning_metrics import EVALUATION, EVALUATION_MARGIN
 
+_MARGIN = EVALUATION_MARGIN.name
 ENDED = (TaskStatus.READY, TaskStatus.DONE, TaskStatus.DEAD)
 
 
@@ -43,13 +46,16 @@ class Result:
 
     @property
     def margin(self) -> float | None:
-        """Half of the 95 % interval of the mean."""
-        count = len(self.scores)
-        if count < 2 or self.mean is None:
+        """Half of the 95 % interval of the mean. Scores from 0 to 1 get two tasks with 0 and two with 1 more, because
+        the interval of 64 right answers out of 64 is not empty."""
+        if len(self.scores) < 2:
             return None
         means = [math.fsum(scores) / len(scores) for scores in self.scores]
-        variance = math.fsum((mean - self.mean) ** 2 for mean in means) / (count - 1)
-        return 1.96 * math.sqrt(variance / count)
+        if all(0 <= mean <= 1 for mean in means):
+            means += [0.0, 0.0, 1.0, 1.0]
+        middle = math.fsum(means) / len(means)
+        variance = math.fsum((mean - middle) ** 2 for mean in means) / (len(means) - 1)
+        return 1.96 * math.sqrt(variance / len(means))
 
 
 async def want(database: Database, version: int) -> bool:
@@ -102,6 +108,17 @@ async def complete(database: Database, version: int) -> bool:
         return False
     under_way = {"version": version, "purpose": "eval", "status": {"$nin": list(ENDED)}}
     return await database.find_one("Task", under_way, projection=["_id"]) is None
+
+
+async def measured(database: Database) -> list[Measurement]:
+    """The results of the whole run, oldest version first."""
+    done = {"evaluation": "done", f"evaluated.{EVALUATION.name}": {"$type": "number"}}
+    found = await database.find("Publication", done, sort=[("_id", 1)], projection=["evaluated"])
+    return [
+        # Without a margin nothing is known of its errors: it is never the best, and never a fall.
+        Measurement(int(one["_id"]), one["evaluated"][EVALUATION.name], one["evaluated"].get(_MARGIN, math.inf))
+        for one in found
+    ]
 
 
 async def finish(database: Database, version: int, evaluated: Mapping[str, float]) -> int:

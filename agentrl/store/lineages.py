@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from agentrl.store import checkpoints, publications, steps
+from agentrl.store import checkpoints, history, publications, steps
 from agentrl.store.database import Database
-from agentrl.store.documents import Lineage, load_if, to_bson
+from agentrl.store.documents import Lineage, load, load_if, to_bson
 
 
 async def begin(
@@ -47,7 +47,10 @@ async def begin(
     for step in await steps.leased(database):
         if step.lineage != lineage.id:
             await steps.release(database, step.id, f"{lineage.id} took over", died=True)
-    await steps.roll_back(database, after_step=after_step, reason=f"{lineage.id} starts from step {after_step}")
+    every = [load(Lineage, document) for document in await database.find("Lineage", {}, projection={"plan": 0})]
+    counts, reason = history.last_steps(every), f"{lineage.id} starts from step {after_step}"
+    await steps.roll_back(database, counts, reason)
+    await steps.reinstate(database, counts, reason)
     await steps.follow(database)
     await checkpoints.abandon_unfinished(database, lineage.id)
     return lineage

@@ -8,6 +8,7 @@ meanwhile leases nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -190,17 +191,39 @@ async def release_of(database: Database, lineage: str, reason: str) -> None:
             await release(database, step.id, reason)
 
 
-async def roll_back(database: Database, *, after_step: int, reason: str) -> list[int]:
-    """Undo what no checkpoint covers: by the next trainer, before it leases. Answers the numbers of the Steps."""
+async def roll_back(database: Database, counts: Mapping[str, float], reason: str) -> list[int]:
+    """Undo what no checkpoint covers: by the next trainer, before it leases. Answers the numbers of the Steps.
+    `counts`: for each lineage of the valid history, its last Step that counts."""
     check(STEP, StepStatus.COMMITTED, StepStatus.ROLLED_BACK, Actor.TRAINER)
-    later = {"status": StepStatus.COMMITTED, "step": {"$gt": after_step}}
+    outside = {"status": StepStatus.COMMITTED, "$nor": _counting(counts)}
     undone = []
-    for document in await database.find("Step", later, sort=[("step", -1)]):
+    for document in await database.find("Step", outside, sort=[("step", -1)]):
         update = {"$set": {"status": StepStatus.ROLLED_BACK, "reason": reason}}
         if await database.update_one("Step", {"_id": document["_id"], "status": StepStatus.COMMITTED}, update):
             undone.append(int(document["step"]))
         await _follow_roll_back(database, load(Step, document))
     return undone
+
+
+async def reinstate(database: Database, counts: Mapping[str, float], reason: str) -> list[int]:
+    """Count Steps again that a rollback had undone, where an operator goes back to a checkpoint that covers them.
+    Answers their numbers. What was sampled again since is left out of the Step, because it will train anew."""
+    check(STEP, StepStatus.ROLLED_BACK, StepStatus.COMMITTED, Actor.TRAINER)
+    inside = {"status": StepStatus.ROLLED_BACK, "$or": _counting(counts)}
+    counted = []
+    for document in await database.find("Step", inside, sort=[("step", 1)]):
+        again = {"status": StepStatus.COMMITTED, "reason": reason, "followed": False, "reinstating": True}
+        rolled_back = {"_id": document["_id"], "status": StepStatus.ROLLED_BACK}
+        if await database.update_one("Step", rolled_back, {"$set": again}):
+            counted.append(int(document["step"]))
+        await _follow_reinstatement(database, load(Step, document))
+    return counted
+
+
+def _counting(counts: Mapping[str, float]) -> list[Plain]:
+    """Conditions of the Steps that count."""
+    whole = [{"lineage": lineage} for lineage, last in counts.items() if math.isinf(last)]
+    return [*whole, *({"lineage": one, "step": {"$lte": last}} for one, last in counts.items() if math.isfinite(last))]
 
 
 async def follow(database: Database) -> int:
@@ -210,6 +233,8 @@ async def follow(database: Database) -> int:
     unfollowed = {"status": StepStatus.ROLLED_BACK, "followed": {"$ne": True}}
     for document in await database.find("Step", unfollowed, projection={"metrics": 0}):
         followed += await _follow_roll_back(database, load(Step, document)) > 0
+    for document in await database.find("Step", {"reinstating": True}, sort=[("step", 1)], projection={"metrics": 0}):
+        followed += await _follow_reinstatement(database, load(Step, document)) > 0
     return followed
 
 
@@ -295,9 +320,38 @@ async def _follow_roll_back(database: Database, step: Step) -> int:
     ended = {"$in": [TaskStatus.TRAINED, TaskStatus.FILTERED, TaskStatus.LEASED]}
     free = {"$set": {"status": TaskStatus.READY, "lineage": "", "step": -1}}
     freed = await database.update_many("Task", {**_of(step), "status": ended}, free)
-    for task in step.tasks:
-        standing = await database.count("Step", {"tasks": task, "status": StepStatus.COMMITTED})
-        too_many = {"_id": task, "trained_count": {"$gt": standing}}
-        await database.update_one("Task", too_many, {"$set": {"trained_count": standing}})
+    await _count_trainings(database, step.tasks)
     await database.update_one("Step", {"_id": step.id}, {"$set": {"followed": True}})
     return freed
+
+
+async def _follow_reinstatement(database: Database, step: Step) -> int:
+    """Its Tasks are trained again, if their records are still those that it trained."""
+    for target in (TaskStatus.TRAINED, TaskStatus.FILTERED):
+        check(TASK, TaskStatus.READY, target, Actor.TRAINER, step.id)
+    mine: Plain = {"lineage": step.lineage, "step": step.step}
+    free = {"status": {"$in": [TaskStatus.READY, TaskStatus.TRAINED]}}
+    same = {"$or": [free | {"shares.record": {"$in": step.records}}, {"status": TaskStatus.TRAINED, **mine}]}
+    trained = await database.find("Task", {"_id": {"$in": step.tasks}, **same}, projection=["shares.record"])
+    tasks = [task["_id"] for task in trained]
+    members = {share["record"] for task in trained for share in task["shares"]}
+    unused = {"$or": [{"status": TaskStatus.READY, "signal": False}, {"status": TaskStatus.FILTERED, **mine}]}
+    filtered = [
+        task["_id"]
+        for task in await database.find("Task", {"_id": {"$in": step.filtered}, **unused}, projection=["_id"])
+    ]
+    records = [record for record in step.records if record in members]
+    kept = {"tasks": tasks, "filtered": filtered, "records": records, "empty": not records}
+    await database.update_one("Step", {"_id": step.id}, {"$set": kept})
+    for names, status in ((tasks, TaskStatus.TRAINED), (filtered, TaskStatus.FILTERED)):
+        await database.update_many("Task", {"_id": {"$in": names}}, {"$set": {"status": status, **mine}})
+    await _count_trainings(database, step.tasks)
+    await database.update_one("Step", {"_id": step.id}, {"$set": {"reinstating": False}})
+    return len(tasks) + len(filtered)
+
+
+async def _count_trainings(database: Database, tasks: Sequence[str]) -> None:
+    for task in tasks:
+        standing = await database.count("Step", {"tasks": task, "status": StepStatus.COMMITTED})
+        other = {"_id": task, "trained_count": {"$ne": standing}}
+        await database.update_one("Task", other, {"$set": {"trained_count": standing}})

@@ -26,6 +26,13 @@ WARMUP_UNUSED = Metric(
     "warmup_unused", "", "Whether the run file has a warm-up that was not done, because the run had begun.", (0, 0)
 )
 
+CHECKPOINTS_DAMAGED = Metric(
+    "checkpoints_damaged",
+    "",
+    "Damaged checkpoints that the trainer passed over at its start.",
+    (0, 0),
+)
+
 CANARY_LARGEST = Metric(
     "canary_largest", "nat", "Largest |Δ log-prob| of the canary between engine and trainer, of the version served."
 )

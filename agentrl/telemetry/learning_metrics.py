@@ -11,6 +11,19 @@ from agentrl.telemetry.control_plane_metrics import Metric
 REWARD = Metric("reward_mean", "", "Mean score of the groups of a step.")
 EVALUATION = Metric("evaluation", "", "Mean score of the last evaluation on held-out tasks.")
 EVALUATION_MARGIN = Metric("evaluation_margin", "", "Half of the 95 % interval of that mean.")
+EVALUATION_BEST = Metric("evaluation_best", "", "The best evaluation of the run.")
+EVALUATION_BEST_VERSION = Metric("evaluation_best_version", "", "The version with the best evaluation.")
+REWARD_LATELY = Metric("reward_lately", "", "Mean reward of the last ten steps.")
+REWARD_LATELY_MARGIN = Metric("reward_lately_margin", "", "Half of the 95 % interval of that mean.")
+REWARD_BEST = Metric("reward_best", "", "The best reward of ten steps in the run.")
+COLLAPSE = Metric(
+    "collapse",
+    "",
+    "How far evaluation or reward are below their best, in units of both margins of error.",
+    (float("-inf"), 1.0),
+)
+COLLAPSE_BEGAN = Metric("collapse_began_at", "s", "When the reward began to fall, in seconds since 1970.")
+ROLLBACK_VERSION = Metric("rollback_version", "", "Version of the checkpoint with the best evaluation.")
 STEPS_WANTED = Metric("steps_wanted", "", "Steps after which training is complete.")
 
 MISMATCH_MEAN = Metric(
@@ -94,9 +107,11 @@ OF_STEPS = (
         TOOL_CALLS_KEPT,
     ),
     *(TOOL_FAILURES_RISE, LENGTH, LENGTH_JUMP, EVALUATION_FALL, INFRASTRUCTURE, CUT_OFF),
+    *(REWARD_LATELY, REWARD_LATELY_MARGIN),
 )
 """Metrics of Step documents. The trainer also reports the newest ones in its row, so that recordings contain them."""
-OF_THE_TRAINER = (NOT_FINITE, VALID, STEPS_WANTED, NOTHING_TRAINED)
+OF_COLLAPSE = (EVALUATION_BEST, EVALUATION_BEST_VERSION, REWARD_BEST, COLLAPSE, COLLAPSE_BEGAN, ROLLBACK_VERSION)
+OF_THE_TRAINER = (NOT_FINITE, VALID, STEPS_WANTED, NOTHING_TRAINED, *OF_COLLAPSE)
 """Metrics that the trainer reports between Steps."""
 
 LEARNING: dict[str, Metric] = {metric.name: metric for metric in (*OF_STEPS, *OF_THE_TRAINER)}

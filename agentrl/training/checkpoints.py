@@ -37,6 +37,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     lineage: str = ""
     optimizer: dict[str, list[str]] = {}
     """The parameters of each optimizer. With another assignment the optimizers begin with fresh state."""
+    settings: dict[str, float | str] = {}
+    """The scientific settings of the last step."""
 
 
 def name_of(step: int, lineage: str) -> str:

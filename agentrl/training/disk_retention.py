@@ -35,6 +35,15 @@ async def tidy_checkpoints(database: Database, run_dir: Path, *, keep: int) -> N
             await asyncio.to_thread(checkpoints.remove, run_dir / one.path)
 
 
+async def remove_unknown_checkpoints(database: Database, parent: Path) -> None:
+    """What a trainer left that died between the rename of a directory and its document, or before a removal. Only for
+    the trainer that has taken over: another one may be writing."""
+    complete = {Path(one.path).name for one in await stored_checkpoints.newest_first(database)}
+    for directory in await asyncio.to_thread(lambda: sorted(parent.glob("step-*"))):
+        if directory.name not in complete:
+            await asyncio.to_thread(checkpoints.remove, directory)
+
+
 def _versions_on_disk(run_dir: Path) -> list[int]:
     names = [entry.name.removeprefix("v") for entry in (run_dir / "weights").glob("v*")]
     return sorted(int(name) for name in names if name.isdecimal())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +18,11 @@ import numpy as np
 
 from agentrl.config.run import RunConfig
 from agentrl.store import checkpoints as stored
-from agentrl.store import lineages, publications
+from agentrl.store import lineages, publications, rollbacks
 from agentrl.store.database import Database
 from agentrl.store.demonstrations import Demonstration, parser_of, read_demonstrations
-from agentrl.store.documents import Checkpoint, Lineage, load
-from agentrl.training import checkpoints, initial_model
+from agentrl.store.documents import Checkpoint, Lineage
+from agentrl.training import checkpoints, disk_retention, initial_model
 from agentrl.training.atomic_directories import sweep_unfinished
 from agentrl.training.batch import Trajectory
 from agentrl.training.demonstrations import tokenized
@@ -40,6 +40,8 @@ class Start:
     learner: Learner
     step: int
     """The last step that its weights have seen; 0 for none."""
+    checkpoint: str
+    """Where it starts from; empty for the beginning."""
     parent: int | None
     """The version that the starting weights come from."""
     new_run: bool
@@ -50,6 +52,12 @@ class Start:
     """The configuration wants a warm-up, but the run began without one."""
     probes: list[list[int]]
     """Typical sequences for the canary."""
+    damaged: int
+    """Checkpoints that were passed over because their files differ from what was written."""
+    rolled_back: bool
+    """An operator chose the checkpoint."""
+    settings: dict[str, float | str]
+    """The scientific settings of the last step before the checkpoint."""
 
 
 def settings_of(config: RunConfig) -> LearnerSettings:
@@ -74,10 +82,14 @@ async def take_over(
     """`owner` is the incarnation; its Owner document is open. `report` receives sentences for the unit's line."""
     for directory in (run_dir / CHECKPOINTS, run_dir / "weights"):
         sweep_unfinished(directory)
-    chosen = await _choose(database, run_dir)
+    request = await rollbacks.requested(database)
+    chosen, damaged = await _choose(database, run_dir)
+    if request is not None:
+        await rollbacks.keep_newest(database, request)
     lineage = await lineages.begin(
         database, owner, parent_checkpoint=chosen.id if chosen else "", after_step=chosen.step if chosen else 0
     )
+    await disk_retention.remove_unknown_checkpoints(database, run_dir / CHECKPOINTS)
     report(f"starts from {chosen.id}" if chosen else "starts from the beginning")
     demonstrations = await asyncio.to_thread(_demonstrations, config)
     model = await asyncio.to_thread(initial_model.model_directory, config, run_dir, demonstrations)
@@ -97,56 +109,33 @@ async def take_over(
     unused = bool(chosen and config.training.warmup.steps and trajectories) and not await stored.has_first(database)
     if unused:
         log.warning("training.warmup is skipped: the run began without it and continues from %s", chosen and chosen.id)
-    return Start(lineage, learner, step, parent, chosen is None, warmed_up, unused, probes[:PROBED_DEMONSTRATIONS])
+    return Start(
+        lineage=lineage,
+        learner=learner,
+        step=step,
+        checkpoint=chosen.id if chosen else "",
+        parent=parent,
+        new_run=chosen is None,
+        warmed_up=warmed_up,
+        warmup_unused=unused,
+        probes=probes[:PROBED_DEMONSTRATIONS],
+        damaged=damaged,
+        rolled_back=request is not None,
+        settings=checkpoints.read_progress(source).settings if chosen else {},
+    )
 
 
-async def _choose(database: Database, run_dir: Path) -> Checkpoint | None:
-    every = [load(Lineage, document) for document in await database.find("Lineage", {})]
-    for one in valid_checkpoints(every, await stored.newest_first(database)):
+async def _choose(database: Database, run_dir: Path) -> tuple[Checkpoint | None, int]:
+    """The newest intact checkpoint, and how many damaged ones are newer."""
+    damaged = 0
+    for one in await rollbacks.to_start_from(database):
         problem = await asyncio.to_thread(checkpoints.consistency_problem, run_dir / one.path, one.files)
         if not problem:
-            return one
+            return one, damaged
         log.error("checkpoint %s is skipped: %s", one.id, problem)
-    return None
-
-
-def valid_checkpoints(lineages: Sequence[Lineage], checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The checkpoints that a trainer may start from, the newest first.
-
-    A checkpoint counts only if every lineage since then began from it or after it. One that was passed over (its files
-    were damaged, or its trainer was replaced without noticing) never counts again: the steps after that point trained
-    other weights.
-    """
-    last_step = _last_steps(lineages, {checkpoint.id: checkpoint for checkpoint in checkpoints})
-    kept = [one for one in checkpoints if one.step <= last_step.get(one.lineage, -1)]
-    order = {lineage.id: place for place, lineage in enumerate(_oldest_first(lineages))}
-    return sorted(kept, key=lambda one: (order[one.lineage], one.step), reverse=True)
-
-
-def _last_steps(lineages: Sequence[Lineage], by_id: dict[str, Checkpoint]) -> dict[str, float]:
-    """For each lineage on the way back from the newest one: up to which step the history is its own."""
-    known = {lineage.id: lineage for lineage in lineages}
-    found: dict[str, float] = {}
-    ordered = _oldest_first(lineages)
-    at: Lineage | None = ordered[-1] if ordered else None
-    limit = float("inf")
-    while at is not None and at.id not in found:
-        found[at.id] = limit
-        # The checkpoint may be deleted by now; its name still says the step and the lineage.
-        parent = by_id.get(at.parent_checkpoint)
-        step, lineage = (parent.step, parent.lineage) if parent else _parts(at.parent_checkpoint)
-        at, limit = known.get(lineage), float(step)
-    return found
-
-
-def _parts(checkpoint: str) -> tuple[int, str]:
-    """Step and lineage of `step-000100.trainer-0.2@...`."""
-    step, _, lineage = checkpoint.removeprefix("step-").partition(".")
-    return (int(step), lineage) if step.isdecimal() else (-1, "")
-
-
-def _oldest_first(lineages: Sequence[Lineage]) -> list[Lineage]:
-    return sorted(lineages, key=lambda one: (one.opened_at is not None, one.opened_at, one.id))
+        await stored.note_damage(database, one.id, problem)
+        damaged += 1
+    return None, damaged
 
 
 def _demonstrations(config: RunConfig) -> list[Demonstration]:

@@ -29,7 +29,7 @@ from agentrl.store import lineages, owners, publications, steps, tasks
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import DBRecordData, Publication, Step, step_id
 from agentrl.store.steps import LineageClosedError
-from agentrl.telemetry.data_plane_metrics import WARMUP_UNUSED, Meter
+from agentrl.telemetry.data_plane_metrics import CHECKPOINTS_DAMAGED, WARMUP_UNUSED, Meter
 from agentrl.telemetry.learning_metrics import NOT_FINITE, NOTHING_TRAINED, STEPS_WANTED, VALID
 from agentrl.training import (
     batch_assembly,
@@ -38,6 +38,7 @@ from agentrl.training import (
     disk_retention,
     initial_model,
     poison_trials,
+    scientific_settings,
     step_reporting,
     weight_files,
 )
@@ -45,10 +46,12 @@ from agentrl.training.batch import Batch
 from agentrl.training.batch_dumps import DUMPS, BatchDumps
 from agentrl.training.batch_selection import Look, Place
 from agentrl.training.checkpoints import Progress
-from agentrl.training.evaluator import Evaluator, has_held_out_tasks, over_all
+from agentrl.training.evaluator import Evaluator, has_held_out_tasks
 from agentrl.training.learner import Learner, StepResult
+from agentrl.training.learning_watch import LearningWatch
 from agentrl.training.poison_trials import Suspicion
 from agentrl.training.resume import CHECKPOINTS, Start, take_over
+from agentrl.training.scientific_settings import Settings
 from agentrl.training.step_reporting import Curves
 from agentrl.training.trainer_knobs import Knobs, Plan
 from agentrl.training.trainer_state import DivergedError, TrainerState, ending
@@ -92,6 +95,7 @@ class Trainer:
         self._knobs = Knobs(unit, config)
         self._curves = Curves(unit.run_dir / "tensorboard")
         self._evaluator = Evaluator(database, self._evaluated)
+        self._watch = LearningWatch(database)
         self._evaluates = has_held_out_tasks(config)
         self._epochs = {name: environment.epochs for name, environment in config.environments.items()}
         life = f"{unit.name}.{unit.incarnation}"
@@ -104,8 +108,9 @@ class Trainer:
         """The trainer holds because most attempts fail, so a few records are tried meanwhile."""
         self._held_since: float | None = None
         """Since when a step has been held back for records under way."""
-        self._evaluation: dict[str, float] = {}
-        """The newest results."""
+        self._evaluated_lately = False
+        self._settings: Settings = {}
+        """The scientific settings of the last step."""
         self._meter = Meter(time.monotonic())
         self._waiting: _Waiting | None = None
         self._batch_wait = BatchWait(unit, longest_group_s(float(config.rollout.episode_s)))
@@ -117,6 +122,8 @@ class Trainer:
         """The manifest of its files, once they are complete: engines may read them already."""
         self.learner: Learner
         self._lineage = ""
+        self._saved = ""
+        """The checkpoint with the newest weights that are saved."""
         self._tree = VersionTree()
         self._probes: list[list[int]] = []
         self._known: dict[str, DBRecordData] = {}
@@ -174,6 +181,11 @@ class Trainer:
             await self._wait(self._waiting.why)
             return ""
         look, self._waiting = await self._look(plan), None
+        if (look.decision.stale_groups or look.decision.act == "bury") and not await lineages.is_open(
+            self._database, self._lineage
+        ):
+            # This process may have been stopped for a while, and another trainer owns these tasks.
+            raise steps.closed(self._lineage)
         for name in look.decision.stale_groups:
             task = look.ready[name].task
             await tasks.next_round(self._database, task, Actor.TRAINER, tasks.STALE, final_reason=tasks.STALE)
@@ -212,7 +224,7 @@ class Trainer:
         parked = asyncio.create_task(self._unit.park_while_paused_async(), name="park")
         try:
             while not parked.done():
-                await self._evaluator.follow()
+                await self._follow_evaluations()
                 await asyncio.wait([parked], timeout=PARKED_LOOK_EVERY_S)
         finally:
             parked.cancel()
@@ -232,6 +244,10 @@ class Trainer:
 
     async def _step(self, look: Look, plan: Plan) -> None:
         chosen = look.decision
+        settings = scientific_settings.settings_of(plan, [look.ready[group.task].task for group in chosen.groups])
+        if changed := scientific_settings.change(self._settings, settings):
+            await self._keep_weights_before(changed)
+        self._settings |= settings
         self.state.step += 1
         self._unit.status(f"version {self.state.version}, step {self.state.step}: {chosen.why}")
         wanted = Step(
@@ -264,11 +280,13 @@ class Trainer:
         metrics = step_reporting.step_metrics(
             assembled, result, leased, look, seconds=seconds, moved=self.state.trained
         )
-        metrics |= self._evaluation
+        metrics |= self._watch.evaluation
         metrics = await step_reporting.with_surroundings(self._database, self._config, metrics, records)
         await self._commit(leased, metrics, records)
         self._suspicion.cleared(leased.tasks)
         self._account_for(leased, assembled.batch.trained_tokens > 0, metrics)
+        self._watch.stepped(leased.step, metrics)
+        await self._report_learning()
 
     async def _train(self, batch: Batch, plan: Plan) -> StepResult:
         self._unit.status(f"version {self.state.version}: trains step {batch.step}, {batch.trained_tokens} tokens")
@@ -323,6 +341,7 @@ class Trainer:
         self._unit.metric(NOT_FINITE.name, 0)
         now.trained |= trained
         now.effective += trained
+        now.unsaved += trained
         self._unit.metric(NOTHING_TRAINED.name, now.useless_steps)
         self._curves.add(now.step, metrics)
         step_reporting.to_unit(self._unit, metrics, step)
@@ -338,12 +357,14 @@ class Trainer:
             self._announced_plan = wanted
         if self._unannounced or (now.trained and (last or now.steps_published >= plan.publish_every)):
             await self._publish(now.version)
-        behind = now.step - now.checkpoint
-        if behind and (last or (now.step != now.tried_checkpoint and behind >= plan.checkpoint_every)):
+        evaluates = self._evaluates and 0 < plan.evaluate_every <= now.since_evaluation
+        # What is evaluated is saved as well, so that the run can go back to its best evaluation.
+        due = evaluates or now.step - now.checkpoint >= plan.checkpoint_every
+        if now.unsaved and (last or (due and now.step != now.tried_checkpoint)):
             await self._checkpoint(last=last)
-        if self._evaluates and plan.evaluate_every and now.since_evaluation >= plan.evaluate_every:
+        if evaluates:
             await self._evaluate()
-        await self._evaluator.follow()
+        await self._follow_evaluations()
 
     async def _publish(self, parent: int | None) -> None:
         if self._unannounced is None:
@@ -373,9 +394,14 @@ class Trainer:
         now = self.state
         name = checkpoints.name_of(now.step, self._lineage)
         document = await stored_checkpoints.begin(
-            self._database, step=now.step, lineage=self._lineage, version=now.version, path=f"{CHECKPOINTS}/{name}"
+            self._database,
+            step=now.step,
+            lineage=self._lineage,
+            version=now.version,
+            path=f"{CHECKPOINTS}/{name}",
+            settings=self._settings,
         )
-        progress = Progress(step=now.step, version=now.version, lineage=self._lineage)
+        progress = Progress(step=now.step, version=now.version, lineage=self._lineage, settings=self._settings)
         self._unit.status(f"writes checkpoint {name}")
         try:
             target = self._run_dir / document.path
@@ -390,18 +416,40 @@ class Trainer:
             return
         if not await stored_checkpoints.complete(self._database, document.id, files):
             raise steps.closed(self._lineage)
-        now.checkpoint = now.step
+        now.checkpoint, now.unsaved = now.step, 0
+        self._saved = document.id
         await disk_retention.tidy_checkpoints(self._database, self._run_dir, keep=self._knobs.kept.checkpoints)
+
+    async def _keep_weights_before(self, changed: str) -> None:
+        """A change of a scientific setting can spoil the weights, so retention keeps those before it."""
+        if self.state.unsaved:
+            await self._checkpoint()
+        if self._saved and not self.state.unsaved:
+            await stored_checkpoints.keep(self._database, self._saved, f"before {changed}")
 
     async def _evaluate(self) -> None:
         await self._evaluator.want(self.state.version)
         self.state.since_evaluation = 0
 
+    async def _follow_evaluations(self) -> None:
+        # Remembered, because the store may be away in between.
+        self._evaluated_lately |= await self._evaluator.follow()
+        if self._evaluated_lately:
+            await self._watch.recall()
+            await stored_checkpoints.keep_best(self._database)
+            await self._report_learning()
+            self._evaluated_lately = False
+
+    async def _wait_for_evaluations(self) -> None:
+        await self._evaluator.wait_for_all(self._unit)
+        self._evaluated_lately = True
+        await self._follow_evaluations()
+
+    async def _report_learning(self) -> None:
+        self._unit.metrics(self._watch.evaluation | await self._watch.metrics())
+
     def _evaluated(self, version: int, numbers: dict[str, float]) -> None:
         self._curves.add(version, numbers, prefix="evaluation")
-        self._evaluation = over_all(numbers) or self._evaluation
-        for name, value in self._evaluation.items():
-            self._unit.metric(name, value)
 
     # ---- beginning and end ----
 
@@ -416,8 +464,8 @@ class Trainer:
         if start.warmed_up:
             await self._until_done(self._checkpoint)
         await self._until_done(self._evaluator.adopt)
-        if self._evaluates and self._config.evaluation.every and start.parent is None:
-            # The initial weights are what the run is compared with at the end.
+        if self._evaluates and self._config.evaluation.every and (start.parent is None or start.rolled_back):
+            # The initial weights are what the run is compared with at the end; a rollback is judged at once.
             await self._until_done(self._evaluate)
 
     async def _take_over(self) -> Start:
@@ -430,8 +478,11 @@ class Trainer:
             on_progress=self._unit.tick,
         )
         self._unit.metric(WARMUP_UNUSED.name, start.warmup_unused)
+        self._unit.metric(CHECKPOINTS_DAMAGED.name, start.damaged)
         self._set_state(start, await publications.parents(self._database))
         self._suspicion = await poison_trials.recall(self._database)
+        await self._watch.recall()
+        await self._report_learning()
         committed = {"status": StepStatus.COMMITTED}
         self.state.committed = await self._database.count("Step", committed)
         self.state.effective = await self._database.count("Step", committed | {"records.0": {"$exists": True}})
@@ -450,6 +501,7 @@ class Trainer:
         self._probes = start.probes
         self._tree = VersionTree(parents)
         self.state = TrainerState(start.step, checkpoint=start.step, trained_step=start.step)
+        self._settings, self._saved = dict(start.settings), start.checkpoint
         self._dumps.forget_after(start.step)
 
     async def _finish(self, why: str) -> None:
@@ -466,7 +518,7 @@ class Trainer:
             self._unit.status(f"complete but for evaluations: {why}")
             if self._evaluates:
                 await self._until_done(lambda: self._evaluator.want(self.state.version))
-            await self._until_done(lambda: self._evaluator.wait_for_all(self._unit))
+            await self._until_done(self._wait_for_evaluations)
         self._unit.status(f"{'complete: ' + why if why else 'drained'}; version {self.state.version}")
 
     async def _stay_frozen(self) -> None:
@@ -474,7 +526,7 @@ class Trainer:
         version = self.state.version
         self._unit.status(f"frozen at version {version}")
         await self._until_done(lambda: self._do_what_is_due(self._knobs.take()))
-        await self._until_done(lambda: self._evaluator.wait_for_all(self._unit))
+        await self._until_done(self._wait_for_evaluations)
         self._unit.status(f"frozen at version {version}; nothing is trained")
 
     # ---- helpers ----

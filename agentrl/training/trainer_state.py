@@ -27,6 +27,8 @@ class TrainerState:
     checkpoint: int = 0
     """The step of the last checkpoint."""
     tried_checkpoint: int = -1
+    unsaved: int = 0
+    """Steps since the last checkpoint that trained a record: without any, the weights are those of the checkpoint."""
     committed: int = 0
     """Steps of the whole run that are committed."""
     effective: int = 0

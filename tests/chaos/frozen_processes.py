@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from agentrl.store import checkpoints, lineages, run_database
 from agentrl.store.documents import Lineage, load
-from agentrl.training.resume import valid_checkpoints
+from agentrl.store.history import valid_checkpoints
 from tests.chaos.fault_injection import ChaosError, FaultInjector
 from tests.chaos.processes import Role, frozen
 from tests.chaos.run_under_test import RunUnderTest

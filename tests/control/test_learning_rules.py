@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from agentrl.control.alerts.alert_states import AlertEngine
 from agentrl.control.alerts.builtin_rules import LEARNING_RULES, default_rules
 from agentrl.control.alerts.rule_types import RunSnapshot
+from agentrl.control.state.knob_registry import KnobChange
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.engines.canary import MEAN_LIMIT_HALF, Agreement
 from agentrl.policies import step_alarms
@@ -56,6 +57,7 @@ class SimulatedRun:
         self.units = {one.unit: one for one in units or (TRAINER,)}
         self.metrics = MetricStore(LEARNING.keys() | {STEP.name})
         self.chains: tuple[WaitChain, ...] = ()
+        self.changes: list[KnobChange] = []
         self.now = 0.0
         self.fired: list[AlertRow] = []
 
@@ -64,7 +66,14 @@ class SimulatedRun:
 
     def pass_time(self, seconds: float, looks: int = 3) -> list[str]:
         """Returns the ids of active alerts at the end."""
-        world = RunSnapshot(RunRow("r", "u", "running"), self.units, {}, self.chains, self.metrics)
+        world = RunSnapshot(
+            RunRow("r", "u", "running"),
+            self.units,
+            {},
+            self.chains,
+            self.metrics,
+            scientific_changes=lambda: self.changes,
+        )
         for _ in range(looks):
             self.now += seconds / looks
             outcome = self.engine.evaluate(world, self.now, AT + self.now)
@@ -165,6 +174,52 @@ def test_alert_stays_until_a_step_trains() -> None:
     run.metrics.update("trainer-0", 2, {"steps_without_training": 0.0}, run.now)
     assert run.pass_time(60.0) == []
     assert len(run.fired) == 1, "it was a single alert"
+
+
+COLLAPSED = "learning-collapsed:trainer-0"
+BEFORE = {"evaluation": 0.97, "evaluation_margin": 0.04, "evaluation_best": 0.97, "evaluation_best_version": 165.0}
+
+
+def _change(name: str, old: float, new: float, at: float, segment: int = 1) -> KnobChange:
+    return KnobChange(name, 1, at, "root", old, new, "tune", "why", segment)
+
+
+def test_collapse_pages_with_the_change_before_it_and_the_rollback() -> None:
+    run = SimulatedRun()
+    run.changes = [_change("groups", 4, 8, AT - 600), _change("learning_rate", 0.0005, 0.05, AT + 2)]
+    run.report(**(WELL | BEFORE), collapse=0.0)
+    assert run.pass_time(5.0) == []
+    fallen = BEFORE | {"evaluation": 0.0, "collapse": 9.0, "collapse_began_at": AT + 5, "rollback_version": 160.0}
+    run.report(**fallen)
+    assert run.pass_time(5.0) == [COLLAPSED]
+    (row,) = run.fired
+    assert row.severity == Severity.PAGE
+    assert row.sentence == "Evaluation fell from 0.97 to 0.00, 3 s after learning_rate 0.0005 -> 0.05 by root."
+    assert "began 3 s after learning_rate 0.0005 -> 0.05 by root" in row.evidence
+    assert row.suggest == "agentrl rollback --to 160 --reason 'learning collapsed'"
+
+
+def test_collapse_stays_an_alert_until_an_evaluation_is_near_the_best() -> None:
+    run = SimulatedRun()
+    run.report(**(WELL | BEFORE), collapse=9.0)
+    assert run.pass_time(5.0) == [COLLAPSED]
+    assert run.fired[0].suggest == "agentrl checkpoints list", "no checkpoint has an evaluation"
+    for state in (UnitState.DRAINING, UnitState.STARTING, UnitState.READY):
+        run.units["trainer-0"] = replace(TRAINER, state=state, incarnation=2)
+        run.metrics = MetricStore(LEARNING.keys())
+        assert run.pass_time(60.0) == [COLLAPSED], "the next incarnation has reported nothing yet"
+    run.metrics.update("trainer-0", 2, BEFORE | {"collapse": 0.9}, run.now)
+    assert run.pass_time(60.0) == [COLLAPSED], "not near enough"
+    run.metrics.update("trainer-0", 2, BEFORE | {"collapse": 0.1}, run.now)
+    assert run.pass_time(60.0) == []
+    assert len(run.fired) == 1, "it was a single alert"
+
+
+def test_damaged_checkpoint_raises_an_alert() -> None:
+    run = SimulatedRun()
+    run.report(**WELL, checkpoints_damaged=1.0)
+    assert run.pass_time(5.0) == ["checkpoint-damaged:trainer-0"]
+    assert run.fired[0].suggest == "agentrl checkpoints list"
 
 
 def test_ten_steps_without_signal_raise_one_alert() -> None:

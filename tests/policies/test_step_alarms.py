@@ -49,6 +49,8 @@ def test_a_steady_series_shows_no_change() -> None:
             "tool_failures_rise": 0.0,
             "entropy_kept": 1.0,
             "reward_gain": 0.0,
+            "reward_lately": 0.4,
+            "reward_lately_margin": 0.0,
         }
     )
 

@@ -12,11 +12,11 @@ import torch
 from agentrl.errors import ConfigError, DiskError
 from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.store.documents import Checkpoint, Lineage
+from agentrl.store.history import valid_checkpoints
 from agentrl.training import atomic_directories, checkpoints
 from agentrl.training.checkpoints import Progress
 from agentrl.training.learner import Learner
 from agentrl.training.optimizers import Kind
-from agentrl.training.resume import valid_checkpoints
 from tests.training.conftest import make_learner
 from tests.training.trees import batch_of, group
 

@@ -30,7 +30,7 @@ from agentrl.protocol.commands import WaitChain
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import AlertRow, AlertState, HostRow, IncidentRow, OperationState, RunRow, Severity, UnitRow
 from agentrl.protocol.wire import encode
-from agentrl.telemetry.data_plane_metrics import BASE_VERSION, CANARY_LARGEST, STEP
+from agentrl.telemetry.data_plane_metrics import BASE_VERSION, CANARY_LARGEST, CHECKPOINTS_DAMAGED, STEP
 from agentrl.telemetry.learning_metrics import LEARNING
 
 EVALUATE_EVERY_S = 1.0
@@ -74,7 +74,9 @@ class AlertService:
             repeat_s=config.alerts.repeat_s,
         )
         self._context.metrics.name(
-            metrics_read(config.alerts.rules) | LEARNING.keys() | {STEP.name, BASE_VERSION.name, CANARY_LARGEST.name}
+            metrics_read(config.alerts.rules)
+            | LEARNING.keys()
+            | {STEP.name, BASE_VERSION.name, CANARY_LARGEST.name, CHECKPOINTS_DAMAGED.name}
         )
         self._context.disks.watch(config.alerts.disk_window_s)
         self._context.metrics.watch_memory(MemoryWatch(config.alerts.memory_window_s))
@@ -145,6 +147,7 @@ class AlertService:
             chains=self._chains(),
             metrics=self._context.metrics,
             incidents={r.id: r for r in rows(("incident",)).values() if isinstance(r, IncidentRow)},
+            scientific_changes=self._context.knobs.scientific_changes,
         )
         changes = self._engine.evaluate(snapshot, now, now)
         for row in changes.changed:

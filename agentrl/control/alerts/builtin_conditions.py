@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
@@ -35,6 +36,10 @@ TOOL_SHARE, TOOL_CLEAR = 0.2, 0.1
 """Share of a tool's recent calls that fail for infrastructure: where an alert begins and ends."""
 MOST_CUT_OFF = 0.5
 """If more attempts than this are cut off at a limit, the limit is the first thing to change."""
+COLLAPSE_CLEAR = 0.8
+"""An alert about a collapse ends below this, in units of both margins of error."""
+CAUSE_WITHIN_S = 3600.0
+"""A change longer before the fall is not named as its cause."""
 NO_SIGNAL = "Groups whose records all score the same teach nothing: the task is too hard, too easy, or scored wrongly."
 
 
@@ -210,6 +215,64 @@ def nothing_trained(snapshot: RunSnapshot, active: Collection[str], now: float) 
         else:
             continue
         yield Finding(name, sentence, (*evidence, NO_SIGNAL), cure)
+
+
+def collapsed(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    """Find evaluations or rewards far below the best of the run.
+
+    An active alert ends when the trainer reports numbers near the best again, so it outlives restarts of the trainer.
+    """
+    for name, unit in snapshot.units.items():
+        numbers = snapshot.metrics.values(name)
+        collapse = numbers.get(of.COLLAPSE.name)
+        if unit.role != "trainer" or collapse is None:
+            if unit.role == "trainer" and name in active:
+                waits = f"Learning had collapsed, and {name} has not reported a new evaluation."
+                yield Finding(name, waits, ("the alert ends when an evaluation is near the best again",), "agentrl why")
+        elif collapse > (COLLAPSE_CLEAR if name in active else 1):
+            target = numbers.get(of.ROLLBACK_VERSION.name)
+            cure = "agentrl checkpoints list"
+            if target is not None:
+                cure = f"agentrl rollback --to {target:.0f} --reason 'learning collapsed'"
+            cause = _cause(snapshot, numbers)
+            sentence = f"{_fall(numbers)}{f', {cause}' if cause else ''}."
+            yield Finding(name, sentence, tuple(_collapse_evidence(snapshot, numbers, cause)), cure)
+
+
+def _fall(numbers: Mapping[str, float]) -> str:
+    for name, best, now in (
+        ("Evaluation", of.EVALUATION_BEST, of.EVALUATION),
+        ("Reward", of.REWARD_BEST, of.REWARD_LATELY),
+    ):
+        if best.name in numbers and numbers.get(now.name, math.inf) < numbers[best.name]:
+            return f"{name} fell from {numbers[best.name]:.2f} to {numbers[now.name]:.2f}"
+    return "Learning has collapsed"
+
+
+def _cause(snapshot: RunSnapshot, numbers: Mapping[str, float]) -> str:
+    """The last scientific change before the fall: `3 s after learning_rate 0.0005 -> 0.05 by root`."""
+    began_at = numbers.get(of.COLLAPSE_BEGAN.name)
+    before = [change for change in snapshot.scientific_changes() if began_at is not None and change.at <= began_at]
+    if not before or began_at is None or began_at - before[-1].at > CAUSE_WITHIN_S:
+        return ""
+    last = before[-1]
+    return f"{age(began_at - last.at)} after {last.sentence().replace(':', '', 1)} by {last.who}"
+
+
+def _collapse_evidence(snapshot: RunSnapshot, numbers: Mapping[str, float], cause: str) -> Iterator[str]:
+    if of.EVALUATION_BEST.name in numbers and of.EVALUATION.name in numbers:
+        version = numbers.get(of.EVALUATION_BEST_VERSION.name, 0.0)
+        margin = numbers.get(of.EVALUATION_MARGIN.name, 0.0)
+        yield (
+            f"evaluation {numbers[of.EVALUATION.name]:.2f} ± {margin:.2f}; "
+            f"the best was {numbers[of.EVALUATION_BEST.name]:.2f} at version {version:.0f}"
+        )
+    if of.REWARD_BEST.name in numbers and of.REWARD_LATELY.name in numbers:
+        yield (
+            f"reward of ten steps {numbers[of.REWARD_LATELY.name]:.2f}; the best was {numbers[of.REWARD_BEST.name]:.2f}"
+        )
+    yield f"began {cause}" if cause else "no scientific knob was changed shortly before it"
+    yield "A rollback restores the weights and scientific settings of the checkpoint; it can be undone."
 
 
 # ---- versions and tools ----

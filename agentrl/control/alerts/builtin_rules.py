@@ -18,7 +18,7 @@ from agentrl.formatting.amounts import counted, size
 from agentrl.formatting.sentences import ended
 from agentrl.protocol.rows import HostRow, RunRow, Severity, UnitRow, UnitState
 from agentrl.telemetry import learning_metrics as of
-from agentrl.telemetry.data_plane_metrics import CANARY_LARGEST, CANARY_OVER_LIMIT, WARMUP_UNUSED
+from agentrl.telemetry.data_plane_metrics import CANARY_LARGEST, CANARY_OVER_LIMIT, CHECKPOINTS_DAMAGED, WARMUP_UNUSED
 
 GIB = 1 << 30
 LAST_LINE_CHARS = 300
@@ -247,7 +247,19 @@ DATA_RULES = (
         ),
         cure="agentrl checkpoints list",
     ),
+    Threshold(
+        "checkpoint-damaged",
+        subjects=trainers,
+        metric=CHECKPOINTS_DAMAGED.name,
+        sentence="{subject} passed over {value} damaged checkpoints and started from an older one.",
+        evidence=lambda found: (
+            "The files differ from what was written: the disk may be faulty. Steps since then are trained again.",
+            "`agentrl checkpoints list` shows what is damaged. The alert ends when the trainer starts without damage.",
+        ),
+        cure="agentrl checkpoints list",
+    ),
     Condition("learning-nothing", functions.nothing_trained),
+    Condition("learning-collapsed", functions.collapsed, severity=Severity.PAGE),
 )
 
 # ---- learning: numbers of the trainer that leave their normal band ----

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -61,15 +62,21 @@ class ServedCommands:
         preview = msgspec.structs.replace(request, dry_run=True)
         return Prepared(decode_as(Effect, await self.ask(spec, preview, who)), self.carry_out)
 
-    def carry_out(self, operation: Operation) -> None:
+    def carry_out(self, operation: Operation, then: Callable[[Operation], None] | None = None) -> None:
+        """`then` continues the operation when the unit is done; otherwise that is its end."""
         operation.by_itself = True
-        task = asyncio.create_task(self._until_done(operation), name=f"serving {operation.id}")
+        task = asyncio.create_task(self._until_done(operation, then), name=f"serving {operation.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _until_done(self, operation: Operation) -> None:
+    async def _until_done(self, operation: Operation, then: Callable[[Operation], None] | None) -> None:
         try:
             done = await self._ask_until_done(operation)
+            if done is not None:
+                operation.result, operation.lines = done.result, list(done.lines)
+                if then is not None:
+                    then(operation)
+                    return
         except AgentrlError as refused:
             self._finish(operation, OperationState.FAILED, str(refused))
             return
@@ -79,7 +86,6 @@ class ServedCommands:
             self._finish(operation, OperationState.FAILED, f"The coordinator failed on this ({broken!r}).")
             return
         if done is not None:
-            operation.result, operation.lines = done.result, list(done.lines)
             self._finish(operation, OperationState.SUCCEEDED)
 
     async def _ask_until_done(self, operation: Operation) -> Done | None:

@@ -113,6 +113,11 @@ class KnobRegistry:
         """The last changes of a knob, oldest first."""
         return self._find(name).stored.history
 
+    def scientific_changes(self) -> list[KnobChange]:
+        """The last changes that began a new segment, oldest first."""
+        changes = [change for entry in self._entries.values() for change in entry.stored.history if change.segment]
+        return sorted(changes, key=lambda change: change.at)
+
     def row(self, name: str) -> KnobRow:
         entry = self._find(name)
         knob, stored = entry.knob, entry.stored

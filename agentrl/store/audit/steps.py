@@ -11,8 +11,10 @@ from collections.abc import Mapping
 
 from agentrl.formatting.amounts import counted
 from agentrl.policies.status_tables import StepStatus, TaskStatus
+from agentrl.store import history
 from agentrl.store.audit.problems import Check, Problem, found, listed
 from agentrl.store.database import Database, Plain
+from agentrl.store.documents import Lineage, load
 
 
 def _its_step(statuses: StepStatus, members: Mapping[str, object]) -> Plain:
@@ -76,17 +78,15 @@ async def leases_of_the_closed(database: Database) -> Problem | None:
 
 
 async def steps_outside_of_their_lineage(database: Database) -> Problem | None:
-    """A lineage begins after its checkpoint, and what the one before it did beyond that was rolled back."""
-    lineages = await database.find("Lineage", {}, sort=[("opened_at", 1), ("_id", 1)], projection=["first_step"])
+    """A lineage begins after its checkpoint, and what no checkpoint of the valid history covers was rolled back."""
+    every = await database.find("Lineage", {}, projection={"plan": 0})
+    lineages = [load(Lineage, document) for document in every]
+    first = {lineage.id: lineage.first_step for lineage in lineages}
+    last = history.last_steps(lineages)
     wrong = []
-    limit: int | None = None
-    allowed: dict[str, tuple[int, int | None]] = {}
-    for lineage in reversed(lineages):
-        allowed[lineage["_id"]] = int(lineage["first_step"]), limit
-        limit = min(int(lineage["first_step"]), limit) if limit is not None else int(lineage["first_step"])
     async for step in database.stream("Step", {"status": StepStatus.COMMITTED}, projection=["lineage", "step"]):
-        first, end = allowed.get(step["lineage"], (0, 0))
-        if step["step"] < first or (end is not None and step["step"] >= end):
+        of = step["lineage"]
+        if not first.get(of, 0) <= step["step"] <= last.get(of, -1):
             wrong.append(str(step["_id"]))
     return listed(wrong, "committed steps outside of what stands of the lineage")
 

@@ -1,0 +1,99 @@
+"""Compares evaluation and reward with the best of the run, and reports the comparison with the trainer's metrics.
+
+Invariants:
+- everything is read from the store, so the next trainer goes on with the same best;
+- a collapse is reported with its beginning and with the version of the checkpoint to go back to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime
+
+from agentrl.policies import learning_collapse
+from agentrl.policies.learning_collapse import Measurement
+from agentrl.policies.status_tables import StepStatus
+from agentrl.store import checkpoints, evaluations
+from agentrl.store.database import Database
+from agentrl.telemetry import learning_metrics as of
+
+_RAN = {"status": {"$in": [StepStatus.COMMITTED, StepStatus.ROLLED_BACK]}}
+
+
+class LearningWatch:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._evaluations: list[Measurement] = []
+        self._reward_best: Measurement | None = None
+        self._reward: Measurement | None = None
+
+    @property
+    def evaluation(self) -> dict[str, float]:
+        """The newest result, as steps carry it."""
+        if not self._evaluations:
+            return {}
+        newest = self._evaluations[-1]
+        margin = {of.EVALUATION_MARGIN.name: newest.margin} if math.isfinite(newest.margin) else {}
+        return {of.EVALUATION.name: newest.mean, **margin}
+
+    async def recall(self) -> None:
+        """Reads what was measured in the whole run."""
+        self._evaluations = await evaluations.measured(self._database)
+        name = f"metrics.{of.REWARD_LATELY.name}"
+        best = await self._database.find_one(
+            "Step", _RAN | {name: {"$type": "number"}}, sort=[(name, -1)], projection=["step", "metrics"]
+        )
+        self._reward_best = _reward_of(best["step"], best["metrics"]) if best else None
+        newest = await self._database.find_one(
+            "Step", {"status": StepStatus.COMMITTED}, sort=[("step", -1)], projection=["step", "metrics"]
+        )
+        self._reward = _reward_of(newest["step"], newest["metrics"]) if newest else None
+
+    def stepped(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._reward = _reward_of(step, metrics)
+        if self._reward is not None:
+            candidates = [one for one in (self._reward_best, self._reward) if one is not None]
+            self._reward_best = learning_collapse.best_of(candidates)
+
+    async def metrics(self) -> dict[str, float]:
+        """Not a number where something is not known: that clears what was reported before."""
+        found = dict.fromkeys((metric.name for metric in of.OF_COLLAPSE), math.nan)
+        best, reward_best, reward = learning_collapse.best_of(self._evaluations), self._reward_best, self._reward
+        if best is None and reward is None:
+            return found
+        collapse = learning_collapse.evaluation_collapse(self._evaluations)
+        if best is not None:
+            found |= {of.EVALUATION_BEST.name: best.mean, of.EVALUATION_BEST_VERSION.name: float(best.of)}
+        if reward_best is not None:
+            found[of.REWARD_BEST.name] = reward_best.mean
+            if reward is not None:
+                collapse = max(collapse, learning_collapse.reward_collapse(reward_best, reward))
+        found[of.COLLAPSE.name] = collapse
+        if collapse > 1:
+            found |= await self._collapsed()
+        return found
+
+    async def _collapsed(self) -> dict[str, float]:
+        began_at = await self._began_at()
+        target = await checkpoints.best(self._database)
+        if target is None and began_at is not None:
+            target = await checkpoints.newest_before(self._database, began_at)
+        found = {of.COLLAPSE_BEGAN.name: began_at.timestamp()} if began_at is not None else {}
+        return found | ({of.ROLLBACK_VERSION.name: float(target.version)} if target else {})
+
+    async def _began_at(self) -> datetime | None:
+        """When the reward was last nearer to its best than to what it is now."""
+        if self._reward_best is None or self._reward is None:
+            return None
+        middle = (self._reward_best.mean + self._reward.mean) / 2
+        name = f"metrics.{of.REWARD.name}"
+        good = await self._database.find_one(
+            "Step", _RAN | {name: {"$gte": middle}}, sort=[("leased_at", -1)], projection=["committed_at"]
+        )
+        return good["committed_at"] if good else None
+
+
+def _reward_of(step: int, metrics: Mapping[str, float]) -> Measurement | None:
+    mean, margin = metrics.get(of.REWARD_LATELY.name), metrics.get(of.REWARD_LATELY_MARGIN.name)
+    return None if mean is None or margin is None else Measurement(step, mean, margin)
