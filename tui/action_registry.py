@@ -322,6 +322,8 @@ ACTIONS: tuple[Action, ...] = (
         _("checkpoint.pin", "p", "pin", "Retention keeps it.", Checkpoints.do_checkpoint_pin, "pin_checkpoint", 58),
         _("checkpoint.unpin", "x", "unpin", "Retention may delete it.",
           Checkpoints.do_checkpoint_unpin, "unpin_checkpoint", 57),
+        _("checkpoint.rollback", "F", "go back here", "Training goes on from this checkpoint; later steps are undone.",
+          Checkpoints.do_checkpoint_rollback, "rollback", 56),
     ),
     *_live(*_in("runs", *_by(Navigation, _("list.keys", "K", "keys", "Who may reach this run from elsewhere.",
       _page(Keys))))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.errors import AgentrlError
-from agentrl.protocol import commands
+from agentrl.protocol import commands, data_commands
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.rows import AlertRow, AlertState, GroupRow, KnobRow, Severity, UnitRow, UnitState
 from tui.model.command_line import Destination, parse, parse_cure
@@ -57,6 +57,8 @@ def test_misspelled_name_gets_the_nearest_name(mirror: Mirror, line: str, meant:
         ("drain web-0 --cancel", commands.DrainUnits("web-0", incarnation=7, cancel=True)),
         ("drain --host far", commands.DrainUnits(host="far")),
         ("stop web-0", commands.Stop("web-0", 7)),
+        ("agentrl rollback --to 160 --reason 'it collapsed'", data_commands.RollBack("160", "it collapsed")),
+        ("rollback --to best --keep-knobs --reason x", data_commands.RollBack("best", "x", keep_knobs=True)),
         ("stop web-0 --force", commands.ForceStopped("web-0", 7)),
         ("pause", commands.Pause("run")),
         ("resume web", commands.Resume("web")),

@@ -94,6 +94,22 @@ async def test_checkpoint_is_pinned_and_unpinned(run: Scripted) -> None:
         await aeventually(lambda: run.sent("unpin_checkpoint")[1:] == [data_commands.UnpinCheckpoint("step-9")])
 
 
+async def test_run_goes_back_to_the_selected_checkpoint(run: Scripted) -> None:
+    effect = Effect(starts=("trainer-0",), drains=("trainer-0",), changes=("training goes on from step-6",))
+    run.effects["rollback"] = effect
+    async with opened(run.state_dir, (80, 24)) as screen:
+        await screen.press("8", "C")
+        await screen.shows("step-9")
+        await aim(screen, "step-6")
+        await screen.press("F")
+        await screen.shows("Go back to step-6")
+        await screen.type("it collapsed")
+        await screen.press("enter")
+        await screen.shows("training goes on from step-6")
+        await screen.press("enter")
+        await aeventually(lambda: run.sent("rollback") == [data_commands.RollBack("step-6", "it collapsed")])
+
+
 @pytest.mark.parametrize(
     ("view", "opens", "verbs"),
     [

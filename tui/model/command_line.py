@@ -42,7 +42,7 @@ _VIEWS = {
 VERBS = (
     *_VIEWS,
     *("scale", "drain", "restart", "stop", "pause", "resume", "stacks", "logs", "tune", "alerts"),
-    *("tasks", "checkpoints", "keys", "down"),
+    *("tasks", "checkpoints", "rollback", "keys", "down"),
 )
 """The first words of all lines."""
 
@@ -76,7 +76,7 @@ class _Line:
         self._flags = {word for word in rest if word.startswith("--")}
         self._values = dict[str, str]()
         rest = ["--environment" if word == "-e" else word for word in rest]
-        for option in ("--note", "--why", "--for", "--environment"):
+        for option in ("--note", "--why", "--for", "--environment", "--to", "--reason"):
             if option in rest and rest.index(option) + 1 < len(rest):
                 at = rest.index(option)
                 self._values[option] = rest[at + 1]
@@ -122,6 +122,8 @@ class _Line:
                 return self._alerts()
             case "tasks" | "checkpoints" | "keys":
                 return self._stored()
+            case "rollback":
+                return self._rollback()
             case "down":
                 return pending_commands.down(now=self._now)
         raise UsageError(
@@ -217,6 +219,12 @@ class _Line:
             case "keys", "revoke", 1:
                 return pending_commands.revoke_key(rest[0])
         raise UsageError(f"`{self._verb} {verb}` is not understood so.", hint="A shell understands all of it.")
+
+    def _rollback(self) -> PendingCommand:
+        to, reason = self._values.get("--to", ""), self._values.get("--reason", "")
+        if not to or not reason.strip():
+            raise UsageError("rollback needs --to CHECKPOINT|VERSION|best and --reason TEXT.", hint="8 C lists them.")
+        return pending_commands.rollback(to, reason, keep_knobs="--keep-knobs" in self._flags)
 
     def _alerts(self) -> PendingCommand | Destination:
         if not self._rest or self._rest[0] == "list":

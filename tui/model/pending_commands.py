@@ -196,6 +196,12 @@ def unpin(checkpoint: str) -> PendingCommand:
     return PendingCommand("unpin_checkpoint", args, f"unpin {checkpoint}", ("checkpoints", "unpin", checkpoint))
 
 
+def rollback(to: str, reason: str, *, keep_knobs: bool = False) -> PendingCommand:
+    args = data_commands.RollBack(to=to, note=reason, keep_knobs=keep_knobs)
+    words = ("rollback", "--to", to, "--reason", reason, *(("--keep-knobs",) if keep_knobs else ()))
+    return PendingCommand("rollback", args, f"go back to {to}", words)
+
+
 def revoke_key(name: str) -> PendingCommand:
     return PendingCommand("revoke_key", commands.RevokeKey(name), f"revoke the key {name}", ("keys", "revoke", name))
 

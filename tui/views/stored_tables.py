@@ -188,6 +188,24 @@ class Checkpoints(Stored):
         if (row := self.selected()) is not None:
             self.perform(pending_commands.unpin(str(row["id"])))
 
+    def do_checkpoint_rollback(self) -> None:
+        """Go on from the selected checkpoint."""
+        row = self.selected()
+        if row is None:
+            return
+        target = str(row["id"])
+
+        def then(values: Values | None) -> None:
+            if values is not None:
+                self.perform(pending_commands.rollback(target, values[0].strip()))
+
+        def wrong(values: Values) -> str:
+            return "" if values[0].strip() else "A rollback needs a reason."
+
+        reason = Field("reason", hint="why; the audit keeps it")
+        question = Question(f"Go back to {target}", (), (reason,), "preview it", check=wrong)
+        self.app.push_screen(Form(question), then)
+
     def open_row(self, row: Any) -> None:
         self.actions.navigation.open_page(CheckpointPage(str(row["id"])))
 
