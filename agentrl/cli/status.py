@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from agentrl.protocol.commands import StatusReport
     from agentrl.protocol.rows import AnyRow
 
-_HEALTHY = ("running", "completed")
-
 
 def register(app: typer.Typer) -> None:
     add_command(app, "status")(status)
@@ -56,9 +54,10 @@ async def status(
 def healthy(report: StatusReport) -> bool:
     """Whether the run works as desired: nothing is degraded, and no alert pages."""
     from agentrl.formatting.row_text import active_alerts
+    from agentrl.protocol.rows import HEALTHY
 
     firing = active_alerts(list(report.alerts))
-    return report.run.state in _HEALTHY and not any(alert.severity == "page" for alert in firing)
+    return report.run.state in HEALTHY and not any(alert.severity == "page" for alert in firing)
 
 
 async def follow_changes(cli: Cli, client: Client, *, until_the_run_ends: bool = False) -> None:
@@ -74,7 +73,7 @@ async def follow_changes(cli: Cli, client: Client, *, until_the_run_ends: bool =
             seen[key] = state
             output.say(sentence)
             sys.stdout.flush()
-        if until_the_run_ends and isinstance(row, RunRow) and row.state in ("completed", "stopped"):
+        if until_the_run_ends and isinstance(row, RunRow) and row.state in ("finished", "stopped"):
             return
 
 

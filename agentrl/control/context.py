@@ -29,6 +29,7 @@ from agentrl.control.state.feed_publisher import Feed
 from agentrl.control.state.knob_registry import KnobRegistry
 from agentrl.control.state.observed_state import CoordinatorStatus, ObservedState
 from agentrl.control.state.operations import Operations
+from agentrl.control.state.progress import ProgressTracker
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.errors import ExitCode
 from agentrl.protocol.feed import MetricBatch
@@ -68,6 +69,7 @@ class Context:
     metrics: MetricStore
     bottleneck: BottleneckDetector
     disks: DiskForecast
+    progress: ProgressTracker
     peers: Peers
     publish_metrics: Callable[[bytes], object]
     config: RunConfig | None = None

@@ -53,6 +53,7 @@ from agentrl.control.persistence.journal import Journal
 from agentrl.control.persistence.keyring import Keyring
 from agentrl.control.persistence.state_lock import RunDirMarker, StateLock
 from agentrl.control.persistence.stored_values import StoredValues
+from agentrl.control.progress_watch import ProgressWatch
 from agentrl.control.shutdown import Shutdown
 from agentrl.control.state.bottleneck import BottleneckDetector
 from agentrl.control.state.disk_forecast import DiskForecast
@@ -60,6 +61,7 @@ from agentrl.control.state.feed_publisher import Feed
 from agentrl.control.state.knob_registry import KnobRegistry
 from agentrl.control.state.observed_state import CoordinatorStatus, ObservedState
 from agentrl.control.state.operations import Operation, Operations
+from agentrl.control.state.progress import ProgressTracker
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.control.tcp_listener import TcpListener
 from agentrl.errors import ConfigError
@@ -145,6 +147,7 @@ class Coordinator:
             metrics=MetricStore(),
             bottleneck=BottleneckDetector(),
             disks=DiskForecast(),
+            progress=ProgressTracker(),
             peers=Peers(),
             publish_metrics=self._metrics_out.publish,
         )
@@ -209,7 +212,8 @@ class Coordinator:
     async def serve(self) -> None:
         """Returns after `down` has ended, or `stop` was called."""
         self._open()
-        ticks = (self._alerting.tick, self._recorder.tick, self._own_files().tick)
+        progress = ProgressWatch(self._context, self._queries.chains)
+        ticks = (progress.tick, self._alerting.tick, self._recorder.tick, self._own_files().tick)
         checks = PeriodicChecks(self._context, self._marker, ticks)
         watch = HostAgentWatch(self._context, self._state_dir, self._incidents.host_agent_ended)
         tasks = [restarting_task("periodic checks", checks.run), restarting_task("host agent watch", watch.run)]

@@ -31,6 +31,11 @@ ONLY_READ = "only to be read from: nothing is sampled or trained"
 """How messages describe a run that was brought up with `--read-only`."""
 COMPLETED = "completed"
 """The state that is shown for a finished job."""
+FINISHED = "finished"
+"""The state of a run whose training, or whose last job, is complete."""
+PAUSED, STANDING = "paused", "standing"
+HEALTHY = ("running", PAUSED, FINISHED)
+"""States of a run in which no person has to act."""
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -43,7 +48,8 @@ class RunRow(Row, tag="run", frozen=True):
     name: str
     uuid: str
     state: str
-    """starting, running, degraded, stopping, stopped, completed."""
+    """starting, running, paused, standing (processes are well, but no steps are taken), degraded, stopping, stopped,
+    finished."""
     reason: str = ""
     desired: str = "up"
     paused: bool = False

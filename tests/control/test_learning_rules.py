@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -11,6 +12,7 @@ from agentrl.control.alerts.alert_states import AlertEngine
 from agentrl.control.alerts.builtin_rules import LEARNING_RULES, default_rules
 from agentrl.control.alerts.rule_types import RunSnapshot
 from agentrl.control.state.knob_registry import KnobChange
+from agentrl.control.state.progress import ProgressTracker
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.engines.canary import MEAN_LIMIT_HALF, Agreement
 from agentrl.policies import step_alarms
@@ -58,6 +60,7 @@ class SimulatedRun:
         self.metrics = MetricStore(LEARNING.keys() | {STEP.name})
         self.chains: tuple[WaitChain, ...] = ()
         self.changes: list[KnobChange] = []
+        self.progress = ProgressTracker()
         self.now = 0.0
         self.fired: list[AlertRow] = []
 
@@ -76,6 +79,11 @@ class SimulatedRun:
         )
         for _ in range(looks):
             self.now += seconds / looks
+            for name, row in self.units.items():
+                if row.role == "trainer":
+                    works = row.state is UnitState.READY and not row.paused
+                    self.progress.observe(name, self.metrics.values(name).get(STEP.name), self.now, works=works)
+            world = dataclasses.replace(world, standing_still=tuple(self.progress.standing_still(self.now)))
             outcome = self.engine.evaluate(world, self.now, AT + self.now)
             self.fired += [note.alert for note in outcome.notify if note.what == "firing"]
         return [row.id for row in self.engine.rows()]

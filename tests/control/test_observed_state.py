@@ -171,9 +171,42 @@ def test_row_of_the_run_says_how_its_jobs_ended() -> None:
     assert (row.state, row.reason) == ("running", "trainer-0 is done: and no step trained anything")
     web.state, web.done = UnitState.STOPPED, True
     row = observed.run_row(file, status)
-    assert (row.state, row.reason) == ("completed", "trainer-0 is done: and no step trained anything")
+    assert (row.state, row.reason) == ("finished", "trainer-0 is done: and no step trained anything")
     trainer.bye_reason = ""
     assert observed.run_row(file, status).reason == "every job is done"
+
+
+def of_role(observed: ObservedState, *roles: Role) -> None:
+    for role in roles:
+        observed.state.groups[role.value].spec = GroupSpec(role.value, role, ("true",))
+
+
+def test_run_is_finished_when_its_training_is() -> None:
+    observed = observed_of(("sampler", ()), ("trainer", ()), members=1)
+    of_role(observed, Role.SAMPLER, Role.TRAINER)
+    observed.state.run.up = True
+    file, status = RunFile("demo", "u", "/nowhere", 0.0), CoordinatorStatus(0.0, 1)
+    trainer = observed.state.slots["trainer-0"]
+    trainer.state, trainer.done, trainer.reason = UnitState.STOPPED, True, "done"
+    row = observed.run_row(file, status)
+    assert (row.state, row.reason) == ("finished", "training is complete")
+
+
+def test_run_that_makes_no_progress_is_not_shown_as_running() -> None:
+    observed = observed_of(("sampler", ()), ("trainer", ()), members=1)
+    of_role(observed, Role.SAMPLER, Role.TRAINER)
+    observed.state.run.up = True
+    file, status = RunFile("demo", "u", "/nowhere", 0.0), CoordinatorStatus(0.0, 1)
+    status.standing = "trainer-0 has made no step for 4 min: admission admits nothing: disk nearly full"
+    row = observed.run_row(file, status)
+    assert (row.state, row.reason) == ("standing", status.standing)
+    status.paused = "trainer-0 by root"
+    row = observed.run_row(file, status)
+    assert (row.state, row.reason) == ("paused", "no step is taken: trainer-0 by root")
+    sampler = observed.state.slots["sampler-0"]
+    sampler.held, sampler.state = "stopped by root", UnitState.STOPPED
+    row = observed.run_row(file, status)
+    assert (row.state, row.reason) == ("degraded", "sampler is stopped: nothing is sampled")
 
 
 def test_run_is_degraded_until_a_dead_unit_is_ready_again() -> None:

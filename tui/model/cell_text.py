@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from agentrl.protocol.rows import COMPLETED, AlertRow, GroupRow, Severity
+from agentrl.protocol.rows import COMPLETED, FINISHED, PAUSED, STANDING, AlertRow, GroupRow, Severity
 from tui.model.styled_text import Span, Tone, span
 
 _STATES: dict[str, tuple[str, Tone]] = {
@@ -14,6 +14,9 @@ _STATES: dict[str, tuple[str, Tone]] = {
     "up": ("●", Tone.GOOD),
     "succeeded": ("✓", Tone.GOOD),
     COMPLETED: ("✓", Tone.GOOD),
+    FINISHED: ("✓", Tone.GOOD),
+    PAUSED: ("‖", Tone.WARN),
+    STANDING: ("■", Tone.WARN),
     "resolved": ("✓", Tone.DIM),
     "went away": ("·", Tone.DIM),
     "pending": ("○", Tone.BUSY),

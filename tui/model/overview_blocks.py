@@ -132,7 +132,7 @@ def _needs_you(mirror: Mirror, now: float) -> list[Line]:
         state = mirror.run.state if mirror.run else ""
         if state == "running" and not mirror.link.connected:
             return [(Span("not known without a connection", Tone.WARN),)]
-        calm = state in ("running", "completed", "stopped")
+        calm = state in ("running", "finished", "stopped")
         return [(Span("✓ nothing", Tone.GOOD) if calm else Span("no alert yet", Tone.DIM),)]
     lines = [alert_line(row, now, key) for row, key in zip(firing, CURE_KEYS, strict=False)]
     if (more := len(firing) - len(lines)) > 0:

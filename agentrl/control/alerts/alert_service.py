@@ -147,6 +147,7 @@ class AlertService:
             chains=self._chains(),
             metrics=self._context.metrics,
             incidents={r.id: r for r in rows(("incident",)).values() if isinstance(r, IncidentRow)},
+            standing_still=tuple(self._context.progress.standing_still(now)),
             scientific_changes=self._context.knobs.scientific_changes,
         )
         changes = self._engine.evaluate(snapshot, now, now)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import pairwise
-from statistics import median
 
 from agentrl.control.alerts.rule_types import Finding, RunSnapshot, evidence_line, is_outside, trainers
 from agentrl.control.state.trends import Trend
@@ -19,7 +17,7 @@ from agentrl.formatting.sentences import ended
 from agentrl.protocol.rows import HostRow, Severity, UnitRow, UnitState
 from agentrl.telemetry import learning_metrics as of
 from agentrl.telemetry.control_plane_metrics import Metric
-from agentrl.telemetry.data_plane_metrics import BREAKER_OPEN, HELD_OUT_TRAINED, REJECTED, STEP, TOOL_FAILURES, named_in
+from agentrl.telemetry.data_plane_metrics import BREAKER_OPEN, HELD_OUT_TRAINED, REJECTED, TOOL_FAILURES, named_in
 
 DISK_FILLS_S, DISK_FILLS_CLEAR_S, DISK_FILLS_PAGE_S = 86_400.0, 108_000.0, 7200.0
 GROWTH_MIN_BYTES = 64 << 20
@@ -28,9 +26,6 @@ GROWTH_MIN_SHARE = 0.1
 GROWTH_FIT = 0.8
 GROWTH_RECENT_SHARE = 0.75
 """The last third must grow at this share of the pace of the whole window, because warm-ups and caches level off."""
-STEP_WITHIN_S = 900.0
-STEP_PACES = 10
-"""A step is late after this many times the usual time between two steps, if that is longer."""
 ENGINE_LAG = 3
 TOOL_SHARE, TOOL_CLEAR = 0.2, 0.1
 """Share of a tool's recent calls that fail for infrastructure: where an alert begins and ends."""
@@ -169,18 +164,13 @@ def no_progress(snapshot: RunSnapshot, active: Collection[str], now: float) -> I
 
 
 def no_step(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
-    for name, unit in trainers(snapshot).items():
-        times, values = snapshot.metrics.history(name, STEP.name)
-        if not times or unit.paused:
-            continue
-        steps_at = [at for (_, before), (at, value) in pairwise(zip(times, values, strict=True)) if value != before]
-        since_s = now - (steps_at[-1] if steps_at else times[0])
-        usual_s = median(later - sooner for sooner, later in pairwise(steps_at)) if len(steps_at) > 2 else 0.0
-        if since_s > max(STEP_WITHIN_S, STEP_PACES * usual_s):
-            chains = [chain.sentence for chain in snapshot.chains if any(link.who == name for link in chain.links)]
-            pace = f"usually one in {usual_s:.0f} s" if usual_s else f"step {values[-1]:.0f} was the last"
-            sentence = f"{name} has made no step for {since_s / 60:.0f} min."
-            yield Finding(name, sentence, (pace, *chains[:3]), "agentrl why")
+    for found in snapshot.standing_still:
+        chains = [chain for chain in snapshot.chains if any(link.who == found.unit for link in chain.links)]
+        last = "no step was seen" if found.step is None else f"step {found.step:.0f} was the last"
+        pace = f"usually one in {found.usual_s:.0f} s" if found.usual_s else last
+        why = f": {ended(chains[0].because)}" if chains else "."
+        sentence = f"{found.unit} has made no step for {age(found.for_s)}{why}"
+        yield Finding(found.unit, sentence, (pace, *(chain.sentence for chain in chains[:3])), "agentrl why")
 
 
 def nothing_trained(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:

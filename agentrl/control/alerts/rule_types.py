@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 from agentrl.config import alerts
 from agentrl.control.state.knob_registry import KnobChange
+from agentrl.control.state.progress import StandingStill
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.protocol.commands import WaitChain
 from agentrl.protocol.rows import HostRow, IncidentRow, RunRow, Severity, UnitRow, UnitState
@@ -40,6 +41,7 @@ class RunSnapshot:
     metrics: MetricStore = field(default_factory=MetricStore)
     incidents: Mapping[str, IncidentRow] = field(default_factory=dict)
     """The newest unplanned ends, by name of the incarnation."""
+    standing_still: Sequence[StandingStill] = ()
     scientific_changes: Callable[[], Sequence[KnobChange]] = tuple
     """The last changes of scientific knobs, oldest first."""
 

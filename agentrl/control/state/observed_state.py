@@ -191,7 +191,7 @@ class ObservedState:
         )
 
     def run_row(self, run_file: RunFile, status: CoordinatorStatus) -> rows.RunRow:
-        state, reason = self._run_state()
+        state, reason = self._run_state(status)
         return rows.RunRow(
             name=run_file.name,
             uuid=run_file.uuid,
@@ -214,7 +214,8 @@ class ObservedState:
     def _is_desired(self, slot: Slot) -> bool:
         return slot.wanted and not slot.held and self.state.run.up and not self.state.left_alone(slot.group)
 
-    def _run_state(self) -> tuple[str, str]:
+    def _run_state(self, status: CoordinatorStatus) -> tuple[str, str]:
+        """The worst of two: what the processes are, and whether the run makes progress."""
         wanted = [s for s in self.state.slots.values() if s.wanted and not self.state.left_alone(s.group)]
         if not self.state.run.up:
             left = [s.unit for s in self.state.slots.values() if not s.tree_gone]
@@ -229,8 +230,11 @@ class ObservedState:
         if faults:
             return "degraded", f"{faults[0]}{f' (and {len(faults) - 1} more)' if len(faults) > 1 else ''}"
         ends = "; ".join(f"{s.unit} is {s.reason}" for s in wanted if s.done and s.bye_reason)
-        if wanted and all(s.done for s in wanted):
-            return "completed", ends or "every job is done"
+        trainers = [s for s in self._trainers() if not self.state.left_alone(s.group)]
+        if wanted and all(s.done for s in trainers or wanted):
+            return rows.FINISHED, ends or ("training is complete" if trainers else "every job is done")
+        if stopped := self._stopped_groups():
+            return "degraded", f"{stopped} is stopped: {_WITHOUT[self.state.groups[stopped].spec.role]}"
         coming = [s for s in wanted if not s.held and s.state in (UnitState.PENDING, UnitState.STARTING)]
         again = [s for s in coming if s.deaths or s.oom_deaths or s.failed_starts]
         if again:
@@ -240,7 +244,19 @@ class ObservedState:
             return "starting", f"{_units(len(coming), 'is', 'are')} not ready yet"
         if later := [f"{unit}: {report.incomplete}" for unit, report in reports.items() if report.incomplete]:
             return "starting", f"{later[0]}{f' (and {len(later) - 1} more)' if len(later) > 1 else ''}"
+        if status.paused:
+            return rows.PAUSED, f"no step is taken: {status.paused}"
+        if status.standing:
+            return rows.STANDING, status.standing
         return "running", rows.ONLY_READ if self.state.run.reading else ends
+
+    def _stopped_groups(self) -> str:
+        """A group that the run needs for its progress, all of whose units a person has stopped."""
+        for name, group in self.state.groups.items():
+            members = [s for s in self.state.of_group(name) if s.wanted and not self.state.left_alone(name)]
+            if group.spec.role in _WITHOUT and members and all(s.held for s in members):
+                return name
+        return ""
 
     # ---- waits ----
 
@@ -323,9 +339,21 @@ class CoordinatorStatus:
     journal_full: str = ""
     not_listening: str = ""
     not_recording: str = ""
+    standing: str = ""
+    """Which trainer takes no steps, and why; empty while the run makes progress."""
+    paused: str = ""
+    """Which trainers are paused, and by whom; empty while steps are taken."""
     segment: int = 0
 
 
+_WITHOUT = {
+    Role.STEWARD: "nothing is admitted",
+    Role.SAMPLER: "nothing is sampled",
+    Role.ENGINE: "nothing is sampled",
+    Role.TOOLBOX: "no tool answers",
+    Role.TRAINER: "nothing is trained",
+}
+"""What a run without units of this role lacks."""
 _TROUBLE = {UnitState.FATAL: 0, UnitState.LOST: 1, UnitState.BACKOFF: 2, UnitState.SUSPECT: 3}
 
 

@@ -1,0 +1,66 @@
+"""When a trainer without steps stands still, and when it only takes its time."""
+
+from __future__ import annotations
+
+from agentrl.control.state.progress import ProgressTracker
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.tracker = ProgressTracker()
+        self.now = self.step = 0.0
+
+    def wait(self, seconds: float, *, works: bool = True) -> list[int]:
+        """Observed once a second; returns for how long it stands still at the end, if it does."""
+        for _ in range(round(seconds)):
+            self.now += 1
+            self.tracker.observe("trainer-0", self.step, self.now, works=works)
+        return [round(found.for_s) for found in self.tracker.standing_still(self.now)]
+
+    def steps(self, count: int, every_s: float) -> None:
+        for _ in range(count):
+            assert self.wait(every_s) == []
+            self.step += 1
+
+
+def test_a_fast_trainer_stands_still_after_a_minute() -> None:
+    trainer = Trainer()
+    trainer.steps(10, 5)
+    assert trainer.wait(61) == []
+    assert trainer.wait(1) == [61]
+    trainer.step += 1
+    assert trainer.wait(1) == []
+
+
+def test_a_slow_trainer_gets_ten_times_its_usual_time() -> None:
+    trainer = Trainer()
+    trainer.steps(6, 200)
+    assert trainer.wait(2000) == []
+    (found,) = trainer.wait(10)
+    assert found > 2000
+
+
+def test_a_trainer_of_unknown_pace_gets_a_quarter_of_an_hour() -> None:
+    trainer = Trainer()
+    assert trainer.wait(900) == []
+    assert trainer.wait(10) != []
+
+
+def test_a_pause_and_a_restart_do_not_count() -> None:
+    trainer = Trainer()
+    trainer.steps(10, 5)
+    assert trainer.wait(5000, works=False) == []
+    assert trainer.wait(55) == [], "counted from the resumption"
+    assert trainer.wait(10) != []
+    trainer.steps(5, 5) if trainer.wait(1, works=False) == [] else None
+    assert trainer.wait(70) != [], "the pace is still that of before"
+
+
+def test_several_steps_between_two_looks_are_counted_one_by_one() -> None:
+    trainer = Trainer()
+    for _ in range(10):
+        trainer.wait(10)
+        trainer.step += 100
+    trainer.wait(1)
+    (found,) = trainer.tracker.standing_still(trainer.now + 61)
+    assert found.usual_s < 1
