@@ -100,7 +100,7 @@ async def test_run_goes_back_to_the_selected_checkpoint(run: Scripted) -> None:
     async with opened(run.state_dir, (80, 24)) as screen:
         await screen.press("8", "C")
         await screen.shows("step-9")
-        await aim(screen, "step-6")
+        await select(screen, "step-6")
         await screen.press("F")
         await screen.shows("Go back to step-6")
         await screen.type("it collapsed")
