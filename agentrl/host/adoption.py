@@ -1,7 +1,8 @@
 """What a new agent does with the ledger of the previous one.
 
 * A process is adopted only if pid, start time and boot id all agree.
-* A process that ended without an agent is reported with an unknown status and the reason.
+* A process that ended without an agent is reported with the status that its spawn helper wrote. Otherwise the status
+  is unknown, with the reason.
 * An intent without a pid counts as dead only after a search for its mark.
 """
 
@@ -16,9 +17,10 @@ import msgspec
 
 from agentrl.errors import ConfigError
 from agentrl.host import cgroups, procfs, spawn_environment
+from agentrl.host.child_processes import status_in
 from agentrl.host.incarnation import Incarnation, Services, incarnation_from_ledger
 from agentrl.host.ledger import Entry, find_by_mark
-from agentrl.protocol.messages import Spawn
+from agentrl.protocol.messages import ExitStatus, Spawn
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +41,13 @@ def _adopt(services: Services, entry: Entry) -> Incarnation:
     if entry.exit is not None:
         incarnation.sweep()
         return incarnation
-    process = services.processes.adopt(entry.identity, incarnation.on_exit)
+    status_file = services.ledger.status_file(entry.name)
+    process = services.processes.adopt(entry.identity, incarnation.on_exit, status_file)
     if process is None:
-        why = why_dead(entry)
-        log.warning("%s has ended: %s.", entry.name, why)
-        incarnation.found_dead(why)
+        booted = bool(entry.boot_id) and entry.boot_id != procfs.boot_id()
+        status = status_in(status_file) or ExitStatus(unknown=why_dead(entry), with_host=booted)
+        log.warning("%s has ended: %s.", entry.name, status)
+        incarnation.found_dead(status)
         return incarnation
     log.info("%s lives as process %d and was adopted.", entry.name, process.pid)
     cwd = spawn_environment.filled(entry.spec.cwd, services.home, entry.unit)

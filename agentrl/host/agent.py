@@ -54,12 +54,11 @@ class Agent:
         send: Callable[[Message], bool],
         *,
         use_cgroups: bool = True,
-        clone_into_cgroup: bool = True,
         times: Intervals | None = None,
         finished: asyncio.Event | None = None,
     ) -> None:
         self.home = home
-        self.processes = ChildProcesses(clone_into_cgroup=clone_into_cgroup)
+        self.processes = ChildProcesses(home.run)
         self.incarnations: dict[str, Incarnation] = {}
         self.cgroups = cgroups.detect(home.run, home.host) if use_cgroups else cgroups.nothing()
         self.ledger = Ledger(home.state_dir / "hosts" / home.host / "ledger")
@@ -93,8 +92,7 @@ class Agent:
         if self.cgroups.problems:
             log.info("Without some cgroups: %s.", "; ".join(self.cgroups.problems))
         self.processes.become_parent_of_orphans()
-        if self.cgroups.can_kill:
-            self.processes.expect_cgroups()
+        self.processes.expect_spawns()
         self.ledger.load()
         for incarnation in adoption.adopt_all(self.services):
             self.incarnations[incarnation.name] = incarnation
@@ -230,6 +228,7 @@ class Agent:
         except (OSError, ValueError) as failed:
             # Nothing runs, so the entry goes: the same Spawn may come again.
             self.ledger.forget(incarnation.name)
+            incarnation.tree.group.kill()
             incarnation.tree.group.remove()
             self._failed(spawn, f"{command[0]}: {_why(failed)}.", final=_is_final(failed))
             return

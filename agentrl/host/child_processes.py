@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import fcntl
 import logging
 import os
@@ -21,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from agentrl.host import procfs
-from agentrl.host.cgroup_spawner import CgroupSpawner
+from agentrl.host.process_spawner import ProcessSpawner
 from agentrl.protocol.messages import ExitStatus
 
 log = logging.getLogger(__name__)
@@ -32,14 +33,10 @@ _PIDFD_INFO_BYTES = 64
 _PIDFD_GET_INFO = (3 << 30) | (_PIDFD_INFO_BYTES << 16) | (0xFF << 8) | 11
 _PIDFD_INFO_EXIT = 1 << 3
 _EXIT_CODE_OFFSET = 60
-# How long to ask for the status of a process that is not our child: its own parent must reap it first.
+# How long to look for the status of an adopted process: its own parent must reap it first.
 _STATUS_TRIES_S = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4)
 
-NOT_ITS_PARENT = "it ended while the host agent was not its parent"
-
-# Without clone3, a shell enters the cgroups and then becomes the program: same pid, same start time. Moving the process
-# from outside would stall the agent for about 10 ms and let early children escape.
-_ENTER = 'while [ "$1" != -- ]; do echo $$ >"$1" 2>/dev/null; shift; done; shift; exec "$@"'
+NOT_ITS_PARENT = "the process that started it was killed before it ended"
 
 OnExit = Callable[["Process", ExitStatus], None]
 
@@ -47,10 +44,11 @@ OnExit = Callable[["Process", ExitStatus], None]
 class Process:
     """One process, ours or adopted."""
 
-    def __init__(self, pid: int, start_ticks: int, pidfd: int, on_exit: OnExit, *, is_child: bool):
+    def __init__(self, pid: int, start_ticks: int, pidfd: int, on_exit: OnExit, status_file: Path | None = None):
         self.pid = pid
         self.start_ticks = start_ticks
-        self.is_child = is_child
+        self.status_file = status_file
+        """Where the spawn helper of an earlier agent writes its status."""
         self.exit: ExitStatus | None = None
         self._pidfd = pidfd
         self._on_exit = on_exit
@@ -84,12 +82,13 @@ class Process:
 class ChildProcesses:
     """All processes of the agent. One instance per process, because reaping concerns the whole process."""
 
-    def __init__(self, *, clone_into_cgroup: bool = True) -> None:
-        """`clone_into_cgroup=False`: processes enter their cgroups by themselves, as where the kernel has no clone3."""
+    def __init__(self, run: str = "", *, clone_into_cgroup: bool = True) -> None:
         _let_children_have_default_signals()
-        self._spawner = CgroupSpawner(enabled=clone_into_cgroup)
+        self._spawner = ProcessSpawner(run, clone_into_cgroup=clone_into_cgroup)
         self._loop = asyncio.get_running_loop()
         self._known: dict[int, Process] = {}
+        self._unwatched: set[int] = set()
+        """Killed children that could not be watched."""
         self._asking: set[asyncio.Task[None]] = set()
         self._reap_planned = False
         self._closed = False
@@ -100,9 +99,32 @@ class ChildProcesses:
         self._subreaper = _set_subreaper(True)
         self._loop.add_signal_handler(signal.SIGCHLD, self._plan_reaping)
 
-    def expect_cgroups(self) -> None:
-        """Prepare for spawns into cgroups."""
-        self._spawner.start()
+    def expect_spawns(self) -> None:
+        """Start the spawn helper, so that the first unit does not wait for it."""
+        try:
+            self._spawner.start()
+        except OSError as failed:
+            log.warning("The spawn helper cannot be started now: %s.", failed)
+
+    def spawn_unit(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        on_exit: OnExit,
+        output: int,
+        status_file: Path,
+        cwd: str | Path | None = None,
+        cgroups: Sequence[Path] = (),
+    ) -> Process:
+        """Start a process whose exit status outlives this agent, in a session of its own. Raises OSError if that is not
+        possible, ValueError for NUL.
+
+        `output` is a file descriptor for stdout and stderr; never a pipe that dies with the agent.
+        `cgroups` are entered before the program runs.
+        """
+        pid = self._spawner.spawn(command, env, cwd, output, cgroups, status_file)
+        return self.watch_child(pid, on_exit)
 
     def spawn(
         self,
@@ -112,36 +134,51 @@ class ChildProcesses:
         on_exit: OnExit,
         output: int,
         cwd: str | Path | None = None,
-        cgroups: Sequence[Path] = (),
     ) -> Process:
-        """Start a process in a session of its own. Raises OSError if that is not possible, ValueError for NUL.
-
-        `output` is a file descriptor for stdout and stderr; never a pipe that dies with the agent, unless the caller
-        means just that. `cgroups` are entered before the program runs.
-        """
-        pid = self._spawner.spawn(command, env, cwd, output, cgroups) if cgroups else 0
-        pid = pid or _spawn_directly(command, env, cwd, output, cgroups)
-        return self.watch_child(pid, on_exit)
+        """Start a process that matters only to this agent, in a session of its own. Raises OSError or ValueError."""
+        popen = subprocess.Popen(
+            command,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        popen.returncode = 0  # This object reaps it; Popen must neither do that nor warn about it.
+        return self.watch_child(popen.pid, on_exit)
 
     def watch_child(self, pid: int, on_exit: OnExit) -> Process:
-        """Take charge of a child that was started in another way and has not been reaped."""
-        pidfd = os.pidfd_open(pid)
-        stat = procfs.read_stat(pid)
-        process = Process(pid, stat.start_ticks if stat else 0, pidfd, on_exit, is_child=True)
+        """Take charge of a child of this process or of the spawn helper. Raises OSError after it killed the child if
+        the child cannot be watched."""
+        try:
+            stat = procfs.read_stat(pid)
+            if stat is None:
+                raise OSError(errno.EMFILE, f"/proc/{pid} cannot be read")
+            process = Process(pid, stat.start_ticks, os.pidfd_open(pid), on_exit)
+        except OSError:
+            # Not reaped, so the number still belongs to it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            self._unwatched.add(pid)
+            raise
         self._watch(process)
         return process
 
-    def adopt(self, identity: procfs.Identity, on_exit: OnExit) -> Process | None:
-        """Watch a process that another process started; None if it does not live."""
+    def adopt(self, identity: procfs.Identity, on_exit: OnExit, status_file: Path | None = None) -> Process | None:
+        """Watch a process that another process started; None if it does not live. Raises OSError if this process has no
+        descriptor left, because the other one may live."""
         try:
             pidfd = os.pidfd_open(identity.pid)
-        except OSError:
+        except OSError as failed:
+            if failed.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise
             return None
         # Checked after opening: from here on the descriptor cannot come to mean another process.
         if not identity.alive():
             os.close(pidfd)
             return None
-        process = Process(identity.pid, identity.start_ticks, pidfd, on_exit, is_child=False)
+        process = Process(identity.pid, identity.start_ticks, pidfd, on_exit, status_file)
         self._watch(process)
         return process
 
@@ -172,19 +209,28 @@ class ChildProcesses:
             process._pidfd = -1
 
     def _on_ended(self, process: Process) -> None:
-        if process.is_child:
-            self._finish(process, _reap(process.pid))
+        if (status := self._reap(process.pid)) is not None:
+            self._finish(process, status)
             return
         self._loop.remove_reader(process._pidfd)
         task = self._loop.create_task(self._ask_status(process), name=f"status of {process.pid}")
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 
+    def _reap(self, pid: int) -> ExitStatus | None:
+        """The status of an ended child of this process or of its spawn helper; None for other processes."""
+        raw = _wait_status(pid)
+        if raw is None:
+            raw = self._spawner.reap(pid)
+        if raw is None:
+            raw = _wait_status(pid)  # The helper was replaced just now, so its child is one of this process.
+        return None if raw is None else _status_of_wait(raw)
+
     async def _ask_status(self, process: Process) -> None:
-        """Get the status of a process that is not a child: newer kernels return it through the pidfd."""
+        """Get the status of an adopted process: from the spawn helper that started it, or from a newer kernel."""
         for pause_s in _STATUS_TRIES_S:
             await asyncio.sleep(pause_s)
-            status = _status_by_pidfd(process._pidfd)
+            status = status_in(process.status_file) or _status_by_pidfd(process._pidfd)
             if status is not None:
                 break
         self._finish(process, status or ExitStatus(unknown=NOT_ITS_PARENT))
@@ -205,6 +251,7 @@ class ChildProcesses:
     def reap(self) -> None:
         """Reap every child that ended: known ones with their status, orphans without."""
         self._reap_planned = False
+        self._unwatched = {pid for pid in self._unwatched if self._reap(pid) is None}
         while not self._closed:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -213,13 +260,10 @@ class ChildProcesses:
             if ended is None:
                 return
             process = self._known.get(ended.si_pid)
-            if process is not None and process.is_child:
-                self._on_ended(process)
-                continue
-            with contextlib.suppress(ChildProcessError):
-                _, raw = os.waitpid(ended.si_pid, os.WNOHANG)
-                if process is not None:  # adopted first, and re-parented to us later
-                    self._finish(process, status_of(os.waitstatus_to_exitcode(raw)))
+            raw = _wait_status(ended.si_pid)
+            if process is not None:
+                unknown = ExitStatus(unknown="another part of the host agent read its status")
+                self._finish(process, unknown if raw is None else _status_of_wait(raw))
 
 
 def _set_subreaper(wanted: bool) -> bool:
@@ -235,11 +279,23 @@ def status_of(returncode: int) -> ExitStatus:
     return ExitStatus(signal=-returncode) if returncode < 0 else ExitStatus(code=returncode)
 
 
-def _reap(pid: int) -> ExitStatus:
+def status_in(path: Path | None) -> ExitStatus | None:
+    """The status that a spawn helper wrote; None if it has not written one."""
+    text = procfs.read_bytes(str(path)) if path is not None else b""
+    # A line is whole if it ends.
+    return _status_of_wait(int(text)) if text.endswith(b"\n") else None
+
+
+def _wait_status(pid: int) -> int | None:
+    """The wait status of an ended child of this process; None if there is none."""
     try:
-        _, raw = os.waitpid(pid, 0)
+        ended, raw = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        return ExitStatus(unknown="another part of the host agent read its status")
+        return None
+    return raw if ended else None
+
+
+def _status_of_wait(raw: int) -> ExitStatus:
     return status_of(os.waitstatus_to_exitcode(raw))
 
 
@@ -254,7 +310,7 @@ def _status_by_pidfd(pidfd: int) -> ExitStatus | None:
     if not mask & _PIDFD_INFO_EXIT:
         return None
     (raw,) = struct.unpack_from("i", info, _EXIT_CODE_OFFSET)
-    return status_of(os.waitstatus_to_exitcode(raw))
+    return _status_of_wait(raw)
 
 
 def _let_children_have_default_signals() -> None:
@@ -265,32 +321,3 @@ def _let_children_have_default_signals() -> None:
         # subprocess and the spawn helper reset these two by themselves, and Python needs them ignored.
         if number not in (signal.SIGPIPE, signal.SIGXFSZ) and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
-
-
-def _spawn_directly(
-    command: Sequence[str], env: Mapping[str, str], cwd: str | Path | None, output: int, cgroups: Sequence[Path]
-) -> int:
-    # A POSIX shell drops variables whose names it cannot express (exported functions of bash): then no shell.
-    by_shell = bool(cgroups) and all(name.isidentifier() and name.isascii() for name in env)
-    enter = ["/bin/sh", "-c", _ENTER, "sh", *(f"{group}/cgroup.procs" for group in cgroups), "--"] if by_shell else []
-    popen = subprocess.Popen(
-        [*enter, *command],
-        env=env,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-    )
-    popen.returncode = 0  # The caller reaps it; Popen must neither do that nor warn about it.
-    if not by_shell:
-        for group in cgroups:
-            _enter_from_outside(group, popen.pid)
-    return popen.pid
-
-
-def _enter_from_outside(group: Path, pid: int) -> None:
-    try:
-        (group / "cgroup.procs").write_text(str(pid))
-    except OSError as failed:
-        log.warning("Process %d could not be put into %s: %s.", pid, group, failed)

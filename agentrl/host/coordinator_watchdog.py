@@ -142,11 +142,11 @@ class CoordinatorWatchdog:
             return
         try:
             pid = pid or start_coordinator(self._command, self._run, self._log_path)
+            self._watch(self._processes.watch_child(pid, self._on_exit))
         except OSError as failed:
             log.error("The coordinator cannot be started: %s.", failed)
             self._restart()
             return
-        self._watch(self._processes.watch_child(pid, self._on_exit))
         log.info("The coordinator was started as process %d.", pid)
 
     def stop(self) -> None:

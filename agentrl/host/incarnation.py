@@ -96,8 +96,14 @@ class Incarnation:
         services, entry = self.services, self.entry
         output = services.logs.open(entry.unit, entry.incarnation)
         try:
-            self.process = services.processes.spawn(
-                command, env=env, cwd=cwd, output=output, cgroups=self.tree.group.paths(), on_exit=self.on_exit
+            self.process = services.processes.spawn_unit(
+                command,
+                env=env,
+                cwd=cwd,
+                output=output,
+                cgroups=self.tree.group.paths(),
+                status_file=services.ledger.status_file(self.name),
+                on_exit=self.on_exit,
             )
         finally:
             os.close(output)
@@ -121,9 +127,9 @@ class Incarnation:
         entry = self.entry
         return Exited(entry.unit, entry.incarnation, entry.exit or ExitStatus(), entry.tail, entry.group_empty)
 
-    def found_dead(self, why: str) -> None:
+    def found_dead(self, status: ExitStatus) -> None:
         """It ended while no agent was running."""
-        self._over(ExitStatus(unknown=why))
+        self._over(status)
 
     def signal(self, number: int, *, leader_only: bool) -> None:
         if self.process is None:

@@ -112,6 +112,7 @@ class Ledger:
         self._on_disk.discard(name)
         if entry is not None:
             self._path(name).unlink(missing_ok=True)
+            self.status_file(name).unlink(missing_ok=True)
         return entry
 
     def flush(self) -> None:
@@ -137,6 +138,10 @@ class Ledger:
         finally:
             trial.unlink(missing_ok=True)
         self.trouble = ""
+
+    def status_file(self, name: str) -> Path:
+        """The file in which the spawn helper writes the exit status of an incarnation."""
+        return self._folder / f"{name}.status"
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentrl.host import process_scan, procfs
+from agentrl.host import child_processes, process_scan, procfs
 from agentrl.host.ledger import Entry, Ledger
-from agentrl.protocol.messages import AgentExit, Exited, ExitStatus, GroupEmpty, KillTree, Spawned
+from agentrl.protocol.messages import AgentExit, Exited, ExitStatus, Forget, GroupEmpty, KillTree, Spawned
 from tests.host.coordinator import Listener, agent_log, end, kill9, listening, start_agent
 from tests.host.harness import SLEEP, Bench, identity_of, marked_sleeper, python, spawn
 from tests.waiting import aeventually
@@ -58,10 +58,9 @@ async def test_all_units_survive_a_kill_of_their_agent_and_are_adopted(swept: Be
         listener.sent.messages.clear()
         listener.tell(spawn("web-3", *SLEEP))
         assert (await listener.sent.one(Spawned, "web-3")).pid == units[3].pid
-        # The end of an adopted process is seen, with its status if the kernel reports it.
+        # The end of an adopted process is seen, with its status.
         os.kill(units[0].pid, signal.SIGKILL)
-        exited = await listener.sent.one(Exited, "web-0")
-        assert exited.exit.signal == signal.SIGKILL or "not its parent" in exited.exit.unknown
+        assert (await listener.sent.one(Exited, "web-0")).exit.signal == signal.SIGKILL
         listener.tell(KillTree("web-1", 1))
         await listener.sent.one(GroupEmpty, "web-1")
         assert not alive(units[1])
@@ -69,7 +68,10 @@ async def test_all_units_survive_a_kill_of_their_agent_and_are_adopted(swept: Be
         assert alive(units[2]), "units outlive an agent that was asked to end"
 
 
-async def test_process_that_ended_without_an_agent_has_an_unknown_status(swept: Bench, tmp_path: Path) -> None:
+@pytest.mark.parametrize("helper_lives", [True, False])
+async def test_status_of_a_process_that_ended_without_an_agent(
+    swept: Bench, tmp_path: Path, helper_lives: bool
+) -> None:
     async with listening(swept.home, tmp_path) as listener:
         first = start_agent(swept.home, listener.address)
         await listener.hello(first)
@@ -77,9 +79,15 @@ async def test_process_that_ended_without_an_agent_has_an_unknown_status(swept: 
         known = await listener.sent.one(Exited, "web-0")
         assert known.exit.code == 5
         (unit,) = [m for m in await start_units(listener, 2) if m.unit == "web-1"]
+        stat = procfs.read_stat(unit.pid)
+        assert stat
         kill9(first)
+        if not helper_lives:
+            os.kill(stat.ppid, signal.SIGKILL)
         os.kill(unit.pid, signal.SIGKILL)
         await aeventually(lambda: not alive(unit))
+        if helper_lives:
+            await aeventually((ledger_file(swept, "web-1.1").with_suffix(".status")).exists)
         second = start_agent(swept.home, listener.address)
         hello = await listener.hello(second)
         entries = {u.unit: u for u in hello.inventory}
@@ -87,8 +95,29 @@ async def test_process_that_ended_without_an_agent_has_an_unknown_status(swept: 
         assert entries["web-0"].exit.code == 5, "a status that was in the ledger stays known"
         assert entries["web-0"].tail == ("last words",)
         assert entries["web-1"].exit is not None
-        assert "no host agent was there" in entries["web-1"].exit.unknown
+        if helper_lives:
+            assert entries["web-1"].exit.signal == signal.SIGKILL
+        else:
+            assert "no host agent was there" in entries["web-1"].exit.unknown
         await end(second)
+
+
+@pytest.mark.parametrize("use_cgroups", [True, False])
+async def test_exit_code_of_an_adopted_unit_needs_no_new_kernel(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, use_cgroups: bool
+) -> None:
+    monkeypatch.setattr(child_processes, "_status_by_pidfd", lambda pidfd: None)
+    script = "while [ ! -e {run_dir}/end ]; do sleep 0.01; done; exit 5"
+    async with bench.agent(use_cgroups=use_cgroups) as first:
+        first.receive(spawn("web-0", "sh", "-c", script))
+        await bench.sent.one(Spawned, "web-0")
+    async with bench.agent(use_cgroups=use_cgroups) as second:
+        assert second.incarnations["web-0.1"].alive
+        (bench.home.run_dir / "end").touch()
+        assert (await bench.sent.one(Exited, "web-0")).exit == ExitStatus(code=5)
+        await aeventually(lambda: second.incarnations["web-0.1"].over)
+        second.receive(Forget(("web-0.1",)))
+        assert not list(ledger_file(bench, "web-0.1").parent.iterdir())
 
 
 async def test_agent_ends_after_its_units_on_agent_exit(swept: Bench, tmp_path: Path) -> None:

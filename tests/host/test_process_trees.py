@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.host import process_scan, procfs
+from agentrl.host import cgroups, process_scan, procfs
 from agentrl.host.procfs import kill_exactly
 from agentrl.protocol import wire
 from agentrl.protocol.messages import Answer, Ask, Exited, GroupEmpty, HostStats, ScanReport, ScanRun, Spawned
@@ -105,9 +105,8 @@ async def test_tree_is_not_empty_while_a_child_forks(bench: Bench) -> None:
             pytest.skip("no cgroup may be written here")
         agent.receive(spawn("web-0", "sh", "-c", f'python3 -c "{breeder}" & sleep 0.3; exit 0'))
         await bench.sent.one(GroupEmpty, "web-0")
-        marked = [
-            pid for pid in procfs.all_pids() if (procfs.marks(pid) or {}).get(b"AGENTRL_RUN") == bench.home.run.encode()
-        ]
+        mark = {b"AGENTRL_RUN": bench.home.run.encode(), b"AGENTRL_INCARNATION": b"web-0.1"}.items()
+        marked = [pid for pid in procfs.all_pids() if mark <= (procfs.marks(pid) or {}).items()]
         assert marked == []
 
 
@@ -221,3 +220,17 @@ def test_scan_lists_and_kills_only_processes_of_the_run(bench: Bench, stranger: 
         for process in (marked, other_run):
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize(
+    ("own", "base"),
+    [
+        ("/user.slice/agentrl-host@demo.service", "/user.slice/agentrl-host@demo.service"),
+        ("/agentrl-host@1.service/agentrl-0a1b2c3d.h1/web-0.1", "/agentrl-host@1.service"),
+        ("/agentrl-0a1b2c3d.h.example.org/web-0.1", ""),
+        ("/system.slice", "/system.slice"),
+    ],
+)
+def test_cgroups_are_made_in_the_service_of_the_agent(monkeypatch: pytest.MonkeyPatch, own: str, base: str) -> None:
+    monkeypatch.setattr(procfs, "read_bytes", lambda path: f"0::{own}\n".encode())
+    assert cgroups._own_path("") == base

@@ -1,4 +1,4 @@
-"""Units start inside their cgroups, by clone3 or, where that is not possible, by a shell that enters them."""
+"""Units start inside their cgroups, by clone3 or, where that is not possible, by a fork that enters them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.host import cgroup_spawner, procfs
+from agentrl.host import process_spawner, procfs
 from agentrl.host.cgroups import Cgroups, detect
-from agentrl.host.child_processes import ChildProcesses, Process
+from agentrl.host.child_processes import ChildProcesses, Process, status_in
 from agentrl.protocol.messages import ExitStatus
 from tests.waiting import aeventually
 
-both = pytest.mark.parametrize("clone", [True, False], ids=["clone3", "shell"])
+both = pytest.mark.parametrize("clone", [True, False], ids=["clone3", "fork"])
 
 
 class Spawns:
@@ -37,13 +37,14 @@ class Spawns:
         group = self._cgroups.make(f"web-{self._count}.1")
         output = os.open(self._folder / "out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            return self.processes.spawn(
+            return self.processes.spawn_unit(
                 command,
                 env={"PATH": os.environ["PATH"]} | (env or {}),
                 on_exit=lambda process, status: self.ended.update({process.pid: status}),
                 output=output,
                 cwd=self._folder,
                 cgroups=group.paths(),
+                status_file=self._folder / f"web-{self._count}.1.status",
             )
         finally:
             os.close(output)
@@ -82,10 +83,9 @@ async def test_child_is_in_its_cgroup_and_session_before_its_first_instruction(t
     async with spawning(tmp_path, clone=clone) as spawns:
         lines = await spawns.output_of('grep ^0: /proc/$$/cgroup; echo $PPID; cut -d" " -f1,6 /proc/$$/stat; pwd')
         assert lines[0].endswith("/web-1.1")
-        assert int(lines[1]) == os.getpid()
+        assert int(lines[1]) == spawns.helper
         assert len(set(lines[2].split())) == 1, "the leader of a session"
         assert lines[3] == str(tmp_path)
-        assert bool(spawns.helper) is clone
 
 
 @pytest.fixture
@@ -137,33 +137,71 @@ async def test_helper_that_died_is_replaced(tmp_path: Path) -> None:
 async def test_helper_that_hangs_delays_one_start_and_nothing_runs_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cgroup_spawner, "_REPLY_WITHIN_S", 0.2)
+    monkeypatch.setattr(process_spawner, "_REPLY_WITHIN_S", 2.0)
     async with spawning(tmp_path) as spawns:
         await spawns.output_of("true")
         os.kill(spawns.helper, signal.SIGSTOP)
         assert await spawns.output_of("echo once") == ["once"]
 
 
-async def test_kernel_that_lacks_clone3_into_a_cgroup_is_tried_once(
+async def test_helper_that_was_replaced_leaves_its_children_to_the_agent(tmp_path: Path) -> None:
+    async with spawning(tmp_path) as spawns:
+        process = spawns.start("/bin/sh", "-c", "while [ ! -e end ]; do sleep 0.01; done; exit 5")
+        os.kill(spawns.helper, signal.SIGKILL)
+        await spawns.output_of("true")
+        (tmp_path / "end").touch()
+        assert (await aeventually(lambda: spawns.ended.get(process.pid))).code == 5
+
+
+async def test_helper_that_hangs_does_not_hide_a_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_spawner, "_REPLY_WITHIN_S", 2.0)
+    async with spawning(tmp_path) as spawns:
+        process = spawns.start("/bin/sh", "-c", "exit 5")
+        os.kill(spawns.helper, signal.SIGSTOP)
+        assert (await aeventually(lambda: spawns.ended.get(process.pid))).code == 5
+
+
+async def test_cause_that_is_no_error_of_the_system_is_reported(tmp_path: Path) -> None:
+    async with spawning(tmp_path) as spawns:
+        with pytest.raises(OSError, match="UnicodeEncodeError"):
+            spawns.start("/bin/echo", "\ud800")
+
+
+async def test_child_that_cannot_be_watched_is_killed_and_the_start_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    def full(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    def refuse(*request: object) -> tuple[int, str, int]:
-        asked.append(request)
-        return 0, "clone", errno.ENOSYS
-
-    monkeypatch.setattr(cgroup_spawner.CgroupSpawner, "_ask", refuse)
     async with spawning(tmp_path) as spawns:
-        for number in (1, 2):
-            assert (await spawns.output_of("grep ^0: /proc/$$/cgroup"))[-1].endswith(f"/web-{number}.1")
-        assert len(asked) == 1
-        assert not spawns.helper
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pidfd_open", full)
+            with pytest.raises(OSError, match="Too many open files"):
+                spawns.start("/bin/sleep", "1000")
+
+        def left() -> list[int]:
+            spawns.processes.reap()
+            return [stat.pid for stat in procfs.all_stats().values() if stat.ppid == spawns.helper]
+
+        await aeventually(lambda: not left())
+        assert (await spawns.output_of("echo next"))[-1] == "next"
 
 
-async def test_closing_ends_the_helper_and_no_child(tmp_path: Path) -> None:
+async def test_helper_lives_until_its_last_child_has_ended(tmp_path: Path) -> None:
     async with spawning(tmp_path) as spawns:
-        child, helper = spawns.start("/bin/sleep", "1000"), spawns.helper
+        child, helper = spawns.start("/bin/sh", "-c", "while [ ! -e end ]; do sleep 0.01; done; exit 5"), spawns.helper
+        spawns.processes.close()
+        assert child.identity.alive()
+        (tmp_path / "end").touch()
+        status_file = tmp_path / "web-1.1.status"
+        await aeventually(lambda: status_in(status_file))
+        assert status_in(status_file) == ExitStatus(code=5)
+        await aeventually(lambda: (stat := procfs.read_stat(helper)) is None or stat.state == "Z")
+
+
+async def test_helper_without_children_ends_with_the_agent(tmp_path: Path) -> None:
+    async with spawning(tmp_path) as spawns:
+        await spawns.output_of("true")
+        helper = spawns.helper
         spawns.processes.close()
         assert procfs.read_stat(helper) is None
-        assert child.identity.alive()
