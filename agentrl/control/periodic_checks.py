@@ -29,6 +29,8 @@ MARKER_EVERY_S = 2.0
 PRUNE_EVERY_S = 60.0
 METRICS_EVERY_S = 1.0
 KEEP_EVENTS = 100_000
+KEEP_RETIRED = 100
+"""Units that were scaled away and can still be looked at."""
 KEEP_EVENTS_S = 90 * 86_400.0
 
 
@@ -107,6 +109,7 @@ class PeriodicChecks:
             self._age_deaths(now)
         if now >= self._prune_at and not self._context.executor.full:
             self._prune_at = now + PRUNE_EVERY_S
+            self._context.happened(events.RetiredAged(keep=KEEP_RETIRED))
             try:
                 self._context.journal.prune(before_at=now - KEEP_EVENTS_S, keep_newest=KEEP_EVENTS)
             except DiskError as full:

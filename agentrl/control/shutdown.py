@@ -50,7 +50,7 @@ class Shutdown:
             for slot in context.state.slots.values()
             if not slot.tree_gone
         ]
-        hosts = sorted({*context.peers.hosts(), *(h.host for h in context.state.hosts.values())})
+        hosts = sorted({*context.peers.hosts(), *context.state.hosts, *context.state.run.hosts})
         for host in hosts:
             await self._prove(host, lines, unproven)
         for operation in self._downs():

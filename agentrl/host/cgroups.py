@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from agentrl.host import procfs
 log = logging.getLogger(__name__)
 
 PREFIX = "agentrl-"
+_OF_A_RUN = re.compile(rf"/{PREFIX}[0-9a-f]{{8}}\.")
+"""A service of systemd may be called agentrl-host@demo.service. Its cgroup is not one of a run."""
 
 
 def run_prefix(run: str) -> str:
@@ -206,7 +209,7 @@ def _own_path(controller: str) -> str:
         number, controllers, path = line.split(":", 2)
         if (number == "0" and not controller) or (controller and controller in controllers.split(",")):
             # An agent that was started inside a unit must not create cgroups below the unit's own.
-            return path.split(f"/{PREFIX}", 1)[0]
+            return _OF_A_RUN.split(path, maxsplit=1)[0]
     return ""
 
 

@@ -25,6 +25,8 @@ def apply(life: Lifecycle, event: events.Applied, now: float) -> None:
     """Make desired state equal to this configuration."""
     run = life.state.run
     was_up = run.up and run.reading == event.reading
+    if not run.up:
+        run.hosts = {name for name, host in life.state.hosts.items() if host.connected}
     if not was_up:
         run.up_since_at = now
     run.up, run.reading, run.stop_now, run.desired_by = True, event.reading, False, event.by
@@ -86,7 +88,7 @@ def _resize(life: Lifecycle, name: str, count: int, by: str, idle: frozenset[str
         _no_longer_wanted(life, slot, by)
     for unit in new_units({s.unit for s in members}, name, count - len(members)):
         if unit not in life.state.slots:
-            life.state.slots[unit] = Slot(unit=unit, group=name, number=split_unit(unit)[1])
+            life.state.new_slot(unit, name, split_unit(unit)[1])
             life.recheck_pending()
         fresh = life.state.slots[unit]
         fresh.wanted, fresh.desired_by = True, by

@@ -215,6 +215,12 @@ class DeathsAged(Event, frozen=True):
     unit: str
 
 
+class RetiredAged(Event, frozen=True):
+    """Only the newest `keep` of the slots that were scaled away are still of interest."""
+
+    keep: int
+
+
 class TimerFired(Event, frozen=True):
     unit: str
     at: float

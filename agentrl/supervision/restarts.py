@@ -4,6 +4,7 @@ Invariants:
 - Starts that never became ready are counted apart from deaths in service.
 - The first death in a window causes no delay.
 - Every `fatal` has a reason.
+- An end with the host, such as a power loss, does not count.
 - Kills for memory have a counter of their own, because a restart rarely cures the cause.
 """
 
@@ -44,6 +45,8 @@ def judge(slot: Slot, exit: ExitStatus, times: SupervisionTimes, now: float, dic
             said = slot.bye_reason.removesuffix(".") or "see its log"
             return Verdict(f"configuration error (exit 78): {said}", fatal=True)
     slot.restarts += 1
+    if exit.with_host and not hung:
+        return Verdict(str(exit))
     story = hung or str(exit)
     if exit.oom:
         return _after_oom(slot, times, now, dice)

@@ -68,6 +68,7 @@ class Supervisor:
             events.UnitHeard: self._unit_heard,
             events.UnitHung: self._unit_hung,
             events.DeathsAged: self._deaths_aged,
+            events.RetiredAged: self._retired_aged,
             events.TimerFired: self._timer_fired,
         }
 
@@ -141,6 +142,9 @@ class Supervisor:
         self.state.hosts[event.host] = HostState(event.host, event.facts, True, self._up_since(event, now))
         self._life.host_changed(event.host)
         self._identify(event)
+        if event.host not in self.state.run.hosts:
+            self.state.run.hosts.add(event.host)
+            self._life.out.append(Persist("run", ""))
         on_host = {(entry.unit, entry.incarnation): entry for entry in event.inventory}
         for (unit, incarnation), entry in on_host.items():
             slot = self.state.slots.get(unit)
@@ -395,6 +399,18 @@ class Supervisor:
         slot = self.state.slots.get(event.unit)
         if slot is not None and restarts.forget_aged(slot, self.times, now):
             self._life.touch(slot)
+
+    def _retired_aged(self, event: events.RetiredAged, now: float) -> None:
+        state, out = self.state, self._life.out
+        retired = [s for s in state.slots.values() if s.state is S.STOPPED and s.tree_gone and not s.ghosts]
+        retired = [s for s in retired if not s.wanted]
+        for slot in sorted(retired, key=lambda slot: -slot.since)[event.keep :]:
+            state.forget(slot)
+            out += [Persist("run", ""), Persist("slot", slot.unit, gone=True), Publish("unit", slot.unit)]
+        for name, group in list(state.groups.items()):
+            if group.removed and not state.of_group(name):
+                del state.groups[name]
+                out.append(Persist("group", name, gone=True))
 
     def _timer_fired(self, event: events.TimerFired, now: float) -> None:
         slot = self.state.slots.get(event.unit)

@@ -33,7 +33,7 @@ from agentrl.supervision.transitions import IN_SERVICE, WITH_PROCESS
 from agentrl.supervision.unit_slots import Ghost, Slot, State
 from agentrl.supervision.up_plan import missing_dependencies
 
-UNKNOWN_EXIT = ExitStatus(unknown="its host agent has no record of its end")
+UNKNOWN_EXIT = ExitStatus(unknown="its host agent has no record of its end", with_host=True)
 
 
 class Lifecycle:

@@ -1,7 +1,7 @@
 """Defines the state of the supervisor: the run, its groups, slots and hosts. It can be persisted and loaded.
 
 Invariants:
-- An incarnation number is used once.
+- An incarnation number of a unit is used once.
 - `story` contains the last transitions with their reasons, to explain an illegal one.
 - A slot has at most one timer; a timer without the slot's present deadline is stale.
 """
@@ -29,6 +29,10 @@ class RunState(msgspec.Struct):
     draining_hosts: set[str] = set()
     desired_by: str = ""
     stop_now: bool = False
+    hosts: set[str] = set()
+    """The hosts that were part of the run since its last `up`. `down` needs a report from each of them."""
+    retired: dict[str, int] = {}
+    """By group: the highest incarnation of its slots that were forgotten. Later slots count on from there."""
     reading: bool = False
     """Only the groups that are needed to read the run are up. The others do not change until an `up` of the whole
     run.
@@ -184,7 +188,7 @@ class State(msgspec.Struct):
     data_host: str = ""
     """The host of the coordinator, whose state directory has the database. Empty: not known, so any host."""
     _members: dict[str, list[Slot]] = {}
-    """Slots by group. Slots are never removed, so the index is outdated exactly if the counts differ."""
+    """Slots by group; outdated exactly if the number of slots differs from `_indexed`."""
     _indexed: int = 0
 
     def of_group(self, group: str) -> Sequence[Slot]:
@@ -193,6 +197,16 @@ class State(msgspec.Struct):
             for slot in self.slots.values():
                 self._members.setdefault(slot.group, []).append(slot)
         return self._members.get(group, ())
+
+    def new_slot(self, unit: str, group: str, number: int) -> Slot:
+        self.slots[unit] = Slot(unit=unit, group=group, number=number, incarnation=self.run.retired.get(group, 0))
+        return self.slots[unit]
+
+    def forget(self, slot: Slot) -> None:
+        """Remove a slot that was scaled away. Its incarnations are not used again."""
+        del self.slots[slot.unit]
+        self._indexed = -1
+        self.run.retired[slot.group] = max(slot.incarnation, self.run.retired.get(slot.group, 0))
 
     def left_alone(self, group: str) -> bool:
         """Return whether only the groups that are needed to read the run are up, and this group is not one of them."""

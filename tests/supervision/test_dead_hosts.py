@@ -80,3 +80,33 @@ def test_rest_of_a_unit_is_killed_when_its_host_comes_back() -> None:
     world.quiesce()
     assert not host.live()
     assert not world.slot("web-0").ghosts
+
+
+@pytest.mark.parametrize("ready", [True, False])
+@pytest.mark.parametrize("ledger_survives", [True, False])
+def test_power_losses_do_not_count_against_a_unit(ready: bool, ledger_survives: bool) -> None:
+    world = World(hosts=("a",))
+    world.handle(events.Applied(specs=(spec("web", speaks=True),), by="op1"))
+    host = world.hosts["a"]
+    for _ in range(2 * max(world.times.max_deaths, world.times.max_failed_starts)):
+        if ready:
+            world.quiesce()
+        else:
+            while host.orders:
+                world.obey(host)
+            world.deliver(host)
+        world.lose_power(host, ledger_survives=ledger_survives)
+        world.connect(host)
+        assert world.state_of("web-0") == "starting", "at once"
+    slot = world.slot("web-0")
+    assert (slot.deaths, slot.failed_starts) == ([], 0)
+    assert len(world.incidents) == slot.restarts == 12 - 2
+
+
+def test_job_that_was_cut_off_by_a_power_loss_runs_again() -> None:
+    world = World(hosts=("a",))
+    world.handle(events.Applied(specs=(spec("once", life="job"),), by="op1"))
+    world.quiesce()
+    world.lose_power(world.hosts["a"], ledger_survives=True)
+    world.quiesce()
+    assert (world.state_of("once-0"), world.slot("once-0").incarnation) == ("ready", 2)

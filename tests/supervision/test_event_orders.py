@@ -123,6 +123,10 @@ class AnyOrder(RuleBasedStateMachine):
     def deaths_age(self, data: st.DataObject) -> None:
         self.world.handle(events.DeathsAged(unit=data.draw(st.sampled_from(self.units()))))
 
+    @rule(keep=st.integers(0, 2))
+    def retired_age(self, keep: int) -> None:
+        self.world.handle(events.RetiredAged(keep=keep))
+
     @rule(host=hosts, heard=st.booleans())
     def cut(self, host: str, heard: bool) -> None:
         """The host agent is silent; the heartbeats of the units there may still arrive."""

@@ -165,7 +165,7 @@ class World:
         """Every process of the host and its agent die at once."""
         self.cut(host)
         for key, process in host.ledger.items():
-            process.exit = process.exit or ExitStatus(unknown="the host was booted since")
+            process.exit = process.exit or ExitStatus(unknown="the host was booted since", with_host=True)
             process.children, process.reported_empty = 0, True
             if not ledger_survives and key in self.started:
                 self.started.remove(key)
@@ -257,6 +257,9 @@ class World:
             for slot in list(self.supervisor.state.slots.values()):
                 if slot.state == "starting" and slot.spawned and slot.spec and slot.spec.speaks:
                     self.handle(events.UnitReady(unit=slot.unit, incarnation=slot.incarnation))
+                    busy = True
+                if slot.state == "suspect" and slot.silent:
+                    self.handle(events.UnitHeard(unit=slot.unit, incarnation=slot.incarnation))
                     busy = True
             if not busy:
                 if not self.timers:

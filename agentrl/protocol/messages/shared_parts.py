@@ -12,6 +12,8 @@ class ExitStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     signal: int | None = None
     oom: bool = False
     unknown: str = ""
+    with_host: bool = False
+    """It ended because its host was booted, or its host lost the record of it. That is no fault of the unit."""
 
     def __str__(self) -> str:
         if self.oom:

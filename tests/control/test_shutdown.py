@@ -1,0 +1,36 @@
+"""`down` is proven only with a report from every host of the run."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from agentrl.control.clock import Clock
+from agentrl.control.messaging.peers import Peers
+from agentrl.control.messaging.pending_requests import PendingRequests
+from agentrl.control.shutdown import Shutdown
+from agentrl.control.state.operations import Operation, Operations
+from agentrl.protocol.rows import OperationState
+from agentrl.supervision.unit_slots import RunState, State
+
+
+async def test_host_that_connected_only_to_an_earlier_coordinator_is_not_proven() -> None:
+    state = State(RunState(hosts={"b"}))
+    operations = Operations(state, lambda operation: None)
+    down = Operation("op1", "down", b"", "down", "ann", OperationState.RUNNING, 0.0, 1e12, by_itself=True)
+    operations.add(down)
+    peers, left = Peers(), asyncio.Event()
+    context: Any = SimpleNamespace(
+        state=state,
+        peers=peers,
+        operations=operations,
+        clock=Clock(),
+        ending=False,
+        executor=SimpleNamespace(flush=lambda: None),
+        feed=SimpleNamespace(tick=lambda *_: None),
+    )
+    Shutdown(context, PendingRequests(peers), left.set).all_stopped()
+    await asyncio.wait_for(left.wait(), 30.0)
+    assert down.state is OperationState.FAILED
+    assert "host b" in down.reason
