@@ -215,7 +215,7 @@ class Coordinator:
         progress = ProgressWatch(self._context, self._queries.chains)
         ticks = (progress.tick, self._alerting.tick, self._recorder.tick, self._own_files().tick)
         checks = PeriodicChecks(self._context, self._marker, ticks)
-        watch = HostAgentWatch(self._context, self._state_dir, self._incidents.host_agent_ended)
+        watch = HostAgentWatch(self._context, self._state_dir, self._incidents.host_agent_failed)
         tasks = [restarting_task("periodic checks", checks.run), restarting_task("host agent watch", watch.run)]
         try:
             await self._ended.wait()

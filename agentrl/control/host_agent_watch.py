@@ -1,6 +1,8 @@
-"""Restarts the host agent of the coordinator's own host when it dies.
+"""Restarts the host agent of the coordinator's own host when it dies or hangs.
 
 Invariants:
+- An agent that a signal stopped is continued once. If it is stopped again, or silent for as long as a coordinator may
+  be, it is replaced.
 - Two agents never live at once (an agent holds a lock).
 - The death of the agent is noticed at once (pidfd).
 - The new agent adopts all units, and they are not restarted.
@@ -9,25 +11,33 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.control.context import Context
 from agentrl.errors import AgentrlError
+from agentrl.host import procfs
 from agentrl.host.agent_lock import read_agent_file
 from agentrl.placement.local import LocalPlacement
 
 log = logging.getLogger(__name__)
 
 
-class HostAgentWatch:
-    """`died(host, pid, done)` is called for each death, after the next agent was started."""
+LOOK_EVERY_S = 0.5
 
-    def __init__(self, context: Context, state_dir: Path, died: Callable[[str, int, str], None]) -> None:
+
+class HostAgentWatch:
+    """`failed(host, pid, what, done)` is called for each stop, and for each death after the next agent was started."""
+
+    def __init__(self, context: Context, state_dir: Path, failed: Callable[[str, int, str, str], None]) -> None:
         self._context = context
-        self._died = died
+        self._failed = failed
+        self._continued = False
+        """The present agent was stopped by a signal, and continued."""
         self._state_dir = state_dir
         self._placement = LocalPlacement(state_dir, Path(context.run.run_dir), context.run.uuid)
 
@@ -38,8 +48,8 @@ class HostAgentWatch:
             known = read_agent_file(self._state_dir, self._context.host)
             if known is not None and known.identity.alive():
                 if dead:
-                    self._died(self._context.host, dead, f"another agent was started (process {known.pid})")
-                await _death_of(known.pid)
+                    self._failed(self._context.host, dead, "ended", f"another agent was started (process {known.pid})")
+                await self._until_death(known.identity)
                 dead = known.pid
                 pause_s = 0.0
                 if self._context.ending:
@@ -52,6 +62,37 @@ class HostAgentWatch:
                 await asyncio.to_thread(self._placement.ensure, [self._context.host])
             except AgentrlError as failed:
                 log.error("the host agent cannot be started: %s", failed)
+
+    async def _until_death(self, identity: procfs.Identity) -> None:
+        """Returns when the agent has ended. Looks at an agent that is silent."""
+        self._continued = False
+        death = asyncio.create_task(_death_of(identity.pid), name="death of the host agent")
+        try:
+            while not (await asyncio.wait((death,), timeout=LOOK_EVERY_S))[0]:
+                self._continue_or_kill(identity)
+        finally:
+            death.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await death
+
+    def _continue_or_kill(self, identity: procfs.Identity) -> None:
+        context = self._context
+        lease, times = context.host_leases.get(context.host), context.supervisor.times
+        stat = procfs.read_stat(identity.pid)
+        if lease is None or stat is None:
+            return
+        silent_s, stopped = context.clock.now() - lease.heard, stat.state in "Tt"
+        if stopped and not self._continued and silent_s >= times.suspect_after_s:
+            self._continued = True
+            self._signal(identity, signal.SIGCONT)
+            self._failed(context.host, identity.pid, "was stopped by a signal", "it was continued (SIGCONT)")
+        elif silent_s >= (times.host_silent_after_s if stopped else times.coordinator_silent_s):
+            log.warning("the host agent (process %d) is silent for %.0f s; it is killed", identity.pid, silent_s)
+            self._signal(identity, signal.SIGKILL)
+
+    @staticmethod
+    def _signal(identity: procfs.Identity, number: int) -> None:
+        procfs.kill_exactly(identity.pid, identity.start_ticks, number)
 
 
 def _resolve(gone: asyncio.Future[None]) -> None:

@@ -78,12 +78,12 @@ class Incidents:
             done="it was continued (SIGCONT)",
         )
 
-    def host_agent_ended(self, host: str, pid: int, done: str) -> None:
+    def host_agent_failed(self, host: str, pid: int, what: str, done: str) -> None:
         """The host agent of the coordinator's own host."""
         self._record(
             id=f"agent-{host}-{pid}-{self._context.clock.now():.0f}",
             unit="host agent",
-            what=f"the host agent of {host} (process {pid}) ended",
+            what=f"the host agent of {host} (process {pid}) {what}",
             host=host,
             done=done,
         )
