@@ -42,7 +42,7 @@ async def main(unit: Unit) -> None:
     if unit.state_dir is None:
         raise ConfigError("An engine needs the state directory of its run.", hint="Start it with `agentrl up`.")
     config = run_database.configuration(unit.run_dir)
-    database = run_database.open_database(config, unit.state_dir)
+    database = await run_database.open_database(config, unit.state_dir)
     try:
         async with _engine(config, unit.state_dir) as running:
             follower = PublicationFollower(

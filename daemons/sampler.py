@@ -52,7 +52,7 @@ async def main(unit: Unit) -> None:
         user_code.load(config)
     knobs = SamplerKnobs(unit, config)
     token = http_token(unit.state_dir)
-    database = run_database.open_database(config, unit.state_dir)
+    database = await run_database.open_database(config, unit.state_dir)
     directory = ServiceDirectory(
         database, token, lambda url: SamplerToolbox(url, token), max_lag=config.rollout.engine_max_lag
     )

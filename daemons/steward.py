@@ -47,7 +47,7 @@ async def main(unit: Unit) -> None:
     if unit.state_dir is None:
         raise ConfigError("A steward needs the state directory of its run.", hint="Start it with `agentrl up`.")
     config = run_database.configuration(unit.run_dir)
-    database = run_database.open_database(config, unit.state_dir)
+    database = await run_database.open_database(config, unit.state_dir)
     try:
         if READ_ONLY in sys.argv[1:]:
             await _only_answer(unit, config, database)

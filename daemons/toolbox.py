@@ -44,7 +44,7 @@ async def main(unit: Unit) -> None:
     quotas = Quotas(idle_s=max(60.0, config.rollout.episode_s))
     toolbox = Toolbox(config.tools, run_dir=unit.run_dir, name=name, quotas=quotas)
     app = build_app(toolbox, http_token(unit.state_dir))
-    database = run_database.open_database(config, unit.state_dir)
+    database = await run_database.open_database(config, unit.state_dir)
     try:
         async with toolbox.running(), listening(app) as url:
             me = Service(id=name, unit=unit.name, url=url, slots=quotas.sessions)

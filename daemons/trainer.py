@@ -28,7 +28,7 @@ async def main(unit: Unit) -> None:
     if unit.state_dir is None:
         raise ConfigError("A trainer needs the state directory of its run.", hint="Start it with `agentrl up`.")
     unit.on_drain(lambda: unit.extend_stop(DRAIN_WITHIN_S))
-    database = run_database.open_database(config, unit.state_dir)
+    database = await run_database.open_database(config, unit.state_dir)
     try:
         await indexes.ensure(database)
         await Trainer(unit, database, config).run()

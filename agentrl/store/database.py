@@ -4,7 +4,7 @@ and indexes at most; `embedded` brings its own server up by it.
 Invariants: every operation has a deadline, within which what a restart of the server interrupted is repeated: by the
 driver, exactly once, where it is one write; here, where it may be made any number of times, and whatever was refused
 because the server has just begun. What the driver raises
-becomes an error of ours; the write concern is the server's default (majority, journaled) and is never lowered. Motor
+becomes an error of ours; write and read concerns are stated here and a URL cannot lower them. Motor
 and PyMongo's own asyncio client fit behind it alike.
 """
 
@@ -42,6 +42,16 @@ CLOSE_WITHIN_S = 2.0
 """For telling the server which sessions are over. It finds out by itself; a silent one is not waited for."""
 AGAIN_S = 0.1
 INSERTED_AT_ONCE = 1000
+CONCERNS = {
+    "w": "majority",
+    "journal": True,
+    "retryWrites": True,
+    "readPreference": "primary",
+    "readConcernLevel": "local",
+}
+"""What a write and a read mean here, whatever the URL and the server's defaults are. An acknowledged write survives the
+loss of any minority of servers. Reads see the newest data of the primary; every decision is a conditional update.
+"""
 
 _DUPLICATE_KEY = 11000
 _OTHER_INDEX = frozenset({85, 86})
@@ -350,7 +360,7 @@ def connect(url: str, name: str, *, driver: Driver = "motor", within_s: float = 
     PyMongo's own client is not for units yet: of the operations that are cancelled a few go on as if they were not, so
     a task that was told to end does not. A sampler that was declared dead would stay.
     """
-    options: dict[str, Any] = {"tz_aware": True, "timeoutMS": round(within_s * 1000), "appname": "agentrl"}
+    options: dict[str, Any] = {**CONCERNS, "tz_aware": True, "timeoutMS": round(within_s * 1000), "appname": "agentrl"}
     try:
         client: Any = AsyncIOMotorClient(url, **options) if driver == "motor" else AsyncMongoClient(url, **options)
     except (pymongo.errors.ConfigurationError, pymongo.errors.InvalidURI, ValueError) as wrong:

@@ -12,6 +12,7 @@ from agentrl.config.paths import IN_FORCE
 from agentrl.config.run import RunConfig
 from agentrl.config.secrets import resolve_secret
 from agentrl.errors import ConfigError
+from agentrl.store import schema
 from agentrl.store.database import Database, connect
 
 
@@ -34,6 +35,12 @@ def mongo_url(config: RunConfig, state_dir: Path) -> str:
         raise ConfigError(f"The address of MongoDB is unknown: {path} cannot be read ({broken.strerror}).") from broken
 
 
-def open_database(config: RunConfig, state_dir: Path) -> Database:
-    """The run's database; its opener closes it."""
-    return connect(mongo_url(config, state_dir), config.name)
+async def open_database(config: RunConfig, state_dir: Path) -> Database:
+    """The run's database; its opener closes it. ConfigError if its documents are of another version."""
+    database = connect(mongo_url(config, state_dir), config.name)
+    try:
+        await schema.ensure(database)
+    except BaseException:
+        await database.close()
+        raise
+    return database

@@ -22,7 +22,7 @@ from agentrl.config.paths import IN_FORCE
 from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, DiskError, ExitCode
 from agentrl.store import database_identity, database_wipe, run_database
-from agentrl.store.database import Database
+from agentrl.store.database import Database, connect
 from agentrl.store.mongod_binary import find_mongod
 from agentrl.store.mongod_files import prepare
 from agentrl.store.mongod_server import Mongod, wait_until_data_is_free
@@ -80,7 +80,8 @@ async def _database(config: RunConfig, state_dir: Path) -> AsyncIterator[Databas
         yield None
         return
     with _embedded(state_dir) if config.has_mongo else contextlib.nullcontext():
-        database = run_database.open_database(config, state_dir)
+        # Documents of another version are deleted too.
+        database = connect(run_database.mongo_url(config, state_dir), config.name)
         try:
             yield database
         finally:

@@ -146,7 +146,7 @@ def _a_leased_step(injector: FaultInjector) -> Plain:
 
 async def _take_over(run: RunUnderTest) -> Lineage:
     """Begins a lineage as another trainer does; it does nothing more."""
-    database = run_database.open_database(run_database.configuration(run.dir), run.state_dir)
+    database = await run_database.open_database(run_database.configuration(run.dir), run.state_dir)
     try:
         every = [load(Lineage, found) for found in await database.find("Lineage", {})]
         newest = valid_checkpoints(every, await checkpoints.newest_first(database))[0]

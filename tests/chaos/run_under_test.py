@@ -73,7 +73,7 @@ class RunUnderTest(Run):
 
     def account(self) -> Account:
         async def read() -> Account:
-            database = run_database.open_database(run_database.configuration(self.dir), self.state_dir)
+            database = await run_database.open_database(run_database.configuration(self.dir), self.state_dir)
             try:
                 return await accounting.account(database)
             finally:

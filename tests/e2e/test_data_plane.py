@@ -203,7 +203,7 @@ def from_a_metric_to_the_records_behind_it(run: Run) -> bool:
 
 async def freed(run: Run, life: str) -> bool:
     """Whether the death was seen as a death, and the owner has no record any more."""
-    database = opened(run)
+    database = await opened(run)
     try:
         owner = await database.find_one("Owner", {"_id": life})
         held = await database.count("Record", {"owner": life, "status": "running"})
@@ -267,7 +267,7 @@ KINDS = ("Task", "Record", "DBRecordData", "Step", "Lineage", "Publication", "Se
 
 async def look(run: Run) -> dict[str, Any]:
     """Compare everything. Returns the differences."""
-    database = opened(run)
+    database = await opened(run)
     try:
         found: dict[str, Any] = {kind: await database.find(kind, {}, sort=[("_id", 1)]) for kind in KINDS}
         found["problems"] = [problem.sentence() for problem in (await accounting.account(database)).problems]
@@ -277,12 +277,12 @@ async def look(run: Run) -> dict[str, Any]:
 
 
 async def sampled(run: Run) -> int:
-    database = opened(run)
+    database = await opened(run)
     try:
         return await database.count("Record", {"status": "scored"})
     finally:
         await database.close()
 
 
-def opened(run: Run) -> Database:
-    return run_database.open_database(run_database.configuration(run.dir), run.state_dir)
+async def opened(run: Run) -> Database:
+    return await run_database.open_database(run_database.configuration(run.dir), run.state_dir)

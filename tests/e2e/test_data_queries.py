@@ -65,7 +65,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 def in_store(run: Run, act: Callable[[Database], Awaitable[T]]) -> T:
     async def opened() -> T:
-        database = run_database.open_database(run_database.configuration(run.dir), run.state_dir)
+        database = await run_database.open_database(run_database.configuration(run.dir), run.state_dir)
         try:
             return await act(database)
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pymongo.errors
@@ -12,8 +13,9 @@ import pytest
 from pymongo import IndexModel, InsertOne, UpdateOne
 from pymongo.errors import OperationFailure
 
+from agentrl.config.serialization import config_from_plain
 from agentrl.errors import ConfigError
-from agentrl.store import database, indexes, owners, update_expressions
+from agentrl.store import database, indexes, owners, run_database, update_expressions
 from agentrl.store.database import (
     KEYS_NOT_READ,
     AlreadyThereError,
@@ -211,6 +213,28 @@ async def test_database_of_another_version_is_refused_before_anything_is_written
     await db.update_one("Schema", {}, {"$set": {"version": 3}})
     with pytest.raises(ConfigError, match="version 3"):
         await lease.open()
+
+
+async def test_no_unit_opens_a_database_of_another_version(db: Database, mongo_url: str, tmp_path: Path) -> None:
+    """Engines and toolboxes write without a lease, so the check belongs to the opening."""
+    (tmp_path / "mongo").mkdir()
+    (tmp_path / "mongo" / "url").write_text(mongo_url)
+    config = config_from_plain({"name": db.name, "dir": str(tmp_path)}, where="the test")
+    await (await run_database.open_database(config, tmp_path)).close()
+    await db.update_one("Schema", {}, {"$set": {"version": 3}})
+    with pytest.raises(ConfigError, match="has documents of version 3"):
+        await run_database.open_database(config, tmp_path)
+    assert await db.count("Service", {}) == 0
+
+
+async def test_url_cannot_lower_the_concerns(mongo_url: str) -> None:
+    mark = "&" if "?" in mongo_url else "?"
+    weak = database.connect(f"{mongo_url}{mark}w=0&journal=false&readPreference=secondary", "weak")
+    options = weak._client.options
+    assert options.write_concern.document["w"] == "majority"
+    assert options.write_concern.document["j"] is True
+    assert options.read_preference.name == "Primary"
+    await weak.close()
 
 
 async def test_indexes_of_a_database_of_another_version_are_not_changed(mongo_url: str) -> None:
