@@ -34,7 +34,7 @@ class PolicyLoss:
     reference_weight: float = 0.0
     """Weight of half the square of log π_θ - log π_ref; its gradient is that of the KL to the reference."""
     decay: Decay | None = None
-    """Masks pairs whose π_θ/μ leaves bounds that tighten with the age of their version."""
+    """Instead of the clip: masks pairs whose π_θ/μ leaves bounds that tighten with the age of their version."""
     aggregation: Aggregation = "token-mean"
     longest: int = 0
     """Only `dr-grpo`: the tokens of the longest possible record."""

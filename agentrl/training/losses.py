@@ -32,7 +32,8 @@ class PairFacts:
     proximal: Tensor | None = None
     """log π_old, for the decoupled ratio."""
     bounds: tuple[Tensor, Tensor] | None = None
-    """Lower and upper bound of π_θ/μ for each pair, for decay."""
+    """Lower and upper bound of π_θ/μ for each pair, for decay. They take the place of the clip: behind a clip of
+    0.8 to 1.28, bounds that are never tighter would never act. A pair that does not decay has no finite upper bound."""
     reference: Tensor | None = None
     """log π_ref, if there is a reference."""
 
@@ -53,7 +54,8 @@ def ratio(log_probs: Tensor, reference: Tensor) -> Tensor:
 
 
 def policy_terms(log_probs: Tensor, facts: PairFacts, loss: PolicyLoss) -> Terms:
-    """-min(r A, clip(r) A), with the additions of `loss`."""
+    """-min(r A, clip(r) A), with the additions of `loss`. A pair whose bounds decay has no clip: beyond its bounds it
+    adds nothing but its distance to the reference, and within them -r A."""
     reference = facts.behaviour
     if loss.ratio == "decoupled":
         if facts.proximal is None:
@@ -62,7 +64,8 @@ def policy_terms(log_probs: Tensor, facts: PairFacts, loss: PolicyLoss) -> Terms
     r = ratio(log_probs, reference)
     advantage = facts.advantage
     free = r * advantage
-    bound = r.clamp(1 - loss.clip_low, 1 + loss.clip_high) * advantage
+    decays, masked = _decayed(log_probs, facts)
+    bound = torch.where(decays, free, r.clamp(1 - loss.clip_low, 1 + loss.clip_high) * advantage)
     gain = torch.minimum(free, bound)
     clipped = bound < free
     if loss.dual_clip is not None:
@@ -71,6 +74,7 @@ def policy_terms(log_probs: Tensor, facts: PairFacts, loss: PolicyLoss) -> Terms
         gain, clipped = torch.where(cut, floor, gain), clipped | cut
     if loss.weight_cap is not None and facts.proximal is not None:
         gain = gain * ratio(facts.proximal, facts.behaviour).clamp(max=loss.weight_cap)
+    gain = torch.where(masked, torch.zeros_like(gain), gain)
     if loss.reference_weight:
         if facts.reference is None:
             raise ConfigError(
@@ -78,8 +82,7 @@ def policy_terms(log_probs: Tensor, facts: PairFacts, loss: PolicyLoss) -> Terms
             )
         apart = (log_probs - facts.reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         gain = gain - loss.reference_weight * 0.5 * apart**2
-    masked = _outside(log_probs, facts)
-    return Terms(torch.where(masked, torch.zeros_like(gain), -gain), clipped & ~masked, masked)
+    return Terms(-gain, clipped & ~masked, masked)
 
 
 def supervised_terms(log_probs: Tensor) -> Terms:
@@ -112,10 +115,13 @@ def pair_weights(
     return torch.full_like(pairs_of, 1.0 / denominator)
 
 
-def _outside(log_probs: Tensor, facts: PairFacts) -> Tensor:
+def _decayed(log_probs: Tensor, facts: PairFacts) -> tuple[Tensor, Tensor]:
+    """Which pairs have bounds that decay, and which of them are beyond these."""
     if facts.bounds is None:
-        return torch.zeros_like(log_probs, dtype=torch.bool)
+        nothing = torch.zeros_like(log_probs, dtype=torch.bool)
+        return nothing, nothing
     lower, upper = facts.bounds
     with torch.no_grad():
         r = ratio(log_probs, facts.behaviour)
-        return ((r > upper) & (facts.advantage > 0)) | ((r < lower) & (facts.advantage < 0))
+        outside = ((r > upper) & (facts.advantage > 0)) | ((r < lower) & (facts.advantage < 0))
+        return torch.isfinite(upper), outside

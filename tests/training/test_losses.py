@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -135,6 +136,41 @@ def test_decayed_bounds_mask_pairs_beyond_them() -> None:
     moved = gradient(lambda x: losses.total(policy_terms(x, facts, PolicyLoss()), facts.weight), at)
     assert torch.equal(moved[too_far], torch.zeros_like(moved[too_far]))
     assert 20 < int(too_far.sum()) < 180
+
+
+def test_decayed_bounds_take_the_place_of_the_clip() -> None:
+    """On a grid of ratios and ages, bounds change what the clip alone would do."""
+    decay = Decay(out_of_date_decay=0.5)
+    ratios = torch.linspace(0.05, 2.5, 50, dtype=torch.float64)
+    wider = tighter = 0
+    for age, sign in product(range(8), (1.0, -1.0)):
+        lower, upper = (torch.full_like(ratios, bound) for bound in decay.bounds(-age, 0))
+        clipped = PairFacts(torch.zeros_like(ratios), torch.full_like(ratios, sign), torch.ones_like(ratios))
+        facts = replace(clipped, bounds=(lower, upper))
+        by_clip = gradient(lambda x, of=clipped: policy_terms(x, of, PolicyLoss()).loss.sum(), ratios.log())
+        by_decay = gradient(lambda x, of=facts: policy_terms(x, of, PolicyLoss()).loss.sum(), ratios.log())
+        outside = (ratios > upper) if sign > 0 else (ratios < lower)
+        expected = torch.where(outside, 0.0, -sign * ratios)
+        assert torch.allclose(by_decay, expected)
+        wider += int(((by_clip == 0) & (by_decay != 0)).sum())
+        tighter += int(((by_clip != 0) & (by_decay == 0)).sum())
+    assert wider > 50, "fresh tokens may move further than the clip allows"
+    assert tighter == 0, "with these settings the oldest bounds, 0.8 to 1.3, are those of the clip"
+    strict = Decay(out_of_date_decay=0.5, epsilon=0.1, extra=0.0, strict=True).bounds(0, 0)
+    facts = PairFacts(torch.zeros(1), torch.ones(1), torch.ones(1), bounds=tuple(torch.full((1,), b) for b in strict))
+    assert policy_terms(torch.full((1,), 1.2).log(), facts, PolicyLoss()).masked.all(), "tighter than the clip"
+
+
+def test_pairs_that_do_not_decay_keep_their_clip_and_masked_ones_their_reference() -> None:
+    at = torch.full((2,), 2.0, dtype=torch.float64).log()
+    bounds = torch.tensor([0.0, 0.2]), torch.tensor([math.inf, 2.2])
+    facts = PairFacts(torch.zeros_like(at), torch.ones_like(at), torch.ones_like(at), bounds=bounds)
+    moved = gradient(lambda x: policy_terms(x, facts, PolicyLoss()).loss.sum(), at)
+    assert moved.tolist() == pytest.approx([0.0, -2.0])
+    beyond = replace(facts, bounds=(torch.tensor([0.9, 0.9]), torch.tensor([1.1, 1.1])))
+    with_reference = replace(beyond, reference=torch.zeros_like(at))
+    moved = gradient(lambda x: policy_terms(x, with_reference, PolicyLoss(reference_weight=0.5)).loss.sum(), at)
+    assert moved.tolist() == pytest.approx([0.5 * math.log(2)] * 2)
 
 
 def test_pairs_without_weight_have_exactly_zero_gradient() -> None:
