@@ -3,7 +3,7 @@
 Invariants:
 - The unit is ready when it listens. It is incomplete until every server has come up or failed to.
 - A server that does not come up is a problem of the unit, is named in the Service document, and is tried again.
-- A drain takes no new sessions and lets open ones end; the servers end with the toolbox.
+- A drain takes no new sessions and lets open ones end, if there is a sampler or another caller that may use them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from collections.abc import AsyncIterator
 
 from agentrl.config.http_token import http_token
 from agentrl.errors import ConfigError
+from agentrl.formatting.amounts import counted
 from agentrl.http.token_server import listening
-from agentrl.store import run_database
+from agentrl.store import owners, run_database
+from agentrl.store.database import Database, StoreError
 from agentrl.store.documents import Service
 from agentrl.telemetry import data_plane_metrics
 from agentrl.toolbox.api import build_app
@@ -30,6 +32,8 @@ TOOLS_EVERY_S = 2.0
 NO_PROGRESS_AT_MOST_S = 60.0
 DRAIN_WITHIN_S = 30.0
 LEAVE_WITHIN_S = 10.0
+LEFT_AFTER_S = 2.0
+"""Sessions without a sampler that were used more recently belong to a caller outside of the run."""
 
 
 async def main(unit: Unit) -> None:
@@ -54,7 +58,7 @@ async def main(unit: Unit) -> None:
                 unit.ready()
                 with unit.phase("serving", at_most_s=NO_PROGRESS_AT_MOST_S):
                     await _serve(unit, toolbox)
-                    await _drain(unit, toolbox, reporter)
+                    await _drain(unit, toolbox, reporter, database)
             await reporter.leave("gone")
     finally:
         await database.close()
@@ -109,16 +113,26 @@ def _report_tools(unit: Unit, toolbox: Toolbox) -> None:
         unit.metric(data_plane_metrics.named(data_plane_metrics.BREAKER_OPEN, server.id), server.breaker != "closed")
 
 
-async def _drain(unit: Unit, toolbox: Toolbox, reporter: ServiceReporter) -> None:
+async def _drain(unit: Unit, toolbox: Toolbox, reporter: ServiceReporter, database: Database) -> None:
     unit.extend_stop(DRAIN_WITHIN_S + 2 * LEAVE_WITHIN_S)
     toolbox.draining = True
     await reporter.leave("draining")
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_WITHIN_S):
-            while toolbox.open_sessions:
-                unit.status(f"draining, {toolbox.open_sessions} sessions are open")
+            while toolbox.open_sessions and not await _is_left(toolbox, database):
+                unit.status(f"draining, {counted(toolbox.open_sessions, 'sessions')} open")
                 unit.tick()
                 await asyncio.sleep(LOOK_EVERY_S / 5)
+
+
+async def _is_left(toolbox: Toolbox, database: Database) -> bool:
+    """Whether the open sessions wait for samplers that will not come: samplers leave them to their successors."""
+    if toolbox.idle_s < LEFT_AFTER_S:
+        return False
+    try:
+        return await owners.count_alive(database, "sampler") == 0
+    except StoreError:
+        return False
 
 
 if __name__ == "__main__":

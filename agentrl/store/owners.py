@@ -180,6 +180,11 @@ async def silence_s(database: Database, role: str) -> float | None:
     return float(found[0]["silent"]) if found else None
 
 
+async def count_alive(database: Database, role: str) -> int:
+    """The number of incarnations of this role that have not ended and were not declared dead."""
+    return await database.count("Owner", {"role": role, "expired": False})
+
+
 async def dead_among(database: Database, incarnations: Iterable[str]) -> set[str]:
     """Which of these are dead. One that never opened an Owner is dead."""
     names = set(incarnations) - {""}

@@ -144,6 +144,12 @@ class Toolbox:
         return len(self._sessions) + len(self._opening)
 
     @property
+    def idle_s(self) -> float:
+        """The time since the last use of any session."""
+        now = time.monotonic()
+        return 0.0 if self._opening else min((each.idle_s(now) for each in self._sessions.values()), default=0.0)
+
+    @property
     def running_calls(self) -> int:
         return sum(server.running for server in self._servers.values())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -17,8 +18,10 @@ import pytest
 from agentrl.config.http_token import http_token
 from agentrl.protocol import messages
 from agentrl.store.database import Database
+from agentrl.store.owners import Lease
 from agentrl.toolbox.api_messages import UnavailableError
 from agentrl.toolbox.client import ToolboxClient
+from daemons.toolbox import DRAIN_WITHIN_S
 from tests.store.server import NAME
 from tests.toolbox.conftest import FAULTY
 from tests.unit.fake_coordinator import Counterpart, Process
@@ -95,6 +98,8 @@ async def test_a_toolbox_unit_registers_serves_and_drains(unit: Unit, db: Databa
     await aeventually(lambda: "no library" in unit.counterpart.report.problems.get("tool server broken", ""))
     await aeventually(lambda: unit.counterpart.report.incomplete == "")
     async with ToolboxClient(told["url"], http_token(unit.directory)) as tools:
+        sampler = Lease(db, "sampler-0.1", unit="sampler-0", role="sampler")
+        await sampler.open()
         await tools.open("s", ["faulty"])
         answer = await tools.call("s", "c", "faulty", "environment", {})
         seen = json.loads(answer.content)
@@ -108,8 +113,10 @@ async def test_a_toolbox_unit_registers_serves_and_drains(unit: Unit, db: Databa
         with pytest.raises(UnavailableError):
             await tools.open("late", ["faulty"])
         assert (await tools.call("s", "d", "faulty", "echo", {"text": "still"})).content == "still"
-        await tools.close("s")
-    assert await unit.process.code() == 0, unit.process.text()
+        await sampler.close()
+        # The session stays open, and no sampler will close it.
+    async with asyncio.timeout(DRAIN_WITHIN_S - 5):
+        assert await unit.process.code() == 0, unit.process.text()
     assert not server.is_running()
     await service(db, state="gone")
 
