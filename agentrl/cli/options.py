@@ -165,6 +165,8 @@ class Group(TyperGroup):
     default = ""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not self.default:
+            args = ["--help"]
         named = any(not arg.startswith("-") or arg in ("-h", "--help") for arg in args)
         return super().parse_args(ctx, args if named or not self.default else [self.default, *args])
 

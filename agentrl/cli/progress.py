@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from agentrl.protocol.rows import OperationRow, UnitRow
 
 _MOST_LINES = 12
+_CHANGES = 6
 _PLAIN_EVERY_S = 1.0
 _STATUS_EVERY_S = 5.0
 """How often plain lines repeat the status of units."""
@@ -37,7 +38,9 @@ class Progress:
         self._live: Live | None = None
         self._began = time.monotonic()
         self._printed_at = float("-inf")
-        self._printed = ("", "")
+        self._printed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        """The lines that were last looked at for printing, without and with the status of units."""
+        self._head = ""
         self._row: OperationRow | None = None
         self._status: dict[str, str] = {}
 
@@ -103,14 +106,16 @@ class Progress:
         return f"{line}: {status}" if status else line
 
     def _print(self, head: str, plain: tuple[str, ...], lines: tuple[str, ...]) -> None:
-        """Print a line. `plain` has no status of units: a line with only a changed status is printed more rarely."""
-        without, line = (f"{head}: {', '.join(each[:6])}" if each else head for each in (plain, lines))
+        """Print what has changed. `plain` has no status of units: a changed status alone is printed more rarely."""
         now = time.monotonic()
         known, shown = self._printed
-        due_s = _STATUS_EVERY_S if without == known != shown else _PLAIN_EVERY_S
-        if line != self._printed[1] and now - self._printed_at >= due_s:
-            self._printed, self._printed_at = (without, line), now
-            output.note(line)
+        changed = [line for line in lines if line not in shown]
+        due_s = _STATUS_EVERY_S if plain == known else _PLAIN_EVERY_S
+        if (not changed and (lines or head == self._head)) or now - self._printed_at < due_s:
+            return
+        self._printed, self._printed_at, self._head = (plain, lines), now, head
+        more = f", and {len(changed) - _CHANGES} more" if len(changed) > _CHANGES else ""
+        output.note(f"{head}: {', '.join(changed[:_CHANGES])}{more}" if changed else head)
 
 
 def _unit_of(line: str) -> str:

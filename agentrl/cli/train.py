@@ -6,6 +6,8 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,8 +79,10 @@ def _show(cli: Cli, arguments: list[str]) -> ExitCode:
     from agentrl.cli.progress import Progress
 
     command = [sys.executable, "-m", "agentrl.training", *arguments]
-    # Ctrl-C reaches both processes: the job writes its checkpoint and ends, and this command waits for that.
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+    with (
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process,
+        _signals_for(process),
+    ):
         last: dict[str, Any] = {}
         with Progress(cli) as progress:
             for message in _messages(process):
@@ -87,17 +91,26 @@ def _show(cli: Cli, arguments: list[str]) -> ExitCode:
     return _ended(cli, last, process.returncode)
 
 
+@contextlib.contextmanager
+def _signals_for(process: Popen[bytes]) -> Iterator[None]:
+    """Let the job write its checkpoint and end at Ctrl-C or SIGTERM; this command waits for that.
+
+    A terminal sends Ctrl-C to both processes, `kill` only to this one. A second signal changes nothing for the job.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
 def _messages(process: Popen[bytes]) -> Iterator[dict[str, Any]]:
     import json
 
     assert process.stdout is not None
-    while True:
-        try:
-            line = process.stdout.readline()
-        except KeyboardInterrupt:
-            continue
-        if not line:
-            return
+    for line in process.stdout:
         yield json.loads(line)
 
 

@@ -28,7 +28,7 @@ from agentrl.protocol.commands import COMMANDS, ShowOperation, Snapshot
 from agentrl.protocol.effects import Consent
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import Permission, Reply, Request, SnapshotEnd, Welcome
-from agentrl.protocol.rows import AnyRow, OperationRow, short
+from agentrl.protocol.rows import KINDS, AnyRow, OperationRow, short
 
 T = TypeVar("T")
 
@@ -141,7 +141,8 @@ class Client(CommandMethods):
 
     async def snapshot(self, kinds: Iterable[str] = (), *, deadline_s: float | None = None) -> View:
         """All rows, or those of the given kinds (`unit`, `group`, `op`, ...: the first part of a key)."""
-        end, rows = await self._ask(Request(uuid.uuid4().hex, "snapshot", wire.raw(Snapshot(tuple(kinds)))), deadline_s)
+        asked = wire.raw(Snapshot(tuple(sorted(_known(kinds)))))
+        end, rows = await self._ask(Request(uuid.uuid4().hex, "snapshot", asked), deadline_s)
         if not isinstance(end, SnapshotEnd):
             raise ProtocolError("The coordinator answered a snapshot without closing it.")
         return View(end.epoch, end.seq, {key: wire.decode_row(value) for key, value in rows.items()})
@@ -190,7 +191,7 @@ class Client(CommandMethods):
 
         `on_heard` is called for every message of the feed, even if nothing changed.
         """
-        wanted = frozenset(kinds)
+        wanted = _known(kinds)
         async with FeedSubscription(self.target, lambda key: not wanted or key.partition("/")[0] in wanted) as feed:
             while True:
                 view = await self._snapshot_for(feed, wanted)
@@ -268,6 +269,13 @@ class Client(CommandMethods):
         if self._session is None:
             raise UsageError("A client works only inside `async with`.")
         return self._session
+
+
+def _known(kinds: Iterable[str]) -> frozenset[str]:
+    given = frozenset((kinds,) if isinstance(kinds, str) else kinds)
+    if unknown := sorted(given - set(KINDS)):
+        raise UsageError(f"There are no rows of the kind {unknown[0]!r}.", hint=f"Known are {', '.join(KINDS)}.")
+    return given
 
 
 def _checked(kind: type[Args], args: Args | Mapping[str, Any] | None) -> Args:

@@ -27,6 +27,8 @@ class UnitState(enum.StrEnum):
     FATAL = "fatal"
 
 
+KINDS = ("run", "pulse", "group", "unit", "host", "op", "knob", "alert", "incident")
+"""The kinds of rows of the feed: the first part of a key."""
 ONLY_READ = "only to be read from: nothing is sampled or trained"
 """How messages describe a run that was brought up with `--read-only`."""
 COMPLETED = "completed"

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agentrl.cli import list_pages, output
+from agentrl.cli import list_pages, output, progress
 from agentrl.cli.diagnosis import FAILURES, FAILURES_SPARE
+from agentrl.cli.options import Cli
 from agentrl.cli.steps import STEPS, STEPS_RIGHT, STEPS_SPARE
 from agentrl.protocol import rows, wire
 from agentrl.protocol.effects import Tier
@@ -138,3 +139,25 @@ def test_column_is_shown_if_it_just_fits() -> None:
     wide = output.table(("one", "two"), [("a" * 10, "b" * 10)], width=22, spare=("two",))
     assert len(wide.columns) == 2  # type: ignore[union-attr]
     assert len(output.table(("one", "two"), [("a" * 10, "b" * 10)], width=21, spare=("two",)).columns) == 1  # type: ignore[union-attr]
+
+
+def test_progress_without_a_terminal_prints_changes_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with progress.Progress(Cli()) as shown:
+        waits = [
+            ("a is pending", "b is pending"),
+            ("a is starting", "b is pending"),
+            ("b is pending",),
+            ("b is ready",),
+        ]
+        for waiting in [waiting for waiting in waits for _ in range(3)]:
+            shown.units(waiting)
+            now += 2.0
+    assert capsys.readouterr().err.splitlines() == [
+        "waiting for 2 units: a is pending, b is pending",
+        "waiting for 2 units: a is starting",
+        "waiting for 1 unit: b is ready",
+    ]

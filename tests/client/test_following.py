@@ -10,7 +10,7 @@ import pytest
 import agentrl.client.client as core
 import agentrl.client.feed_subscription as tail_module
 from agentrl.client import CAUGHT_UP, RESET, SILENT, Client
-from agentrl.errors import NoCoordinatorError, UnknownNameError, WaitTimeoutError
+from agentrl.errors import NoCoordinatorError, UnknownNameError, UsageError, WaitTimeoutError
 from agentrl.protocol.rows import GroupRow, OperationRow, OperationState
 from tests.client.small_coordinator import SmallCoordinator
 from tests.waiting import aeventually
@@ -169,6 +169,15 @@ async def test_snapshot_has_all_rows_of_the_given_kinds(coordinator: SmallCoordi
         assert view.rows == coordinator.feed.rows()
         assert (view.epoch, view.seq) == ("epoch-1", coordinator.feed.seq)
         assert set((await client.snapshot(("group",))).rows) == {"group/web"}
+
+
+@pytest.mark.parametrize("kinds", [("operation",), ["unit", "nonsense"], "units"])
+async def test_unknown_kinds_of_rows_are_refused(coordinator: SmallCoordinator, kinds: Any) -> None:
+    async with dial(coordinator) as client:
+        with pytest.raises(UsageError, match="Known are run, pulse"):
+            await client.snapshot(kinds)
+        with pytest.raises(UsageError, match="There are no rows of the kind"):
+            await anext(client.follow(kinds))
 
 
 async def test_snapshot_of_ten_thousand_rows(coordinator: SmallCoordinator) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -238,3 +239,20 @@ def test_a_job_from_the_command_line(demonstrated: dict[str, Any], tmp_path: Pat
     wrong = agentrl(tmp_path, "train", "run.yaml", "--set", "training.loss=grpo")
     assert wrong.returncode == ExitCode.CONFIG
     assert wrong.stderr.startswith("agentrl: There is nothing to train on.")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_command_ends_the_job_after_its_step_with_a_checkpoint(
+    demonstrated: dict[str, Any], tmp_path: Path, number: signal.Signals
+) -> None:
+    demonstrated["training"] |= {"steps": 100_000}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(demonstrated))
+    command = [sys.executable, "-m", "agentrl", "train", "run.yaml", "--json"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if json.loads(line)["event"] == "step")
+        process.send_signal(number)
+        last = [json.loads(line) for line in process.stdout][-1]
+        assert process.wait(timeout=60) == ExitCode.INTERRUPTED
+    assert (last["event"], last["interrupted"]) == ("ended", True)
+    assert (Path(last["out"]) / WEIGHTS_FILE).is_file()
