@@ -108,7 +108,10 @@ class TableModel(Generic[R]):
         self.marked: set[str] = set()
         self.cursor: str | None = None
         self.untouched = False
-        """True while the cursor is on the first row by default and a person has neither moved nor scrolled."""
+        """True while the cursor follows the first row: by default, and after a jump to it, until a person moves or
+        scrolls."""
+        self.gone: frozenset[str] = frozenset()
+        """Rows that are kept although the last answer does not have them."""
         self._rows: dict[str, R] = {}
         self._keys: dict[str, SortKey] = {}
         """Sort keys of the rows that pass the filter."""
@@ -150,6 +153,11 @@ class TableModel(Generic[R]):
 
     def get(self, key: str) -> R | None:
         return self._rows.get(key)
+
+    @property
+    def rows(self) -> Iterable[tuple[str, R]]:
+        """All rows, in no order."""
+        return self._rows.items()
 
     def key_at(self, place: int) -> str | None:
         if not 0 <= place < len(self._order):
@@ -212,6 +220,11 @@ class TableModel(Generic[R]):
         if self.untouched:
             self.move_to(0)
             self.untouched = True
+
+    def to_first(self) -> None:
+        """Move to the first row and follow it."""
+        self.move_to(0)
+        self.untouched = True
 
     def scroll(self, by: int) -> None:
         """Scroll without moving the cursor."""

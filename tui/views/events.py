@@ -18,6 +18,8 @@ from tui.widgets.lines import Table
 
 MOST = 1000
 MOST_ASKED = 500
+NEWEST = "at"
+"""The order of the list as it is opened, in which the cursor follows the newest event."""
 _SHOWN = (OperationRow, IncidentRow, AlertRow, KnobRow)
 
 
@@ -32,7 +34,7 @@ class Events(TableView):
         """The past was not queried since the view was opened."""
 
     def compose(self) -> ComposeResult:
-        model: TableModel[AnyRow] = TableModel(event_table.columns(), "at", descending=True)
+        model: TableModel[AnyRow] = TableModel(event_table.columns(), NEWEST, descending=True)
         self.table = Table(model, self.now, empty="nothing happened yet")
         yield self.table
 
@@ -67,14 +69,14 @@ class Events(TableView):
         self._ask_past()
         changes = self._changes = self._changes or self.mirror.watch("op", "incident", "alert", "knob")
         model = self.table.model
-        began_empty = not model.all_count
         for key in changes.take():
             row = self.mirror.get(key)
             if isinstance(row, _SHOWN) and happened_at(row):
                 model.put(event_table.key_of(row), row)
-        if began_empty:
-            model.aim_first()
+        model.aim_first()
         self._forget_oldest()
+        if model.sort_column.name == NEWEST and model.descending:
+            model.follow_first()
         self.repaint()
 
     def take_past(self, found: list[AnyRow]) -> None:
@@ -90,7 +92,10 @@ class Events(TableView):
         if model.all_count > MOST * 1.1:
             rows = [(key, row) for key in model.ordered() if (row := model.get(key)) is not None]
             rows.sort(key=lambda pair: happened_at(pair[1]), reverse=True)
-            model.replace(dict(rows[:MOST]))
+            kept = dict(rows[:MOST])
+            if (selected := model.target) is not None:
+                kept.setdefault(*selected)
+            model.replace(kept)
 
     def apply_filter(self) -> None:
         self.table.model.filter(self.keeps if self._kinds or self._words else None)

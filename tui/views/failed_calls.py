@@ -12,10 +12,10 @@ from typing import Any
 from textual.app import ComposeResult
 
 from agentrl.client import Client
-from agentrl.protocol.data_commands import VARIES, ToolErrorGroup
+from agentrl.protocol.data_commands import VARIES, ListFailedCalls, ToolErrorGroup
 from tui.model import data_tables
 from tui.model.data_tables import MALFORMED
-from tui.model.table import Column, in_order
+from tui.model.table import Column
 from tui.views.query_views import ANSWER_S, QueryTable
 from tui.views.records import RecordPage
 
@@ -64,6 +64,7 @@ class FailedCalls(QueryTable):
 
     name_in_registry = "failed-calls"
     what = "failed calls"
+    follows_newest = True
     filled_by = "every call that was made has worked, or none was made; 7 shows the records"
 
     def __init__(self, filter: str = "", message: str = "") -> None:
@@ -71,6 +72,8 @@ class FailedCalls(QueryTable):
         self._filter = filter
         self._message = message
         """Only the calls that the list of kinds counts under this message."""
+        # The kinds of errors of a part of the time may be others.
+        self.newest_by = "" if message else "requested_at"
 
     def heading(self) -> str:
         return f"{super().heading()}: {self._message}" if self._message else super().heading()
@@ -79,15 +82,10 @@ class FailedCalls(QueryTable):
         return data_tables.call_columns()
 
     async def ask(self, client: Client) -> dict[str, Any]:
-        page = await client.list_failed_calls(
-            filter=self.filter_text,
-            message=self._message,
-            sort="-requested_at",
-            limit=self._wanted,
-            deadline_s=ANSWER_S,
+        asked = ListFailedCalls(
+            filter=self.filter_text, sort="-requested_at", limit=self._wanted, message=self._message
         )
-        self._more = bool(page.after)
-        return in_order(page.rows)
+        return await self.listed(client, "list_failed_calls", asked)
 
     def cli_line(self) -> tuple[str, ...]:
         filtered = ("--filter", self.filter_text) if self.filter_text else ()

@@ -6,28 +6,32 @@ Invariants:
 - A filter is in the language of `agentrl records list --filter`, and the steward applies it.
 - Without an answer the view shows the reason in place of the rows, or below the old rows, as long as the reason holds.
 - A command on a row is refused if the list is stale, even if the feed is fresh.
+- The cursor follows the newest row until a person moves it. Then the list stands still: newer rows are only counted,
+  and the row under the cursor stays even if the answer does not have it any more.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, ClassVar, cast
 
+from msgspec.structs import replace
 from textual.app import ComposeResult
 from textual.worker import Worker
 
 from agentrl.client import Client
 from agentrl.errors import AgentrlError, NoCoordinatorError, RefusedError, UsageError
 from agentrl.formatting.amounts import age, counted
-from agentrl.protocol.data_commands import Story
+from agentrl.protocol.data_commands import ListRows, Page, Story
 from tui.dialogs.palette import Choice, Palette
 from tui.model import data_tables, detail_lines
 from tui.model.data_tables import summary
 from tui.model.mirror import STALE_S
 from tui.model.step_cache import NEWEST_FIRST, StepCache
 from tui.model.styled_text import Line, Span, Tone
-from tui.model.table import Column, TableModel
+from tui.model.table import Column, TableModel, in_order
 from tui.playback_connection import PlaybackConnection
 from tui.views.detail_pages import DetailPage
 from tui.views.view import Actions, TableView
@@ -37,6 +41,8 @@ ASK_EVERY_S = 2.0
 FIRST = 200
 MORE = 200
 MOST = 1000
+MOST_COUNTED = 500
+"""Newer rows that are counted while a list stands still."""
 ANSWER_S = 20.0
 ASKING = "asking"
 
@@ -51,6 +57,8 @@ class QueryTable(TableView):
     first_sort: ClassVar[str] = "order"
     follows_newest: ClassVar[bool] = False
     """The cursor is on the newest row until a person moves it."""
+    newest_by: str = ""
+    """The time by which the newest row is first. A list with it stands still after a move; empty for other lists."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -59,6 +67,10 @@ class QueryTable(TableView):
         self._reason = ASKING
         self._wanted = FIRST
         self._more = False
+        self._stands_at = ""
+        """The time of the newest row at the move that made the list stand still."""
+        self._newer = ""
+        """The number of rows that came since then."""
         self._answered_at: float | None = None
         """Clock of the last answer."""
         self._selected_before: str | None = None
@@ -72,6 +84,33 @@ class QueryTable(TableView):
     async def ask(self, client: Client) -> dict[str, Any]:
         """The rows by key, and in `_more` whether more rows exist."""
         raise NotImplementedError
+
+    async def listed(self, client: Client, command: str, asked: ListRows) -> dict[str, Any]:
+        """The rows of a list of the steward, the newest first: up to the newest one at the move of a person, and the
+        number of later ones.
+        """
+        self._stands_at = self._stand()
+        later = f"{self.newest_by}>{self._stands_at}" if self._stands_at else ""
+        until = replace(asked, filter=_both(asked.filter, f"not {later}")) if later else asked
+        page: Page = await client.call(command, until, deadline_s=ANSWER_S)
+        self._more, self._newer = bool(page.after), ""
+        if later:
+            new = replace(asked, filter=_both(asked.filter, later), limit=MOST_COUNTED)
+            found: Page = await client.call(command, new, deadline_s=ANSWER_S)
+            self._newer = f"{len(found.rows)}{'+' if found.after else ''}" if found.rows else ""
+        return in_order(page.rows)
+
+    def _stand(self) -> str:
+        """The time until which rows are queried; empty while the cursor follows the newest row."""
+        model = self.table.model
+        if not self.newest_by or model.untouched or model.cursor is None:
+            return ""
+        if self._stands_at:
+            return self._stands_at
+        rows: Iterator[Mapping[str, Any]] = (row for _, row in model.rows)
+        newest = min(rows, key=lambda row: int(row["~order"]), default={})
+        at = newest.get(self.newest_by)
+        return f"{at.isoformat(timespec='milliseconds').removesuffix('+00:00')}Z" if isinstance(at, datetime) else ""
 
     async def answered(self) -> dict[str, Any]:
         """The present answer."""
@@ -103,7 +142,8 @@ class QueryTable(TableView):
             return "asking" if self._reason == ASKING else not_answered
         more = ", more below" if self._more else ""
         old = age_of_answer(self.actions, self._answered_at) or (", not answered" if self._reason else "")
-        return f"{counted(self.table.model.all_count, self.what)}{more}{old}"
+        newer = f", ↑ {self._newer} new: g" if self._newer else ""
+        return f"{counted(self.table.model.all_count, self.what)}{more}{newer}{old}"
 
     def why_old(self) -> str:
         return self._reason if self._answered_at is not None else ""
@@ -163,11 +203,15 @@ class QueryTable(TableView):
         if self._coming is not None:
             (found, filter), self._coming = self._coming, None
             model = self.table.model
+            selected = model.get(model.cursor) if model.cursor is not None and not model.untouched else None
+            model.gone = frozenset()
+            if selected is not None and model.cursor not in found and filter == self.filter_text:
+                found[str(model.cursor)] = selected
+                model.gone = frozenset({str(model.cursor)})
             model.replace(found)
-            if model.cursor is None and filter == self.filter_text:
-                # Else the cursor stays, even if its row is gone: then no row is selected.
+            if filter == self.filter_text and (model.cursor is None or model.untouched):
                 model.aim_first()
-            elif self.follows_newest and model.sort_column.name == self.first_sort and not model.descending:
+            if self.follows_newest and model.sort_column.name == self.first_sort and not model.descending:
                 model.follow_first()
         super().update()
 
@@ -193,10 +237,16 @@ class QueryTable(TableView):
     def do_move(self, how: str) -> None:
         super().do_move(how)
         model = self.table.model
+        if model.untouched and self._stands_at:
+            self._ask_now.set()
         last = model.cursor is not None and model.place_of(model.cursor) == len(model) - 1
         if last and self._more and self._wanted < MOST:
             self._wanted += MORE
             self._ask_now.set()
+
+
+def _both(filter: str, besides: str) -> str:
+    return f"({filter}) and {besides}" if filter else besides
 
 
 async def catch_up(steps: StepCache, client: Client) -> None:

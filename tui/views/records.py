@@ -19,12 +19,12 @@ from agentrl.client import Client, long_answers
 from agentrl.client.long_answers import Tokens
 from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import counted
-from agentrl.protocol.data_commands import RecordStory
+from agentrl.protocol.data_commands import ListRows, RecordStory
 from tui.console_interface import work
 from tui.model import data_tables, record_detail, token_lines
 from tui.model.record_detail import RecordView
 from tui.model.styled_text import Line, Span, Tone, span
-from tui.model.table import Column, TableModel, in_order
+from tui.model.table import Column, TableModel
 from tui.model.token_lines import Colouring, Node
 from tui.views.query_views import ANSWER_S, ASKING, QueryPage, QueryTable, RecordLinksPage
 from tui.views.view import TableView, View
@@ -69,17 +69,19 @@ class Records(QueryTable, AttemptsVerb):
 
     name_in_registry = "records"
     what = "records"
+    follows_newest = True
     filled_by = "samplers make them of the tasks that the steward admits; T shows the tasks, w who waits for whom"
 
     def columns(self) -> tuple[Column[Any], ...]:
         return data_tables.record_columns()
 
     async def ask(self, client: Client) -> dict[str, Any]:
-        page = await client.list_records(
-            filter=self.filter_text, sort=self._sort_asked, limit=self._wanted, deadline_s=ANSWER_S
-        )
-        self._more = bool(page.after)
-        return in_order(page.rows)
+        asked = ListRows(filter=self.filter_text, sort=self._sort_asked, limit=self._wanted)
+        return await self.listed(client, "list_records", asked)
+
+    @property
+    def newest_by(self) -> str:  # type: ignore[override]
+        return "started_at" if self._sort_asked == NEWEST else ""
 
     def cli_line(self) -> tuple[str, ...]:
         filtered = ("--filter", self.filter_text) if self.filter_text else ()

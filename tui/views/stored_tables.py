@@ -15,14 +15,14 @@ from agentrl.client import Client
 from agentrl.formatting import account_lines
 from agentrl.formatting.amounts import counted, moment, size
 from agentrl.protocol.commands import KeyRow
-from agentrl.protocol.data_commands import AccountReport, ListRows, Page, Story
+from agentrl.protocol.data_commands import AccountReport, ListRows, Story
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model import cell_text, pending_commands
 from tui.model.curves import seconds
 from tui.model.data_tables import Row, doing
 from tui.model.detail_lines import page
 from tui.model.styled_text import Line, Span, Tone, span, wrapped
-from tui.model.table import Column, in_order, order_column
+from tui.model.table import Column, order_column
 from tui.views.detail_pages import DetailPage as PlainPage
 from tui.views.query_views import ANSWER_S, QueryPage, QueryTable, RecordLinksPage
 
@@ -118,12 +118,11 @@ class Stored(QueryTable):
     command: str
     words: str
     """The command group of the command line."""
+    follows_newest = True
 
     async def ask(self, client: Client) -> dict[str, Any]:
         asked = ListRows(filter=self.filter_text, sort=NEWEST[self.command], limit=self._wanted)
-        found: Page = await client.call(self.command, asked, deadline_s=ANSWER_S)
-        self._more = bool(found.after)
-        return in_order(found.rows)
+        return await self.listed(client, self.command, asked)
 
     def cli_line(self) -> tuple[str, ...]:
         return (self.words, "list", *(("--filter", self.filter_text) if self.filter_text else ()))
@@ -134,6 +133,7 @@ class Tasks(Stored):
     what = "tasks"
     filled_by = "the steward makes them of the datasets of the run file; a queues the rows of another file"
     command = "list_tasks"
+    newest_by = "admitted_at"
     words = "tasks"
 
     def columns(self) -> tuple[Column[Any], ...]:
@@ -175,6 +175,7 @@ class Checkpoints(Stored):
     what = "checkpoints"
     filled_by = "the trainer saves one every training.checkpoint_every steps; 8 shows the steps"
     command = "list_checkpoints"
+    newest_by = "at"
     words = "checkpoints"
 
     def columns(self) -> tuple[Column[Any], ...]:

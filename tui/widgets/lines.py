@@ -146,6 +146,8 @@ class Table(Painted, Generic[R]):
         for key, row in model.visible():
             mark = Span("◆ ", Tone.ACCENT) if key in model.marked else Span("  ")
             told = self._said.line(key, row, shown)
+            if key in model.gone:
+                told = tuple(Span(cell.text, Tone.DIM) for cell in told)
             if key == model.cursor:
                 yield ((Span("▸ ", Tone.ACCENT) if mark.text == "  " else mark, *told), "cursor")
             else:
@@ -182,7 +184,7 @@ class Table(Painted, Generic[R]):
             case "page-down":
                 self.model.move(page)
             case "first":
-                self.model.move_to(0)
+                self.model.to_first()
             case "last":
                 self.model.move_to(-1)
 
