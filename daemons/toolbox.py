@@ -23,7 +23,7 @@ from agentrl.store.database import Database, StoreError
 from agentrl.store.documents import Service
 from agentrl.telemetry import data_plane_metrics
 from agentrl.toolbox.api import build_app
-from agentrl.toolbox.service_report import ServiceReporter, problems_of, starting, status_of
+from agentrl.toolbox.service_report import ServiceReporter, parts_of, problems_of, starting, status_of
 from agentrl.toolbox.toolbox import Quotas, Toolbox
 from agentrl.unit import Unit, run_unit
 
@@ -67,6 +67,7 @@ async def main(unit: Unit) -> None:
 def _report_servers(unit: Unit, toolbox: Toolbox) -> None:
     servers = toolbox.servers()
     unit.status(status_of(servers, toolbox.open_sessions))
+    unit.parts(parts_of(servers))
     unit.incomplete(starting(servers))
     for name, problem in problems_of(servers).items():
         unit.problem(name, problem)

@@ -156,7 +156,7 @@ class Coordinator:
         context = self._context
         requests = PendingRequests(context.peers)
         self._incidents = Incidents(context)
-        units = UnitHandler(context, requests)
+        units = UnitHandler(context, requests, self._incidents)
         hosts = HostHandler(context, requests, self._incidents)
         self._settings = ActiveConfig(context, self._state_dir)
         self._queries = Queries(context, requests, lambda all: self._alerting.rows(all))

@@ -20,6 +20,7 @@ from agentrl.protocol import messages
 from agentrl.protocol.rows import IncidentRow
 from agentrl.protocol.wire import encode
 from agentrl.supervision import instructions as do
+from agentrl.supervision.unit_slots import Slot
 
 SHOWN = 50
 """Incidents in the feed; the journal has all of them."""
@@ -65,6 +66,23 @@ class Incidents:
             stacks=self._stacks_of(report),
             swept=report.swept,
         )
+
+    def parts_reported(self, slot: Slot, before: messages.UnitReport, now: messages.UnitReport) -> None:
+        """Record the parts of a unit, such as tool servers, that ended unplanned since its report before."""
+        # What the first report of a part counts may be an incident of before a restart of the coordinator.
+        died = {part.name: part.died for part in before.parts}
+        name = f"{slot.unit}.{slot.incarnation}"
+        for part in now.parts:
+            if part.died > died.get(part.name, part.died):
+                self._record(
+                    id=f"{name}-{part.name}-{part.died}",
+                    unit=slot.unit,
+                    incarnation=slot.incarnation,
+                    what=f"{part.name} of {name} died: {part.last_death or part.status}",
+                    host=slot.host,
+                    status=part.status,
+                    done=f"{slot.unit} restarts it",
+                )
 
     def unit_stopped_by_signal(self, host: str, unit: str, incarnation: int) -> None:
         """A signal stopped the process of a unit, and the supervisor continues it."""

@@ -11,7 +11,7 @@ import enum
 import msgspec
 
 from agentrl.protocol.knob import Knob, KnobValue
-from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, Wait
+from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, UnitPart, Wait
 
 
 class UnitState(enum.StrEnum):
@@ -144,6 +144,8 @@ class UnitRow(Row, tag="unit", frozen=True):
     processes: int = 0
     metrics: dict[str, float] = {}
     """The newest values of the metrics that alert rules read."""
+    parts: tuple[UnitPart, ...] = ()
+    """Its tool servers, in a toolbox."""
 
     @property
     def could_not_start(self) -> bool:

@@ -48,6 +48,11 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     sessions: int = 0
     running: int = 0
     waiting: int = 0
+    died: int = 0
+    """Unplanned ends of its processes."""
+    last_death: str = ""
+    last_failure: str = ""
+    """The newest failure of a call for infrastructure; a circuit breaker hides it from later calls."""
 
     @property
     def usable(self) -> bool:

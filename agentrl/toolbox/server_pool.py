@@ -63,6 +63,14 @@ class ConnectionSource(Protocol):
         ...
 
     @property
+    def died(self) -> int:
+        """Number of connections that ended unplanned."""
+        ...
+
+    @property
+    def last_death(self) -> str: ...
+
+    @property
     def why(self) -> str:
         """Why there is no connection."""
         ...
@@ -128,6 +136,8 @@ class ConnectionStarter:
         self._starting: list[Connection] = []
         self._down_since = time.monotonic()
         self.why = NOT_YET
+        self.died = 0
+        self.last_death = ""
 
     @property
     def down_s(self) -> float:
@@ -167,6 +177,7 @@ class ConnectionStarter:
 
     def ended(self, connection: Connection) -> None:
         """A connection ended. One that ended soon counts as a failed start."""
+        self.count_death(connection)
         if time.monotonic() - connection.opened_at >= LIVED_S:
             self.failures = 0
             self._down_since = time.monotonic()
@@ -174,6 +185,10 @@ class ConnectionStarter:
             log.warning("%s died and is restarted: %s", connection.name, connection.why)
         else:
             self.failed(f"{connection.name} died: {connection.why}")
+
+    def count_death(self, connection: Connection) -> None:
+        self.died += 1
+        self.last_death = connection.why
 
     async def wait(self) -> None:
         if self.failures:
@@ -204,6 +219,14 @@ class SharedConnection:
     @property
     def slow_start(self) -> str:
         return self._starter.slow_start
+
+    @property
+    def died(self) -> int:
+        return self._starter.died
+
+    @property
+    def last_death(self) -> str:
+        return self._starter.last_death
 
     @property
     def serving(self) -> bool:
@@ -272,6 +295,14 @@ class ProcessPool:
     @property
     def slow_start(self) -> str:
         return self._starter.slow_start
+
+    @property
+    def died(self) -> int:
+        return self._starter.died
+
+    @property
+    def last_death(self) -> str:
+        return self._starter.last_death
 
     @property
     def serving(self) -> bool:
@@ -367,6 +398,8 @@ class ProcessPool:
     async def _watch(self, connection: Connection) -> None:
         """Replace an idle connection that ends; the session notices the end of a lent one."""
         await connection.gone.wait()
+        if connection in self._taken:
+            self._starter.count_death(connection)
         if connection in self._idle:
             self._idle.remove(connection)
             self._starter.ended(connection)

@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from agentrl.formatting.amounts import counted
+from agentrl.protocol.messages import UnitPart
 from agentrl.store import service_registry
 from agentrl.store.database import Database
 from agentrl.store.documents import Service
@@ -95,8 +96,20 @@ def starting(servers: Iterable[ServerInfo]) -> str:
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} being started" if names else ""
 
 
+def parts_of(servers: Iterable[ServerInfo]) -> list[UnitPart]:
+    """The tool servers, for the report of the unit."""
+    return [_part(server) for server in servers]
+
+
+def _part(server: ServerInfo) -> UnitPart:
+    good = f"{counted(server.sessions, 'sessions')}, {counted(server.running, 'calls')} under way"
+    status = good if server.usable else _trouble(server)
+    return UnitPart(server.id, server.state, status, died=server.died, last_death=server.last_death)
+
+
 def _trouble(server: ServerInfo) -> str:
     if not server.why:
-        return f"{server.id} has its breaker {server.breaker}"
+        cause = f"; the last call that it made: {server.last_failure}" if server.last_failure else ""
+        return f"{server.id} has its breaker {server.breaker}{cause}"
     # Most reasons begin with the name of the server.
     return server.why if server.why.startswith(f"{server.id} ") else f"{server.id}: {server.why}"

@@ -40,6 +40,7 @@ class Server:
     sessions: int = 0
     running: int = 0
     waiting: int = 0
+    last_failure: str = ""
 
     def __post_init__(self) -> None:
         self.turns = asyncio.Semaphore(self.at_once)

@@ -61,6 +61,7 @@ T = TypeVar("T")
 CALLS_AT_ONCE, CALLS_OVER_HTTP = 32, 16
 MOST_OPEN_WAIT_S = 300.0
 MOST_ID_CHARS = 512
+MOST_FAILURE_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +342,8 @@ class Toolbox:
             server.breaker.abandoned(permit)
         else:
             server.breaker.ended(permit, now, failed=answer.error_class == "infrastructure")
+        if answer.error_class == "infrastructure":
+            server.last_failure = answer.content[:MOST_FAILURE_CHARS]
         if answer.status in ("timeout", "lost") and server.config.session != "process":
             connection.doubt()
         broken = answer.error_class == "infrastructure" and server.breaker.state(now) is not BreakerStatus.CLOSED
@@ -426,4 +429,7 @@ def _info(server: Server) -> ServerInfo:
         sessions=server.sessions,
         running=server.running,
         waiting=server.waiting,
+        died=server.keeper.died,
+        last_death=server.keeper.last_death,
+        last_failure=server.last_failure,
     )

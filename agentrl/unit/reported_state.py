@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 from agentrl.protocol.knob import KnobValue
-from agentrl.protocol.messages import UnitReport, Wait
+from agentrl.protocol.messages import UnitPart, UnitReport, Wait
 
 MOST_WAITS = 20
 """The number of waits that a report lists; it counts the others."""
@@ -80,6 +80,7 @@ class ReportedState:
         self.serving = ""
         self.incomplete = ""
         self._problems: dict[str, str] = {}
+        self.parts: tuple[UnitPart, ...] = ()
         self.progress = 0
         self._progressed = clock()
         self.revision = 0
@@ -95,6 +96,7 @@ class ReportedState:
         weights: int | None = None,
         serving: str | None = None,
         incomplete: str | None = None,
+        parts: tuple[UnitPart, ...] | None = None,
         extend_stop_s: float | None = None,
     ) -> None:
         """Set these values."""
@@ -104,6 +106,7 @@ class ReportedState:
             self.weights = self.weights if weights is None else weights
             self.serving = self.serving if serving is None else serving
             self.incomplete = self.incomplete if incomplete is None else incomplete
+            self.parts = self.parts if parts is None else parts
             self._extend_stop_s = self._extend_stop_s if extend_stop_s is None else extend_stop_s
         self.changed()
 
@@ -218,6 +221,7 @@ class ReportedState:
                 serving=self.serving,
                 problems=self._problems,
                 incomplete=self.incomplete,
+                parts=self.parts,
                 paused=paused,
                 draining=draining,
                 knobs=knobs,

@@ -15,14 +15,14 @@ import gc
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from agentrl.protocol.knob import Boundary, Knob
-from agentrl.protocol.messages import Wait
+from agentrl.protocol.messages import UnitPart, Wait
 from agentrl.unit.command_server import Handler, ServedCommands
 from agentrl.unit.control_flags import ControlFlags
 from agentrl.unit.reported_state import ReportedState
@@ -203,6 +203,10 @@ class Unit:
         """Report what the unit does not do yet although it is ready; `agentrl up` waits until this is empty."""
         if self._state.incomplete != sentence:
             self._state.write(incomplete=sentence)
+
+    def parts(self, parts: Sequence[UnitPart]) -> None:
+        """Report the parts that this unit keeps alive. A death of one becomes an incident."""
+        self._state.write(parts=tuple(parts))
 
     def tick(self, count: int = 1) -> None:
         """Report progress. It restarts the deadlines of the open phases."""

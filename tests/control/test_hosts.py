@@ -39,3 +39,25 @@ def test_last_log_lines_from_the_host_of_a_unit_are_kept_until_the_incident_is_r
     incidents.forget("web-0", 3)
     incidents.unit_ended(REPORT)
     assert [row.tail for row in shown] == [("last line",), ()]
+
+
+def test_death_of_a_tool_server_is_one_incident() -> None:
+    shown: list[IncidentRow] = []
+    context = SimpleNamespace(
+        clock=SimpleNamespace(now=lambda: 5.0),
+        executor=SimpleNamespace(event=lambda *about: None),
+        feed=SimpleNamespace(set=lambda key, row, urgent: shown.append(row)),
+    )
+    incidents = Incidents(cast(Any, context))
+    slot: Any = SimpleNamespace(unit="toolbox-0", incarnation=2, host="a")
+
+    def report(died: int) -> messages.UnitReport:
+        part = messages.UnitPart("shop", "serving", died=died, last_death="it exited with 3")
+        return messages.UnitReport(parts=(part,))
+
+    incidents.parts_reported(slot, messages.UnitReport(), report(1))
+    assert not shown, "it may have died before the coordinator was restarted"
+    incidents.parts_reported(slot, report(1), report(1))
+    incidents.parts_reported(slot, report(1), report(2))
+    assert [row.what for row in shown] == ["shop of toolbox-0.2 died: it exited with 3"]
+    assert shown[0].unit == "toolbox-0"

@@ -17,6 +17,7 @@ from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.engines.canary import MEAN_LIMIT_HALF, Agreement
 from agentrl.policies import step_alarms
 from agentrl.protocol.commands import COMMANDS, WaitChain, WaitLink
+from agentrl.protocol.messages import UnitPart
 from agentrl.protocol.rows import AlertRow, RunRow, Severity, UnitRow, UnitState
 from agentrl.telemetry.data_plane_metrics import (
     BREAKER_OPEN,
@@ -378,12 +379,16 @@ def test_engine_with_a_different_canary_alerts_although_it_serves() -> None:
 
 
 def test_open_circuit_breaker_and_failing_tool_are_named() -> None:
-    run = SimulatedRun(unit("toolbox-0"))
+    cause = "search has its breaker open; the last call that it made: KeyError: 'index'"
+    run = SimulatedRun(unit("toolbox-0", parts=(UnitPart("search", "serving", cause),)))
     breaker, failures = named(BREAKER_OPEN, "search"), named(TOOL_FAILURES, "shop.lookup")
     run.report("toolbox-0", **{breaker: 0.0, failures: 0.05})
     assert run.pass_time(60) == []
     run.report("toolbox-0", **{breaker: 1.0, failures: 0.3})
     assert run.pass_time(30) == ["tool-fails:toolbox-0/shop.lookup", "tool-server-left-alone:toolbox-0/search"]
+    (left,) = [row for row in run.fired if row.rule == "tool-server-left-alone"]
+    assert left.evidence[0] == cause
+    assert left.suggest == "agentrl tools errors --filter server=search"
     run.report("toolbox-0", **{breaker: 0.0, failures: 0.15})
     assert run.pass_time(60) == ["tool-fails:toolbox-0/shop.lookup"]
     run.report("toolbox-0", **{failures: 0.02})

@@ -11,7 +11,7 @@ from agentrl.control.state.feed_publisher import Feed
 from agentrl.protocol.commands import StatusReport
 from agentrl.protocol.feed import FeedRow
 from agentrl.protocol.knob import Knob
-from agentrl.protocol.messages import MAX_MESSAGE_BYTES, Bye, KnobPreviewed, UnitReport, Wait
+from agentrl.protocol.messages import MAX_MESSAGE_BYTES, Bye, KnobPreviewed, UnitPart, UnitReport, Wait
 from agentrl.protocol.rows import HostRow, RunRow, UnitRow, UnitState
 from agentrl.protocol.wire import decode_feed, encode
 
@@ -26,10 +26,11 @@ def test_report_of_a_unit_is_truncated() -> None:
             incomplete=LONG,
             problems={f"{number} {LONG}": LONG for number in range(1000)},
             waits=(Wait(LONG, LONG),) * 1000,
+            parts=(UnitPart(LONG, LONG, LONG, last_death=LONG),) * 1000,
             knobs={f"k{number}": LONG if number == 3 else number for number in range(1000)},
         )
     )
-    assert len(encode(report)) < 20_000
+    assert len(encode(report)) < 64_000
     assert report.status.endswith("…")
     assert "k3" not in report.knobs, "a part of a value is another value"
     assert report.knobs["k4"] == 4

@@ -144,7 +144,8 @@ async def test_a_keyed_server_restarts_and_its_sessions_are_lost(make: MakeToolb
         later = await hands.call("unused", "d", "count")
         assert later.status == "ok"
         assert later.content.split()[0] != first.content.split()[0]
-        assert hands.server().starts == 2
+        assert (hands.server().starts, hands.server().died) == (2, 1)
+        assert "exited with 3" in hands.server().last_death
 
 
 @pytest.mark.parametrize(("command", "code"), [("exit 3", 3), ("kill -9 $$", -9)])

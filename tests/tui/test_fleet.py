@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from agentrl.protocol import rows
-from agentrl.protocol.messages import ProcessInfo
+from agentrl.protocol.messages import ProcessInfo, UnitPart
+from tests.cli.scripted import Scripted
+from tests.tui.conftest import opened, populate
+from tests.waiting import aeventually
 from tui.model import cell_text, data_tables, unit_table
 from tui.model.mirror import Mirror
 from tui.model.styled_text import Span, Tone, cut
@@ -100,3 +104,29 @@ def test_group_with_desired_zero_is_not_missing() -> None:
     assert told(0, completed=1) == ("■engine completed", Tone.DIM)
     assert told(0, down=True, completed=1) == ("■engine stopped", Tone.DIM)
     assert told(0, stopping=1) == ("◐engine 0/0 stopping 1", Tone.BUSY)
+
+
+async def test_tool_servers_are_rows_below_their_toolbox(coordinator: Scripted) -> None:
+    populate(coordinator)
+    parts = (
+        UnitPart("shop", "serving", "3 sessions, 1 call under way", died=2),
+        UnitPart("search", "down", "search: it exited with 3"),
+    )
+    toolbox = rows.UnitRow("toolbox-0", "toolbox", "toolbox", rows.UnitState.READY, parts=parts)
+    coordinator.rows["unit/toolbox-0"] = toolbox
+    async with opened(coordinator.state_dir, (120, 30)) as screen:
+        await screen.press("2")
+        await screen.shows("└ shop", "└ search", "it exited with 3", "3 sessions, 1 call")
+        lines = [line[3:15].strip() for line in screen.lines]
+        at = lines.index("toolbox-0")
+        assert lines[at + 1 : at + 3] == ["└ search", "└ shop"]
+        await screen.press("slash")
+        await screen.type("shop")
+        await screen.press("enter", "home", "r")
+        await screen.shows("shop is a part of toolbox-0, which restarts it")
+        assert not coordinator.sent("restart")
+        await screen.press("enter")
+        await aeventually(lambda: screen.app.view.name_in_registry == "unit")
+        coordinator.publish("unit/toolbox-0", replace(toolbox, parts=parts[1:]))
+        await screen.press("escape", "escape")
+        await aeventually(lambda: "└ shop" not in screen.text and "└ search" in screen.text)

@@ -19,6 +19,9 @@ _URGENCY = {
     )
 }
 HOT_CPU = 90.0
+PART = "/"
+"""Between the name of a unit and that of its part, such as a tool server."""
+_STATES = {"serving": UnitState.READY, "starting": UnitState.STARTING, "down": UnitState.BACKOFF}
 _COMMAND = 40
 """Characters of a command line that are shown."""
 
@@ -52,11 +55,16 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
         use = use_of(row)
         return -1.0 if use is None else use
 
-    def by_name(row: UnitRow) -> tuple[str, int, str]:
-        return (row.group, *slot_order(row.unit))
+    def by_name(row: UnitRow) -> tuple[str, int, str, str]:
+        unit, _, part = row.unit.partition(PART)
+        return (row.group, *slot_order(unit), part)
+
+    def name(row: UnitRow, now: float) -> Span:
+        _, is_part, part = row.unit.partition(PART)
+        return Span(f"└ {part}", Tone.PLAIN) if is_part else span(row.unit, Tone.STRONG)
 
     return (
-        Column("unit", "UNIT", 12, lambda row, now: span(row.unit, Tone.STRONG), by_name),
+        Column("unit", "UNIT", 12, name, by_name),
         Column("state", "STATE", 11, _state, lambda row: _URGENCY.get(row.state.value, 99)),
         Column(
             "since", "FOR", 5, lambda row, now: span(cell_text.ago(state_since(row), now)), _negative_since, True, 2
@@ -82,6 +90,23 @@ def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
         Column("busy", "BUSY", 5, busy, by_use, True, 6, optional=True),
         Column("what", "WHAT", 24, _what, lambda row: row.status or row.reason, stretches=True),
     )
+
+
+def parts(row: UnitRow) -> dict[str, UnitRow]:
+    """Rows of the parts of a unit, by their keys, to be shown below it."""
+    return {
+        f"{row.unit}{PART}{part.name}": UnitRow(
+            f"{row.unit}{PART}{part.name}",
+            row.group,
+            "tool server",
+            _STATES.get(part.state, UnitState.BACKOFF) if row.state is UnitState.READY else row.state,
+            host=row.host,
+            status=part.status,
+            restarts=part.died,
+            deaths_in_window=part.died,
+        )
+        for part in row.parts
+    }
 
 
 def _negative_since(row: UnitRow) -> float:

@@ -12,6 +12,7 @@ from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
 from tui.model import pending_commands, unit_table
 from tui.model.styled_text import Line, Span, Tone, cut, span, wrapped
 from tui.model.table import TableModel
+from tui.model.unit_table import PART
 from tui.views.view import FeedTable, View
 from tui.widgets.lines import Lines, Table
 
@@ -89,6 +90,11 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
     kind = "unit"
     DEFAULT_CSS = "Fleet > #strengths { height: 1; } Fleet > #hosts { height: 1; } Fleet > #story { height: 2; }"
 
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._parts: dict[str, frozenset[str]] = {}
+        """The rows of the parts of each unit."""
+
     def compose(self) -> ComposeResult:
         yield Lines(self._strengths, id="strengths")
         yield Lines(self._hosts, id="hosts")
@@ -120,13 +126,39 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
     def takes(self, row: AnyRow | None) -> TypeGuard[UnitRow]:
         return isinstance(row, UnitRow)
 
+    def put_row(self, name: str, row: UnitRow) -> None:
+        model, parts = self.table.model, unit_table.parts(row)
+        for gone in self._parts.pop(name, frozenset()) - parts.keys():
+            model.drop(gone)
+        super().put_row(name, row)
+        for key, part in parts.items():
+            model.put(key, part)
+        if parts:
+            self._parts[name] = frozenset(parts)
+
+    def drop_row(self, name: str) -> None:
+        super().drop_row(name)
+        for part in self._parts.pop(name, frozenset()):
+            self.table.model.drop(part)
+
+    def selected(self) -> UnitRow | None:
+        row: UnitRow | None = super().selected()
+        if row is not None and PART in row.unit:
+            unit, _, part = row.unit.partition(PART)
+            self.actions.say(f"{part} is a part of {unit}, which restarts it; the keys are for {unit}.", Tone.WARN)
+            return None
+        return row
+
     def searched_text(self, row: UnitRow) -> str:
         return unit_table.searched_text(row)
 
     # ---- actions of the table ----
 
-    def open_row(self, row: UnitRow) -> None:
-        self.actions.navigation.open_unit(row.unit)
+    def do_open(self) -> None:
+        if (row := self.under_cursor()) is not None:
+            self.actions.navigation.open_unit(row.unit.partition(PART)[0])
+        else:
+            self.selected()
 
     def do_unit_more(self) -> None:
         self._scale(1)
@@ -150,4 +182,4 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
             self.perform(pending_commands.restart_group(group))
 
     def selected_units(self) -> list[str]:
-        return sorted(self.table.model.marked) or super().selected_units()
+        return sorted({name.partition(PART)[0] for name in self.table.model.marked}) or super().selected_units()

@@ -308,13 +308,19 @@ class FeedTable(TableView, Generic[R]):
             with self.actions.guarded(f"show {key}"):
                 row, name = self.mirror.get(key), key.partition("/")[2]
                 if self.takes(row):
-                    model.put(name, row)
+                    self.put_row(name, row)
                 else:
-                    model.drop(name)
+                    self.drop_row(name)
         if model.cursor is None:
             # Only before a row was selected: if the selected row goes away, no other one is selected.
             model.aim_first()
         self.repaint()
+
+    def put_row(self, name: str, row: R) -> None:
+        self.table.model.put(name, row)
+
+    def drop_row(self, name: str) -> None:
+        self.table.model.drop(name)
 
     def under_cursor(self) -> R | None:
         target = self.table.model.target

@@ -306,17 +306,19 @@ def breaker_open(snapshot: RunSnapshot, active: Collection[str], now: float) -> 
             failing = [
                 f"{tool}: {share:.0%} of its recent calls failed for infrastructure"
                 for toolbox, tool, share in _reported(snapshot, "toolbox", TOOL_FAILURES)
-                if toolbox == name and tool.startswith(f"{server}.")
+                if toolbox == name and tool.startswith(f"{server}.") and share > 0
             ]
+            # The breaker refuses later calls, so recent ones do not show the cause.
+            cause = [part.status for part in snapshot.units[name].parts if part.name == server and part.status]
             yield Finding(
                 f"{name}/{server}",
                 f"{name} makes no calls to the tool server {server}: too many of them failed.",
                 (
+                    *(cause or [snapshot.units[name].status]),
                     *failing,
-                    snapshot.units[name].status,
                     "Tasks that need it are not admitted. The toolbox probes it and continues when it works.",
                 ),
-                f"agentrl logs {name}",
+                f"agentrl tools errors --filter server={server}",
             )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from agentrl.protocol.knob import Knob, KnobValue
-from agentrl.protocol.messages import Bye, KnobPreviewed, UnitReport, Wait
+from agentrl.protocol.messages import Bye, KnobPreviewed, UnitPart, UnitReport, Wait
 from agentrl.protocol.messages.served_commands import UnitAnswer
 
 SENTENCE = 500
@@ -24,6 +24,7 @@ NAME = 120
 WHAT = 240
 WAITS = 32
 PROBLEMS = 8
+PARTS = 32
 KNOBS = 256
 CHOICES = 64
 METRICS = 1000
@@ -42,6 +43,7 @@ def report(sent: UnitReport) -> UnitReport:
         problems={text(of, NAME): text(why, SENTENCE) for of, why in itertools.islice(sent.problems.items(), PROBLEMS)},
         incomplete=text(sent.incomplete, SENTENCE),
         waits=tuple(map(_wait, sent.waits[:WAITS])),
+        parts=tuple(map(_part, sent.parts[:PARTS])),
         knobs={name: value for name, value in itertools.islice(sent.knobs.items(), KNOBS) if _is_small(value)},
     )
 
@@ -78,6 +80,13 @@ def answer(sent: UnitAnswer) -> UnitAnswer:
 
 def _wait(sent: Wait) -> Wait:
     return replace(sent, who=text(sent.who, NAME), on=text(sent.on, NAME), what=text(sent.what, WHAT))
+
+
+def _part(sent: UnitPart) -> UnitPart:
+    name, state = text(sent.name, NAME), text(sent.state, NAME)
+    return replace(
+        sent, name=name, state=state, status=text(sent.status, SENTENCE), last_death=text(sent.last_death, SENTENCE)
+    )
 
 
 def _is_small(value: KnobValue) -> bool:

@@ -14,6 +14,7 @@ import logging
 from msgspec.structs import replace
 
 from agentrl.control.context import Context
+from agentrl.control.incidents import Incidents
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.errors import ConfigError, ExitCode
@@ -36,9 +37,10 @@ def token_of(secret: bytes, incarnation: str) -> str:
 
 
 class UnitHandler:
-    def __init__(self, context: Context, requests: PendingRequests) -> None:
+    def __init__(self, context: Context, requests: PendingRequests, incidents: Incidents) -> None:
         self._context = context
         self._requests = requests
+        self._incidents = incidents
 
     def hello(self, peer: Peer, hello: messages.UnitHello) -> None:
         refusal = self._refusal(hello)
@@ -131,6 +133,7 @@ class UnitHandler:
                 context.happened(events.PhaseAnnounced(unit=unit, incarnation=incarnation, until=ends))
         if report.extend_stop_s is not None and report.extend_stop_s != was.extend_stop_s:
             context.happened(events.StopExtended(unit=unit, incarnation=incarnation, by_s=report.extend_stop_s))
+        self._incidents.parts_reported(slot, was, report)
         for name, value in report.knobs.items():
             if context.knobs.report(name, value, slot.group):
                 context.show_knob(name)

@@ -154,6 +154,7 @@ class ObservedState:
             rss_over_s=memory.over_s,
             processes=stats.processes,
             metrics=facts.metrics,
+            parts=report.parts,
         )
 
     def group_row(self, group: GroupState) -> rows.GroupRow:

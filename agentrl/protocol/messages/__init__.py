@@ -59,6 +59,7 @@ from agentrl.protocol.messages.shared_parts import (
     HostFacts,
     ProcessInfo,
     UnitOnHost,
+    UnitPart,
     UnitStats,
     Wait,
 )
@@ -136,6 +137,7 @@ __all__ = [
     "UnitHello",
     "UnitMetrics",
     "UnitOnHost",
+    "UnitPart",
     "UnitReport",
     "UnitStats",
     "Wait",

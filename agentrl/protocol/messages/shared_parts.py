@@ -25,6 +25,19 @@ class ExitStatus(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"ended, status unknown ({self.unknown})"
 
 
+class UnitPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A process or connection that a unit keeps alive by itself, such as a tool server of a toolbox."""
+
+    name: str
+    state: str
+    """starting, serving, down."""
+    status: str = ""
+    """A sentence for a person, such as why it does not serve."""
+    died: int = 0
+    """Unplanned ends in this incarnation of the unit."""
+    last_death: str = ""
+
+
 class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """One process, for a person. Command lines never contain secrets, so they may be shown."""
 

@@ -6,7 +6,7 @@ import msgspec
 
 from agentrl.protocol.knob import Knob
 from agentrl.protocol.message_base import Message
-from agentrl.protocol.messages.shared_parts import Wait
+from agentrl.protocol.messages.shared_parts import UnitPart, Wait
 
 # ---- unit -> coordinator ----
 
@@ -67,6 +67,8 @@ class UnitReport(Message, tag="unit_report", frozen=True):
     """The knob values in force in this unit."""
     extend_stop_s: float | None = None
     """More time that the unit asks for during a drain."""
+    parts: tuple[UnitPart, ...] = ()
+    """Its tool servers, in a toolbox."""
 
 
 class UnitMetrics(Message, tag="unit_metrics", frozen=True):
