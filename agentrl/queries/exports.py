@@ -8,8 +8,9 @@ whether it trained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -17,15 +18,17 @@ from agentrl.protocol.data_commands import ExportPart, ExportRecords
 from agentrl.store import calls, chunks, lists
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, load, load_if, within
+from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, load
 from agentrl.tokens import version_runs
-from agentrl.tokens.binary_format import unpack_floats, unpack_ids
+from agentrl.tokens.binary_format import length, unpack_floats
 from agentrl.tokens.spans import Span, StoredCall, full_prompts, span_ids
 from agentrl.tokens.token_tree import TokenTree
 
 PART_BYTES = 1 << 20
-LOOKED_AT = 32
-"""Records whose ids are fetched at once; most parts hold fewer."""
+LOOKED_AT = 256
+"""Records of a part at most."""
+FIRST_AT_ONCE = 4
+"""Records that are read together before the size of a line is known."""
 ENDED = {"finished_at": {"$ne": None}, "status": {"$nin": ["open", "running", "finished", "unscored"]}}
 
 
@@ -36,34 +39,87 @@ async def part(database: Database, args: ExportRecords) -> ExportPart:
         database, "Record", filter=query, sort="finished_at", after=after or None, limit=most, also=ENDED
     )
     data, offset, complete = bytearray(), args.offset, 0
-    for row in found.rows:
-        line = await _line(database, row)
-        room = PART_BYTES - len(data)
-        data += line[offset : offset + room]
-        if offset + room < len(line):
-            return ExportPart(bytes(data), after, offset + room, complete)
-        after, offset, complete = row["id"], 0, complete + 1
+    async with contextlib.aclosing(_lines(database, found.rows)) as lines:
+        async for id, line in lines:
+            room = PART_BYTES - len(data)
+            data += line[offset : offset + room]
+            if offset + room < len(line):
+                return ExportPart(bytes(data), after, offset + room, complete)
+            after, offset, complete = id, 0, complete + 1
     return ExportPart(bytes(data), after, 0, complete, end=found.after is None)
 
 
-async def _line(database: Database, record: Plain) -> bytes:
-    return msgspec.json.encode(await trajectory(database, record)) + b"\n"
+async def _lines(database: Database, records: Sequence[Plain]) -> AsyncGenerator[tuple[str, bytes], None]:
+    """Each record with its line. As many are read together as fit into a part, if they are as long as those before."""
+    made, size, at_once = 0, 0, FIRST_AT_ONCE
+    while made < len(records):
+        for one in await trajectories(database, records[made : made + at_once]):
+            line = msgspec.json.encode(one) + b"\n"
+            made, size = made + 1, size + len(line)
+            yield one["record"]["id"], line
+        at_once = max(1, (PART_BYTES - size) * made // size)
 
 
-async def trajectory(database: Database, record: Plain) -> Plain:
-    """Everything of one record, complete in itself."""
-    id = record["id"]
-    task = await database.find_one("Task", {"_id": record["task"]}, projection={"shares": 0})
-    found = await database.find(CALLS, {"_id": within(id)}, sort=[("index", 1)])
+async def trajectories(database: Database, records: Sequence[Plain]) -> list[Plain]:
+    """Everything of these records, each complete in itself."""
+    ids = [record["id"] for record in records]
+    tasks, by_record, data, cut = await asyncio.gather(
+        _tasks(database, sorted({record["task"] for record in records})),
+        _calls(database, ids),
+        database.find("DBRecordData", {"_id": {"$in": ids}}),
+        chunks.cut_of(database, ids),
+    )
+    data_of = {one["_id"]: load(DBRecordData, one) for one in data}
+    return [
+        await _trajectory(
+            database,
+            record,
+            tasks.get(record["task"]),
+            by_record[record["id"]],
+            data_of.get(record["id"]),
+            cut,
+        )
+        for record in records
+    ]
+
+
+async def _tasks(database: Database, ids: Sequence[str]) -> dict[str, Plain]:
+    found = await database.find("Task", {"_id": {"$in": list(ids)}}, projection={"shares": 0})
+    return {task["_id"]: task for task in found}
+
+
+async def _calls(database: Database, records: Sequence[str]) -> dict[str, list[Plain]]:
+    """All model calls of each record, in their order."""
+    by_record: dict[str, list[Plain]] = {record: [] for record in records}
+    for asked in calls.of_records(records):
+        for call in await database.find(CALLS, asked):
+            by_record[call["record"]].append(call)
+    return {record: sorted(found, key=lambda call: int(call["index"])) for record, found in by_record.items()}
+
+
+async def _trajectory(
+    database: Database,
+    record: Plain,
+    task: Plain | None,
+    found: Sequence[Plain],
+    data: DBRecordData | None,
+    cut: Collection[tuple[str, str]],
+) -> Plain:
+    """`cut`: documents with the field of which they hold only the ends."""
+
+    async def whole(row: Plain, field: str) -> Plain:
+        if (row["id"], field) not in cut:
+            return row
+        return row | {field: await chunks.whole(database, row["id"], field)}
+
     answered = [load(DispatchedSamplingTask, one) for one in found if one["status"] in calls.WITH_TOKENS]
     turns = [lists.shown(calls.turn_row(one)) for one in found if one.get("over_at")]
     tool_calls = [lists.shown(tool) for one in found for tool in calls.tool_rows(one)]
-    data = load_if(DBRecordData, await database.find_one("DBRecordData", {"_id": id}))
     return {
         "record": record,
         "task": None if task is None else lists.shown(task),
-        "turns": [await _whole_text(database, turn, "text") for turn in turns],
-        "tool_calls": [await _whole_text(database, call, "result") for call in tool_calls],
+        "turns": [await whole(turn, "text") for turn in turns],
+        "tool_calls": [await whole(call, "result") for call in tool_calls],
         "calls": [_call(call) for call in answered],
         "segments": segments(answered, data),
         "advantage": data.advantage if data else None,
@@ -108,11 +164,6 @@ def _call(call: DispatchedSamplingTask) -> Plain:
     names = ("id", "index", "turn", "status", "base", "base_length", "sampling", "finish_reason", "engine", "error")
     plain: Plain = {name: getattr(call, name) for name in (*names, "sent_at", "done_at", "versions")}
     return lists.shown(plain) | {
-        "new_prompt_tokens": len(unpack_ids(call.prompt)),
-        "output_tokens": len(unpack_ids(call.output)),
+        "new_prompt_tokens": length(call.prompt),
+        "output_tokens": length(call.output),
     }
-
-
-async def _whole_text(database: Database, row: Plain, field: str) -> Plain:
-    text: Any = await chunks.whole(database, row["id"], field)
-    return row if text is None else row | {field: text}

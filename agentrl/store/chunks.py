@@ -6,6 +6,7 @@ belong, so writing them again changes nothing; a value is cut between characters
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from agentrl.store.database import Database
@@ -44,6 +45,15 @@ def cut(document: str, field: str, text: str, *, inline_bytes: int = INLINE_BYTE
 async def write(database: Database, chunks: list[Chunk]) -> None:
     for chunk in chunks:  # one by one: together they may exceed what one message may hold
         await database.insert_new("Chunk", [to_bson(chunk)])
+
+
+async def cut_of(database: Database, records: Sequence[str]) -> set[tuple[str, str]]:
+    """The documents that belong to these Records and were cut, each with the field."""
+    if not records:
+        return set()
+    ranges = {"$or": [{"_id": within(record)} for record in records]}
+    found = await database.find("Chunk", ranges, projection=["document", "field"])
+    return {(chunk["document"], chunk["field"]) for chunk in found}
 
 
 async def whole(database: Database, document: str, field: str) -> str | None:

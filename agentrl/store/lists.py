@@ -51,6 +51,7 @@ NEWEST_FIRST: Mapping[str, str] = {
 MOST_ROWS = 1000
 FAILED_CALLS = "ToolCall"
 """The list of tool calls that failed."""
+_AS_THEY_ARE = frozenset({bool, int, float, str, type(None)})
 LEFT_OUT = {"prompt": 0, "output": 0, "log_probs": 0, "shares": 0, "manifest": 0}
 
 
@@ -142,15 +143,14 @@ def _fields(kind: str) -> Fields:
 
 def shown(document: Mapping[str, Any]) -> Plain:
     """A document as a row: with an `id`, and times as they are stored."""
-    row = {"id" if name == "_id" else name: value for name, value in document.items()}
-    return {name: _plain(value) for name, value in row.items()}
+    return {"id" if name == "_id" else name: _plain(value) for name, value in document.items()}
 
 
 def _plain(value: Any) -> Any:
     """Times in milliseconds, numbers without the driver's own types, at any depth."""
+    if type(value) in _AS_THEY_ARE:
+        return value
     match value:
-        case bool() | str() | float() | None:
-            return value
         case int():
             return int(value)
         case datetime():

@@ -11,9 +11,11 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable
+from typing import TypeVar
 
 from agentrl.errors import AgentrlError
 
+N = TypeVar("N", int, float)
 FORMAT = 1
 NUMBER_BYTES = 4
 
@@ -33,7 +35,8 @@ def pack_ids(ids: Iterable[int]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> list[int]:
-    return [int(number) for number in _unpacked(array(_ID_CODE), data)]
+    numbers: array[int] = array(_ID_CODE)
+    return _unpacked(numbers, data).tolist()
 
 
 def pack_floats(numbers: Iterable[float]) -> bytes:
@@ -41,7 +44,13 @@ def pack_floats(numbers: Iterable[float]) -> bytes:
 
 
 def unpack_floats(data: bytes) -> list[float]:
-    return _unpacked(array("f"), data).tolist()
+    numbers: array[float] = array("f")
+    return _unpacked(numbers, data).tolist()
+
+
+def length(data: bytes) -> int:
+    """How many numbers these are."""
+    return len(payload(data)) // NUMBER_BYTES
 
 
 def payload(data: bytes) -> bytes:
@@ -64,7 +73,7 @@ def _packed(numbers: array[int] | array[float]) -> bytes:
     return bytes((FORMAT,)) + numbers.tobytes()
 
 
-def _unpacked(numbers: array[float], data: bytes) -> array[float]:
+def _unpacked(numbers: array[N], data: bytes) -> array[N]:
     numbers.frombytes(payload(data))
     if _BIG_ENDIAN:
         numbers.byteswap()

@@ -40,7 +40,7 @@ from agentrl.protocol.effects import Effect
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.wire import raw
-from agentrl.queries import staleness, tool_errors
+from agentrl.queries import exports, staleness, tool_errors
 from agentrl.queries.dispatcher import Dispatcher
 from agentrl.queries.exports import PART_BYTES
 from agentrl.steward.epochs import Source
@@ -224,6 +224,25 @@ async def test_a_trajectory_that_is_longer_than_a_message_comes_whole(db: Databa
     (lines, parts) = await exported(db)
     assert parts > 2
     assert [line["tool_calls"][0]["result"] for line in lines] == [long, "42"]
+
+
+class Counting(Database):
+    """Counts the queries."""
+
+    finds = 0
+
+    async def find(self, *args: Any, **named: Any) -> list[dict[str, Any]]:
+        self.finds += 1
+        return await super().find(*args, **named)
+
+
+async def test_records_of_a_part_are_read_together(db: Database) -> None:
+    await admitted(db, n=12)
+    names = [await episode(db) for _ in range(12)]
+    counting = Counting(db._client, db.name)
+    part = await exports.part(counting, ExportRecords())
+    assert [json.loads(line)["record"]["id"] for line in part.data.splitlines()] == names
+    assert counting.finds <= 1 + 2 * 4, "the page; then tasks, calls, structures and cut values, twice"
 
 
 # ---- errors ----
