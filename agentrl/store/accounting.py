@@ -25,6 +25,8 @@ from agentrl.store.audit.problems import SEATED, Check, Problem, attempts
 from agentrl.store.database import Database, Plain
 
 LOOK_AGAIN_S = 0.5
+AT_ONCE = 2
+"""Checks that run side by side; the server also serves the run meanwhile."""
 UNKNOWN = "unknown"
 _TABLES = (TASK, RECORD, STEP, DISPATCHED_SAMPLING_TASK, TOOL_CALL, CHECKPOINT, PUBLICATION)
 
@@ -74,7 +76,14 @@ async def account(database: Database, *, max_trained_count: int = 1) -> Account:
 
 
 async def _problems(database: Database, max_trained_count: int) -> list[Problem]:
-    return [problem for check in _checks(max_trained_count) if (problem := await check(database)) is not None]
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def result(check: Check) -> Problem | None:
+        async with turns:
+            return await check(database)
+
+    results = await asyncio.gather(*map(result, _checks(max_trained_count)))
+    return [problem for problem in results if problem is not None]
 
 
 def _checks(max_trained_count: int) -> list[Check]:

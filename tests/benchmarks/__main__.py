@@ -29,6 +29,7 @@ BENCHMARKS = {
     "scale": "tests.benchmarks.many_units",
     "storage": "tests.benchmarks.storage",
     "records": "tests.benchmarks.claims",
+    "large": "tests.benchmarks.large_run",
     "overhead": "tests.benchmarks.overhead",
     "demo": "tests.benchmarks.demo_learning",
 }

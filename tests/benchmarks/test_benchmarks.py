@@ -14,7 +14,7 @@ import pytest
 
 from agentrl.store import accounting, indexes
 from agentrl.store.database import connect
-from tests.benchmarks import claims, one_process, storage
+from tests.benchmarks import claims, finished_run, large_run, one_process, storage
 from tests.benchmarks.episodes import Sampler, Shape, prepare
 from tests.benchmarks.report import Outcome, as_markdown
 from tests.waiting import eventually
@@ -72,6 +72,20 @@ async def test_concurrent_claims_balance(mongo_url: str) -> None:
         assert await database.count("Task", {"status": "ready"}) == 3
         account = await accounting.account(database)
         assert account.balanced, account.problems
+    finally:
+        await database.drop()
+        await database.close()
+
+
+async def test_large_run_agrees_and_is_exported_whole(mongo_url: str) -> None:
+    database = connect(mongo_url, f"bench-{os.getpid()}")
+    try:
+        await indexes.ensure(database)
+        assert await finished_run.write(database, 128) == 128
+        account = await accounting.account(database)
+        assert account.balanced, account.problems
+        assert (account.records, account.trained_records) == ({"train": {"scored": 128}}, 128)
+        assert await large_run.export(database) == 128
     finally:
         await database.drop()
         await database.close()

@@ -7,7 +7,7 @@ as its calls have, each with a log-prob and a version; it trains no more than it
 from __future__ import annotations
 
 from agentrl.policies.status_tables import CallStatus, RecordStatus, ToolCallStatus
-from agentrl.store.audit.problems import Problem, found
+from agentrl.store.audit.problems import Problem, beside, found, the_one
 from agentrl.store.database import Database, Plain
 
 _ENDED = [RecordStatus.FINISHED, RecordStatus.SCORED]
@@ -21,7 +21,8 @@ async def ended_and_still_waiting(database: Database) -> Problem | None:
         ("tool calls", {"tool_calls.status": {"$in": asked}}),
     ):
         stages: list[Plain] = [
-            {"$match": waiting},
+            # The indexes of what is open begin with the record, and a server uses them for a query that names it.
+            {"$match": waiting | {"record": {"$gt": ""}}},
             {"$lookup": {"from": "Record", "localField": "record", "foreignField": "_id", "as": "of"}},
             {"$match": {"of.status": {"$in": _ENDED}}},
         ]
@@ -52,16 +53,25 @@ async def tokens_that_do_not_add_up(database: Database) -> Problem | None:
     """Of records that are scored: what they tell against what their calls have."""
     stages: list[Plain] = [
         {"$match": {"status": {"$in": [CallStatus.DONE, CallStatus.PARTIAL]}}},
-        {"$group": {"_id": "$record", "generated": {"$sum": _packed("output")}}},
-        {"$lookup": {"from": "Record", "localField": "_id", "foreignField": "_id", "as": "of"}},
-        {"$lookup": {"from": "DBRecordData", "localField": "_id", "foreignField": "_id", "as": "data"}},
-        {"$match": {"of.status": RecordStatus.SCORED}},
+        {"$project": {"_id": 0, "record": 1, "generated": _packed("output")}},
+        beside("Record", {"reported": "$generated_tokens"}, filter={"status": RecordStatus.SCORED}),
+        beside("DBRecordData", {"trained": "$trained_tokens"}),
+        {
+            "$group": {
+                "_id": "$record",
+                "calls": {"$sum": {"$cond": [{"$isNumber": "$generated"}, 1, 0]}},
+                "generated": {"$sum": "$generated"},
+                **{name: the_one(name) for name in ("reported", "trained")},
+            }
+        },
+        # Those whose calls were removed are left out.
+        {"$match": {"calls": {"$gt": 0}, "reported": {"$ne": None}}},
         {
             "$match": {
                 "$expr": {
                     "$or": [
-                        {"$ne": ["$generated", {"$first": "$of.generated_tokens"}]},
-                        {"$lt": ["$generated", {"$ifNull": [{"$first": "$data.trained_tokens"}, 0]}]},
+                        {"$ne": ["$generated", "$reported"]},
+                        {"$lt": ["$generated", {"$ifNull": ["$trained", 0]}]},
                     ]
                 }
             }

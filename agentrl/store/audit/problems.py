@@ -73,3 +73,19 @@ def attempts(fields: Mapping[str, Any]) -> Plain:
             "as": "attempts",
         }
     }
+
+
+def beside(collection: str, fields: Mapping[str, Any], *, filter: Mapping[str, Any] | None = None) -> Plain:
+    """A stage that adds the documents of another collection as rows of their own, which a `$group` by `record` then
+    brings together. A `$lookup` of each record would take ten times as long."""
+    return {
+        "$unionWith": {
+            "coll": collection,
+            "pipeline": [{"$match": dict(filter or {})}, {"$project": {"_id": 0, "record": "$_id", **fields}}],
+        }
+    }
+
+
+def the_one(field: str) -> Plain:
+    """In a `$group`: the value of the only row that has this field."""
+    return {"$max": f"${field}"}

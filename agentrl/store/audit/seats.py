@@ -71,8 +71,15 @@ async def rows_that_are_not_tasks(database: Database) -> Problem | None:
 
 
 async def records_without_task(database: Database) -> Problem | None:
-    joined: Plain = {"$lookup": {"from": "Task", "localField": "task", "foreignField": "_id", "as": "of"}}
-    return await found(database, "Record", [joined, {"$match": {"of": []}}], "records whose task does not exist")
+    joined: Plain = {"$lookup": {"from": "Task", "localField": "_id", "foreignField": "_id", "as": "of"}}
+    # Each task is looked at once, and not with each of its records.
+    groups = await database.aggregate("Record", [{"$group": {"_id": "$task"}}, joined, {"$match": {"of": []}}])
+    missing = [group["_id"] for group in groups]
+    if not missing:
+        return None
+    return await found(
+        database, "Record", [{"$match": {"task": {"$in": missing}}}], "records whose task does not exist"
+    )
 
 
 async def tasks_without_all_seats(database: Database) -> Problem | None:
@@ -95,20 +102,28 @@ async def seats_held_twice(database: Database) -> Problem | None:
 
 async def seats_held_in_vain(database: Database) -> Problem | None:
     """Of a round that is over, or of a Task that has no seats now."""
-    stages: list[Plain] = [
-        {"$match": {"status": {"$in": HOLDING}}},
-        {"$lookup": {"from": "Task", "localField": "task", "foreignField": "_id", "as": "of"}},
+    held: Plain = {"$match": {"status": {"$in": HOLDING}}}
+    rounds: list[Plain] = [
+        held,
+        {"$group": {"_id": {"task": "$task", "round": "$round"}}},
+        {"$lookup": {"from": "Task", "localField": "_id.task", "foreignField": "_id", "as": "of"}},
         {"$set": {"of": {"$first": "$of"}}},
         {"$match": {"of.sweeping": {"$ne": True}, "of._id": {"$exists": True}}},
         {
             "$match": {
                 "$or": [
-                    {"$expr": {"$ne": ["$round", "$of.round"]}},
+                    {"$expr": {"$ne": ["$_id.round", "$of.round"]}},
                     {"of.status": {"$in": [TaskStatus.QUEUED, TaskStatus.DEAD]}},
                 ]
             }
         },
+        {"$project": {"_id": 1}},
     ]
+    over = [group["_id"] for group in await database.aggregate("Record", rounds)]
+    if not over:
+        return None
+    stages = [held, {"$match": {"task": {"$in": [one["task"] for one in over]}}}]
+    stages.append({"$match": {"$expr": {"$in": [{"task": "$task", "round": "$round"}, {"$literal": over}]}}})
     return await found(database, "Record", stages, "records with a seat of a round that is over")
 
 

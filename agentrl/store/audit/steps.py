@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from agentrl.formatting.amounts import counted
 from agentrl.policies.status_tables import StepStatus, TaskStatus
 from agentrl.store import history
-from agentrl.store.audit.problems import Check, Problem, found, listed
+from agentrl.store.audit.problems import Check, Problem, beside, found, listed, the_one
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import Lineage, load
 
@@ -118,56 +118,78 @@ def trained_too_often(most: int) -> Check:
     return check
 
 
-_TRAINED: list[Plain] = [{"$match": {"status": StepStatus.COMMITTED}}, {"$unwind": "$records"}]
+_TRAINED: list[Plain] = [
+    {"$match": {"status": StepStatus.COMMITTED}},
+    {"$unwind": "$records"},
+    {"$project": {"_id": 0, "record": "$records", "tasks": 1}},
+]
+"""A row for each record that trained, with the tasks of its Step."""
 
 
 async def trained_without_share(database: Database) -> Problem | None:
     """What trained is scored, of the policy's doing, and has a structure."""
+    there = {"$literal": True}
+    of = {"class": "$outcome_class", "status": "$status", "late": {"$eq": ["$late", True]}}
     stages: list[Plain] = [
         *_TRAINED,
-        {"$lookup": {"from": "Record", "localField": "records", "foreignField": "_id", "as": "of"}},
-        {"$lookup": {"from": "DBRecordData", "localField": "records", "foreignField": "_id", "as": "data"}},
+        beside("Record", {"of": of}),
+        beside("DBRecordData", {"data": there, "advantage": 1}),
+        {
+            "$group": {
+                "_id": "$record",
+                "trained": {"$sum": {"$cond": [{"$isArray": "$tasks"}, 1, 0]}},
+                **{name: the_one(name) for name in ("of", "data", "advantage")},
+            }
+        },
+        {"$match": {"trained": {"$gt": 0}}},
         {
             "$match": {
                 "$or": [
-                    {"of": []},
-                    {"data": []},
-                    {"of.outcome_class": {"$nin": ["policy", "limit"]}},
+                    {"of": None},
+                    {"data": None},
+                    {"of.class": {"$nin": ["policy", "limit"]}},
                     {"of.status": {"$nin": ["scored", "excluded"]}},
                     {"of.late": True},
-                    {"data.advantage": None},
+                    {"advantage": None},
                 ]
             }
         },
-        {"$project": {"_id": "$records"}},
     ]
     return await found(database, "Step", stages, "trained records that should not have trained")
 
 
 async def trained_outside_of_their_group(database: Database) -> Problem | None:
     """A record trains with the Task that it is an attempt at, by the share that it has there."""
+    shares: Plain = {
+        "$unionWith": {
+            "coll": "Task",
+            "pipeline": [
+                {"$unwind": "$shares"},
+                {"$match": {"shares.advantage": {"$ne": None}}},
+                {"$project": {"_id": 0, "record": "$shares.record", "shared_in": "$_id"}},
+            ],
+        }
+    }
+    with_its_task = {"$map": {"input": "$steps", "in": {"$in": ["$task", "$$this"]}}}
     stages: list[Plain] = [
         *_TRAINED,
-        {"$lookup": {"from": "Record", "localField": "records", "foreignField": "_id", "as": "of"}},
-        {"$set": {"task": {"$first": "$of.task"}}},
-        {"$lookup": {"from": "Task", "localField": "task", "foreignField": "_id", "as": "group"}},
-        {"$set": {"shares": {"$ifNull": [{"$first": "$group.shares"}, []]}}},
+        beside("Record", {"task": 1}),
+        shares,
         {
-            "$set": {
-                "own": {
-                    "$filter": {
-                        "input": "$shares",
-                        "cond": {
-                            "$and": [
-                                {"$eq": ["$$this.record", "$records"]},
-                                {"$ne": [{"$ifNull": ["$$this.advantage", None]}, None]},
-                            ]
-                        },
-                    }
+            "$group": {
+                "_id": "$record",
+                "steps": {"$push": {"$cond": [{"$isArray": "$tasks"}, "$tasks", "$$REMOVE"]}},
+                "task": the_one("task"),
+                "shared_in": {"$addToSet": "$shared_in"},
+            }
+        },
+        {"$match": {"steps.0": {"$exists": True}}},
+        {
+            "$match": {
+                "$expr": {
+                    "$not": {"$and": [{"$in": ["$task", "$shared_in"]}, {"$allElementsTrue": [with_its_task]}]},
                 }
             }
         },
-        {"$match": {"$expr": {"$or": [{"$eq": ["$own", []]}, {"$not": {"$in": ["$task", "$tasks"]}}]}}},
-        {"$project": {"_id": "$records"}},
     ]
     return await found(database, "Step", stages, "trained records without a share in a task of the step")
