@@ -10,8 +10,10 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tui.cli_runner import CliRunner
@@ -19,9 +21,10 @@ from tui.command_palette import CommandPalette
 from tui.command_runner import CommandRunner
 from tui.export import Exporter
 from tui.frame import Frame
+from tui.model import pending_commands
 from tui.model.actions import EVERYWHERE, UNDO, Action, When
 from tui.navigation import Navigation
-from tui.playback_actions import PlaybackActions
+from tui.playback_actions import JUMP_S, PlaybackActions
 from tui.views.alerts import Alerts, AlertVerbs
 from tui.views.detail_pages import AlertPage, DetailPage, UnitPage
 from tui.views.events import Events
@@ -53,11 +56,13 @@ _RECORD_LINKS = "step task record"
 _QUERIED = f"answer {_RECORD_LINKS} group"
 """Pages that are queried once, when they are opened."""
 _TABLES = " ".join(TABLES)
-Run = Callable[[Any], None]
+Run = Callable[..., None]
 
 
-def _action(id: str, keys: str, title: str, help: str, run: Run, command: str = "", footer: int = 0) -> Action:
-    return Action(id, tuple(keys.split()), title, help, run, command=command, footer=footer)
+def _action(
+    id: str, keys: str, title: str, help: str, run: Run, command: str = "", footer: int = 0, args: tuple[Any, ...] = ()
+) -> Action:
+    return Action(id, tuple(keys.split()), title, help, run, args, command=command, footer=footer)
 
 
 def _in(where: str, *actions: Action) -> Iterable[Action]:
@@ -85,13 +90,6 @@ def _for_rows(*actions: Action) -> Iterable[Action]:
     return (replace(action, needs_rows=True) for action in actions)
 
 
-def _tab(name: str) -> Run:
-    def run(navigation: Navigation) -> None:
-        navigation.open_tab(name)
-
-    return run
-
-
 def _page(make: Callable[[], View]) -> Run:
     def run(navigation: Navigation) -> None:
         navigation.open_page(make())
@@ -114,18 +112,21 @@ _ = _action
 ACTIONS: tuple[Action, ...] = (
     *_by(
         Navigation,
-        _("go.overview", "1", "overview", "What needs you, what moves, what changed.", _tab("overview")),
-        _("go.fleet", "2", "fleet", "Every unit, with verbs.", _tab("fleet")),
-        _("go.events", "3", "events", "What happened, the newest first.", _tab("events")),
-        _("go.alerts", "4", "alerts", "What is wrong, since when, and the command that cures it.", _tab("alerts")),
+        _("go.overview", "1", "overview", "What needs you, what moves, what changed.",
+          Navigation.open_tab, args=("overview",)),
+        _("go.fleet", "2", "fleet", "Every unit, with verbs.", Navigation.open_tab, args=("fleet",)),
+        _("go.events", "3", "events", "What happened, the newest first.", Navigation.open_tab, args=("events",)),
+        _("go.alerts", "4", "alerts", "What is wrong, since when, and the command that cures it.",
+          Navigation.open_tab, args=("alerts",)),
         _("go.tuning", "5", "tuning", "Every knob: value, range, who changed it; preview, history, undo.",
-          _tab("tuning")),
-        _("go.logs", "6", "logs", "What units write, followed and searched.", _tab("logs")),
+          Navigation.open_tab, args=("tuning",)),
+        _("go.logs", "6", "logs", "What units write, followed and searched.", Navigation.open_tab, args=("logs",)),
         _("go.records", "7", "records", "Trajectories, the newest first, and what those under way wait for.",
-          _tab("records")),
-        _("go.training", "8", "training", "Steps of the trainer, with their metrics and records.", _tab("training")),
+          Navigation.open_tab, args=("records",)),
+        _("go.training", "8", "training", "Steps of the trainer, with their metrics and records.",
+          Navigation.open_tab, args=("training",)),
         _("go.runs", "9", "runs", "Your runs: enter shows another one, or plays the recording of a dead one.",
-          _tab("runs")),
+          Navigation.open_tab, args=("runs",)),
     ),
     *_by(
         CommandPalette,
@@ -154,21 +155,26 @@ ACTIONS: tuple[Action, ...] = (
     # fleet
     *_in(
         "fleet",
-        _("unit.more", "plus equals_sign", "more", "One unit more in this group.", Fleet.do_unit_more, "scale", 58),
-        _("unit.fewer", "minus", "fewer", "One unit fewer in this group.", Fleet.do_unit_fewer, "scale", 57),
+        _("unit.more", "plus equals_sign", "more", "One unit more in this group.", Fleet.do_scale, "scale", 58, (1,)),
+        _("unit.fewer", "minus", "fewer", "One unit fewer in this group.", Fleet.do_scale, "scale", 57, (-1,)),
     ),
     *_in(
         "fleet unit",
-        _("unit.restart", "r", "restart", "A new incarnation of this unit.", UnitVerbs.do_unit_restart, "restart", 56),
+        _("unit.restart", "r", "restart", "A new incarnation of this unit.", UnitVerbs.do_unit_command, "restart", 56,
+          (pending_commands.restart,)),
     ),
     *_in("fleet", _("group.restart", "R", "restart group", "New incarnations of the whole group.",
       Fleet.do_group_restart, "restart")),
     *_in(
         "fleet unit",
-        _("unit.drain", "d", "drain", "Finishes its work, then stops.", UnitVerbs.do_unit_drain, "drain", 55),
-        _("unit.undrain", "D", "work on", "Cancels a drain.", UnitVerbs.do_unit_undrain, "drain"),
-        _("unit.stop", "s", "stop", "Stops it until a restart.", UnitVerbs.do_unit_stop, "stop", 54),
-        _("unit.kill", "K", "kill", "Stops it without letting it finish.", UnitVerbs.do_unit_kill, "stop"),
+        _("unit.drain", "d", "drain", "Finishes its work, then stops.", UnitVerbs.do_unit_command, "drain", 55,
+          (pending_commands.drain,)),
+        _("unit.undrain", "D", "work on", "Cancels a drain.", UnitVerbs.do_unit_command, "drain",
+          args=(pending_commands.cancel_drain,)),
+        _("unit.stop", "s", "stop", "Stops it until a restart.", UnitVerbs.do_unit_command, "stop", 54,
+          (pending_commands.stop,)),
+        _("unit.kill", "K", "kill", "Stops it without letting it finish.", UnitVerbs.do_unit_command, "stop",
+          args=(partial(pending_commands.stop, now=True),)),
         _("unit.vouch", "V", "vouch", "Says that a lost unit is dead.", UnitVerbs.do_unit_vouch, "force_stopped"),
         _("unit.pause", "p", "pause/resume", "Stops or resumes taking new work.", UnitVerbs.do_unit_pause, "pause", 30),
         _("unit.logs", "l", "logs", "What it writes.", UnitVerbs.do_unit_logs, "", 53),
@@ -178,9 +184,9 @@ ACTIONS: tuple[Action, ...] = (
     ),
     *_in(
         "overview",
-        _("cure.1", "a", "1st cure", "Opens the first alert.", Overview.do_cure_1),
-        _("cure.2", "b", "2nd cure", "Opens the second alert.", Overview.do_cure_2),
-        _("cure.3", "c", "3rd cure", "Opens the third alert.", Overview.do_cure_3),
+        _("cure.1", "a", "1st cure", "Opens the first alert.", Overview.do_open_alert, args=(0,)),
+        _("cure.2", "b", "2nd cure", "Opens the second alert.", Overview.do_open_alert, args=(1,)),
+        _("cure.3", "c", "3rd cure", "Opens the third alert.", Overview.do_open_alert, args=(2,)),
     ),
     *_in(
         "alerts alert",
@@ -196,8 +202,10 @@ ACTIONS: tuple[Action, ...] = (
     *_in(
         "tuning",
         _("knob.bound", "b", "bound", "The staleness bound, with ready records by age.", Tuning.do_knob_bound, "", 49),
-        _("knob.less", "left", "less", "What a tighter bound would do; nothing is changed.", Tuning.do_knob_less),
-        _("knob.more", "right", "more", "What a looser bound would do; nothing is changed.", Tuning.do_knob_more),
+        _("knob.less", "left", "less", "What a tighter bound would do; nothing is changed.", Tuning.do_knob_try,
+          args=(-1,)),
+        _("knob.more", "right", "more", "What a looser bound would do; nothing is changed.", Tuning.do_knob_try,
+          args=(1,)),
         *_live(_("knob.history", "h", "history", "Every change of this knob.", Tuning.do_knob_history, "", 55)),
     ),
     *_in("events", _("events.kind", "t", "kind", "All events, then one kind after the other.",
@@ -208,18 +216,22 @@ ACTIONS: tuple[Action, ...] = (
         _("logs.unit", "enter", "unit", "Another unit.", Logs.do_logs_unit, "", 57),
         _("logs.wrap", "W", "wrap", "Wraps long lines, or cuts them.", Logs.do_logs_wrap, "", 56),
         _("logs.mark", "m", "mark", "Marks a line, or removes its mark.", Logs.do_logs_mark, "", 38),
-        _("logs.next-mark", "n", "next mark", "The marked line after this one.", Logs.do_logs_next_mark, "", 37),
-        _("logs.previous-mark", "N", "mark before", "The marked line before this one.", Logs.do_logs_previous_mark),
-        _("logs.older", "left_square_bracket", "older life", "The incarnation before.", Logs.do_logs_older, "", 40),
-        _("logs.newer", "right_square_bracket", "newer life", "The incarnation after.", Logs.do_logs_newer, "", 39),
+        _("logs.next-mark", "n", "next mark", "The marked line after this one.", Logs.do_logs_to_mark, "", 37, (1,)),
+        _("logs.previous-mark", "N", "mark before", "The marked line before this one.", Logs.do_logs_to_mark,
+          args=(-1,)),
+        _("logs.older", "left_square_bracket", "older life", "The incarnation before.",
+          Logs.do_logs_to_life, "", 40, (-1,)),
+        _("logs.newer", "right_square_bracket", "newer life", "The incarnation after.",
+          Logs.do_logs_to_life, "", 39, (1,)),
     ),
     *_for_rows(
         *_in(_TABLES, _("drill", "enter", "open", "Everything about the selected row.", TableView.do_open, "", 50)),
     ),
     *_in(
         _TABLES,
-        _("sort-left", "less_than_sign", "sort by left", "Sorts by the column before.", TableView.do_sort_left),
-        _("sort-right", "greater_than_sign", "sort by right", "Sorts by the next column.", TableView.do_sort_right),
+        _("sort-left", "less_than_sign", "sort by left", "Sorts by the column before.", TableView.do_sort, args=(-1,)),
+        _("sort-right", "greater_than_sign", "sort by right", "Sorts by the next column.",
+          TableView.do_sort, args=(1,)),
         _("sort-turn", "o", "turn order", "Reverses the order.", TableView.do_sort_turn),
     ),
     *_for_rows(
@@ -270,27 +282,29 @@ ACTIONS: tuple[Action, ...] = (
             *_in(
                 "record",
                 _("record.next-turn", "right_square_bracket", "next turn", "The turn after this one.",
-                  RecordPage.do_record_next_turn),
+                  RecordPage.do_to_neighbour, args=(1,)),
                 _("record.previous-turn", "left_square_bracket", "turn before", "The turn before this one.",
-                  RecordPage.do_record_previous_turn),
+                  RecordPage.do_to_neighbour, args=(-1,)),
             ),
         ),
         *_in(
             "group",
             _("group.left", "left_square_bracket", "shift left", "The attempt before these.",
-              GroupPage.do_group_left, "", 57),
+              GroupPage.do_group_shift, "", 57, (-1,)),
             _("group.right", "right_square_bracket", "shift right", "The attempt after these.",
-              GroupPage.do_group_right, "", 56),
+              GroupPage.do_group_shift, "", 56, (1,)),
         ),
     ),
     *_in(
         "training",
-        _("curves.older", "left", "older", "The steps of the column to the left.", Training.do_curves_older),
-        _("curves.newer", "right", "newer", "The steps of the column to the right.", Training.do_curves_newer),
+        _("curves.older", "left", "older", "The steps of the column to the left.", Training.do_curves_step,
+          args=(-1,)),
+        _("curves.newer", "right", "newer", "The steps of the column to the right.", Training.do_curves_step,
+          args=(1,)),
         _("curves.tick-before", "left_square_bracket", "tick before", "The event before this one.",
-          Training.do_curves_tick_before),
+          Training.do_curves_to_tick, args=(-1,)),
         _("curves.tick-after", "right_square_bracket", "next tick", "The event after this one.",
-          Training.do_curves_tick_after),
+          Training.do_curves_to_tick, args=(1,)),
         _("curves.event", "e", "event", "The event at the cursor.", Training.do_curves_event, "", 57),
         _("curves.metric", "m", "metric", "Which metric is drawn first.", Training.do_curves_metric, "", 58),
         _("curves.next", "n", "next curve", "Curves that did not fit.", Training.do_curves_next, "", 40),
@@ -319,9 +333,10 @@ ACTIONS: tuple[Action, ...] = (
       _page(Checkpoints))))),
     *_in(
         "checkpoints",
-        _("checkpoint.pin", "p", "pin", "Retention keeps it.", Checkpoints.do_checkpoint_pin, "pin_checkpoint", 58),
+        _("checkpoint.pin", "p", "pin", "Retention keeps it.", Checkpoints.do_checkpoint_command,
+          "pin_checkpoint", 58, (pending_commands.pin,)),
         _("checkpoint.unpin", "x", "unpin", "Retention may delete it.",
-          Checkpoints.do_checkpoint_unpin, "unpin_checkpoint", 57),
+          Checkpoints.do_checkpoint_command, "unpin_checkpoint", 57, (pending_commands.unpin,)),
         _("checkpoint.rollback", "F", "go back here", "Training goes on from this checkpoint; later steps are undone.",
           Checkpoints.do_checkpoint_rollback, "rollback", 56),
     ),
@@ -337,13 +352,16 @@ ACTIONS: tuple[Action, ...] = (
       CliRunner.do_run_apply, "apply")),
     *_by(
         CommandRunner,
-        _("run.pause", "", "pause the run", "No unit takes new work.", CommandRunner.do_run_pause, "pause"),
-        _("run.resume", "", "resume the run", "All units take work again.", CommandRunner.do_run_resume, "resume"),
+        _("run.pause", "", "pause the run", "No unit takes new work.", CommandRunner.perform, "pause",
+          args=(pending_commands.pause("run"),)),
+        _("run.resume", "", "resume the run", "All units take work again.", CommandRunner.perform, "resume",
+          args=(pending_commands.resume("run"),)),
         _("run.stacks", "", "stacks of all", "Stacks of all units, in one file.",
-          CommandRunner.do_run_stacks, "stacks"),
+          CommandRunner.perform, "stacks", args=(pending_commands.stacks(()),)),
         _("run.test-alert", "", "test alert", "Sends a test through every sink.",
-          CommandRunner.do_run_test_alert, "test_alert"),
-        _("run.down", "", "take the run down", "Stops everything and proves it.", CommandRunner.do_run_down, "down"),
+          CommandRunner.perform, "test_alert", args=(pending_commands.send_test_alert(),)),
+        _("run.down", "", "take the run down", "Stops everything and proves it.", CommandRunner.perform, "down",
+          args=(pending_commands.down(),)),
     ),
     replace(
         _("run.up", "", "bring the run up", "Starts the dead processes of its control plane.", CliRunner.do_run_up),
@@ -354,17 +372,19 @@ ACTIONS: tuple[Action, ...] = (
             PlaybackActions,
             _("playback.play", "P", "play/stop", "Plays the recording, or stops it.", PlaybackActions.do_play, "", 59),
             _("playback.next", "right_curly_bracket", "next", "Goes to the next incident, alert or operation.",
-              PlaybackActions.do_next, "", 49),
+              PlaybackActions.do_step, "", 49, (1, "after")),
             _("playback.previous", "left_curly_bracket", "previous", "Goes to the one before.",
-              PlaybackActions.do_previous, "", 48),
-            _("playback.forward", "full_stop", "+10 s", "Ten seconds on.", PlaybackActions.do_forward, "", 44),
-            _("playback.back", "comma", "-10 s", "Ten seconds back.", PlaybackActions.do_back, "", 43),
+              PlaybackActions.do_step, "", 48, (-1, "before")),
+            _("playback.forward", "full_stop", "+10 s", "Ten seconds on.", PlaybackActions.do_jump, "", 44, (JUMP_S,)),
+            _("playback.back", "comma", "-10 s", "Ten seconds back.", PlaybackActions.do_jump, "", 43, (-JUMP_S,)),
             _("playback.faster", "right_parenthesis", "faster", "The next higher speed.",
-              PlaybackActions.do_faster, "", 42),
+              PlaybackActions.do_hurry, "", 42, (1,)),
             _("playback.slower", "left_parenthesis", "slower", "The next lower speed.",
-              PlaybackActions.do_slower, "", 41),
-            _("playback.first", "", "to the beginning", "Where the recording begins.", PlaybackActions.do_first),
-            _("playback.last", "", "to the end", "Where the recording ends.", PlaybackActions.do_last),
+              PlaybackActions.do_hurry, "", 41, (-1,)),
+            _("playback.first", "", "to the beginning", "Where the recording begins.", PlaybackActions.do_jump,
+              args=(-math.inf,)),
+            _("playback.last", "", "to the end", "Where the recording ends.", PlaybackActions.do_jump,
+              args=(math.inf,)),
         ),
     ),
 )  # fmt: skip

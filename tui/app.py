@@ -338,7 +338,7 @@ class Console(App[int]):
         if action.command and not self.commands.may_begin(action, self.view):
             return
         with self.guarded(action.title):
-            action.run(self.view if action.target is None else self._services[action.target])
+            action.run(self.view if action.target is None else self._services[action.target], *action.args)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if event.input.id == FILTER:

@@ -21,7 +21,6 @@ from agentrl.protocol.commands import COMMANDS, Accepted, Tune
 from agentrl.protocol.effects import Consent, Effect, EffectChangedError, Tier
 from tui.console_interface import Host, work
 from tui.dialogs.form import INNER, Field, Form, Question, Values
-from tui.model import pending_commands
 from tui.model.actions import EVERYWHERE, Action
 from tui.model.effect_text import effect_lines
 from tui.model.mirror import STALE_S
@@ -51,21 +50,6 @@ class CommandRunner:
             self._console.say("There is nothing to undo.")
         else:
             self.perform(undo)
-
-    def do_run_pause(self) -> None:
-        self.perform(pending_commands.pause("run"))
-
-    def do_run_resume(self) -> None:
-        self.perform(pending_commands.resume("run"))
-
-    def do_run_stacks(self) -> None:
-        self.perform(pending_commands.stacks(()))
-
-    def do_run_test_alert(self) -> None:
-        self.perform(pending_commands.send_test_alert())
-
-    def do_run_down(self) -> None:
-        self.perform(pending_commands.down())
 
     # ---- a pending command ----
 

@@ -22,31 +22,7 @@ class PlaybackActions:
             self._playback.playing = not self._playback.playing
             self._console.paint_frame()
 
-    def do_next(self) -> None:
-        self._step(1, "after")
-
-    def do_previous(self) -> None:
-        self._step(-1, "before")
-
-    def do_forward(self) -> None:
-        self._jump(JUMP_S)
-
-    def do_back(self) -> None:
-        self._jump(-JUMP_S)
-
-    def do_first(self) -> None:
-        self._jump(float("-inf"))
-
-    def do_last(self) -> None:
-        self._jump(float("inf"))
-
-    def do_faster(self) -> None:
-        self._hurry(1)
-
-    def do_slower(self) -> None:
-        self._hurry(-1)
-
-    def _step(self, by: int, where: str) -> None:
+    def do_step(self, by: int, where: str) -> None:
         if self._playback is None:
             return
         found = self._playback.step(by, self._console.clock())
@@ -57,12 +33,12 @@ class PlaybackActions:
             self._console.say(f"Nothing began {where} this.")
         self._console.update_view()
 
-    def _jump(self, seconds: float) -> None:
+    def do_jump(self, seconds: float) -> None:
         if self._playback is not None:
             self._playback.seek(self._playback.position + seconds, self._console.clock())
             self._console.update_view()
 
-    def _hurry(self, by: int) -> None:
+    def do_hurry(self, by: int) -> None:
         if self._playback is not None:
             self._playback.faster(by)
             self._console.paint_frame()

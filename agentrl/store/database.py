@@ -1,11 +1,17 @@
-"""The one interface to the MongoDB driver: no other file sends anything to a run's database. Others name its changes
-and indexes at most; `embedded` brings its own server up by it.
+"""The one interface to the MongoDB driver: no other file sends anything to a run's database. Other files name changes
+and indexes; `embedded` starts its own server through it.
 
-Invariants: every operation has a deadline, within which what a restart of the server interrupted is repeated: by the
-driver, exactly once, where it is one write; here, where it may be made any number of times, and whatever was refused
-because the server has just begun. What the driver raises
-becomes an error of ours; write and read concerns are stated here and a URL cannot lower them. Motor
-and PyMongo's own asyncio client fit behind it alike.
+Invariants:
+- Every operation has a deadline. Within it, operations that a restart of the server interrupted are repeated: a single
+  write by the driver, exactly once; here only what may be made any number of times, or what the server refused because
+  it had just started.
+- Errors of the driver become errors of ours.
+- Write and read concerns are stated here, and a URL cannot lower them.
+
+Motor and PyMongo's own asyncio client both work behind this interface, and the same tests run with both. Motor is the
+default: single operations take the same time, and large cursors are read 1.4 to 2.6 times as fast. Motor is deprecated
+and gets critical fixes only, until May 2027. Make PyMongo the default when those fixes end, when Motor does not support
+a PyMongo or a server that runs need, or when PyMongo reads cursors as fast.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def test_every_action_has_a_help_sentence_and_a_command_that_changes_something(a
         replace(BY_ID["unit.restart"], where=("fleet", "alerts")),
         replace(BY_ID["unit.restart"], where=("no such view",)),
         replace(BY_ID["back"], target=Console),
-        replace(BY_ID["back"], run=Fleet.do_unit_more),
+        replace(BY_ID["back"], run=Fleet.do_scale),
     ],
     ids=["a view without the handler", "an unknown view", "an unknown service", "a handler of another class"],
 )

@@ -297,7 +297,7 @@ async def test_table_curves_and_ticks_match_the_position(trained: Path, size: tu
         screen = Screen(app, pilot)
         await screen.press("P", "8")
         await screen.shows("▸ 0 steps", "no trainer's row of the recording had one")
-        app.playback_actions.do_last()
+        app.playback_actions.do_jump(math.inf)
         await screen.shows("12 steps", "reward_mean 0.11", "◆", "✖", "trainer-0.2/000011")
         whole(screen, *size)
         await screen.press("g", "left_square_bracket")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -33,19 +34,19 @@ async def test_recording_has_a_killed_sampler_a_tightened_bound_and_failed_tool_
         for size in SIZES:
             await screen.resize(*size)
             await screen.press("1")
-            app.playback_actions.do_first()
+            app.playback_actions.do_jump(-math.inf)
             await screen.press("P")
             await screen.shows(f"{recording_lookup.THE_SHIPPED} · ")
-            app.playback_actions.do_next()
+            app.playback_actions.do_step(1, "after")
             await screen.shows("reward ", "engine 1/1")
             await screen.press("2")
             await screen.shows("sampler-0", "starting", "degraded")
             await screen.press("3")
             await screen.shows("signal 9")
-            app.playback_actions.do_next()
+            app.playback_actions.do_step(1, "after")
             await screen.press("1")
             await screen.shows("bound = 1", "fails ")
-            app.playback_actions.do_last()
+            app.playback_actions.do_jump(math.inf)
             await screen.press("8")
             await screen.shows("reward_mean 0.", "✖", "trainer-0.1/000030", "committed")
             await screen.press("enter")

@@ -36,8 +36,9 @@ class Action:
     title: str
     """A word or two, for footer and palette."""
     help: str
-    run: Callable[[Any], None]
-    """The handler; it gets its target."""
+    run: Callable[..., None]
+    """The handler; it gets its target and `args`."""
+    args: tuple[Any, ...] = ()
     target: type[Any] | None = None
     """The class of the service that `run` belongs to; None where it belongs to the view that is shown."""
     where: tuple[str, ...] = (EVERYWHERE,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeGuard
 
 from textual import events
@@ -10,6 +11,7 @@ from textual.app import ComposeResult
 from agentrl.formatting.row_text import unit_summary
 from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
 from tui.model import pending_commands, unit_table
+from tui.model.pending_commands import PendingCommand
 from tui.model.styled_text import Line, Span, Tone, cut, span, wrapped
 from tui.model.table import TableModel
 from tui.model.unit_table import PART
@@ -29,25 +31,9 @@ class UnitVerbs(View):
         row = self.selected()
         return [row.unit] if row is not None else []
 
-    def do_unit_restart(self) -> None:
+    def do_unit_command(self, command: Callable[[UnitRow], PendingCommand]) -> None:
         if (row := self.selected()) is not None:
-            self.perform(pending_commands.restart(row))
-
-    def do_unit_drain(self) -> None:
-        if (row := self.selected()) is not None:
-            self.perform(pending_commands.drain(row))
-
-    def do_unit_undrain(self) -> None:
-        if (row := self.selected()) is not None:
-            self.perform(pending_commands.cancel_drain(row))
-
-    def do_unit_stop(self) -> None:
-        if (row := self.selected()) is not None:
-            self.perform(pending_commands.stop(row))
-
-    def do_unit_kill(self) -> None:
-        if (row := self.selected()) is not None:
-            self.perform(pending_commands.stop(row, now=True))
+            self.perform(command(row))
 
     def do_unit_vouch(self) -> None:
         if (row := self.selected()) is not None:
@@ -160,13 +146,7 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
         else:
             self.selected()
 
-    def do_unit_more(self) -> None:
-        self._scale(1)
-
-    def do_unit_fewer(self) -> None:
-        self._scale(-1)
-
-    def _scale(self, by: int) -> None:
+    def do_scale(self, by: int) -> None:
         row = self.selected()
         group = self.mirror.group(row.group) if row else None
         if group is not None:

@@ -283,11 +283,8 @@ class Logs(View):
     def do_logs_mark(self) -> None:
         self._say_if(self.lines.mark())
 
-    def do_logs_next_mark(self) -> None:
-        self._say_if(self.lines.to_mark(1))
-
-    def do_logs_previous_mark(self) -> None:
-        self._say_if(self.lines.to_mark(-1))
+    def do_logs_to_mark(self, by: int) -> None:
+        self._say_if(self.lines.to_mark(by))
 
     def _say_if(self, wrong: str) -> None:
         if wrong:
@@ -297,13 +294,7 @@ class Logs(View):
         choices = unit_choices(self.mirror)
         self.app.push_screen(Palette(choices, hint="which unit"), lambda unit: self.open([unit]) if unit else None)
 
-    def do_logs_older(self) -> None:
-        self._to_life(-1)
-
-    def do_logs_newer(self) -> None:
-        self._to_life(1)
-
-    def _to_life(self, by: int) -> None:
+    def do_logs_to_life(self, by: int) -> None:
         if len(self._tails) != 1 or not self._tails[0].incarnation:
             self.actions.say("Lives are looked at one unit at a time.")
             return

@@ -137,16 +137,7 @@ class Overview(View):
         head = cut((Span("Lately", Tone.ACCENT),), width)
         return [(), head, *(cells(row, shown, self.now()) for row in rows[: room - 2])]
 
-    def do_cure_1(self) -> None:
-        self._open(0)
-
-    def do_cure_2(self) -> None:
-        self._open(1)
-
-    def do_cure_3(self) -> None:
-        self._open(2)
-
-    def _open(self, place: int) -> None:
+    def do_open_alert(self, place: int) -> None:
         firing = self.mirror.firing
         if place < len(firing):
             self.actions.navigation.open_row(f"alert/{firing[place].id}")

@@ -247,13 +247,7 @@ class RecordPage(RecordLinksPage, FoldingPage, AttemptsVerb):
     def record_id(self) -> str:
         return self._record
 
-    def do_record_next_turn(self) -> None:
-        self._to_neighbour(1)
-
-    def do_record_previous_turn(self) -> None:
-        self._to_neighbour(-1)
-
-    def _to_neighbour(self, by: int) -> None:
+    def do_to_neighbour(self, by: int) -> None:
         if self._answer is None:
             return
         starts = self._made(self.scroll.width).turns
@@ -392,13 +386,7 @@ class GroupPage(FoldingPage):
 
     # ---- actions ----
 
-    def do_group_left(self) -> None:
-        self._shift(-1)
-
-    def do_group_right(self) -> None:
-        self._shift(1)
-
-    def _shift(self, by: int) -> None:
+    def do_group_shift(self, by: int) -> None:
         last = max(0, len(self._answer or ()) - self._fits)
         self._first = max(0, min(last, self._begin + by))
         self.repaint()

@@ -6,7 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, cast
@@ -21,6 +21,7 @@ from tui.model import cell_text, pending_commands
 from tui.model.curves import seconds
 from tui.model.data_tables import Row, doing
 from tui.model.detail_lines import page
+from tui.model.pending_commands import PendingCommand
 from tui.model.styled_text import Line, Span, Tone, span, wrapped
 from tui.model.table import Column, order_column
 from tui.views.detail_pages import DetailPage as PlainPage
@@ -181,13 +182,9 @@ class Checkpoints(Stored):
     def columns(self) -> tuple[Column[Any], ...]:
         return checkpoint_columns()
 
-    def do_checkpoint_pin(self) -> None:
+    def do_checkpoint_command(self, command: Callable[[str], PendingCommand]) -> None:
         if (row := self.selected()) is not None:
-            self.perform(pending_commands.pin(str(row["id"])))
-
-    def do_checkpoint_unpin(self) -> None:
-        if (row := self.selected()) is not None:
-            self.perform(pending_commands.unpin(str(row["id"])))
+            self.perform(command(str(row["id"])))
 
     def do_checkpoint_rollback(self) -> None:
         """Go on from the selected checkpoint."""

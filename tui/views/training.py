@@ -180,25 +180,13 @@ class Training(QueryTable):
             lines += chart.curve(name, max(1, each), cursor)
         return [cut((Span("  "), *line), width) for line in lines[:height]]
 
-    def do_curves_older(self) -> None:
-        self._step(-1)
-
-    def do_curves_newer(self) -> None:
-        self._step(1)
-
-    def _step(self, by: int) -> None:
+    def do_curves_step(self, by: int) -> None:
         """One column to the side."""
         chart = self._width_chart()
         column = self._column(chart)
         self._aim(chart, chart.columns - 1 if column is None else column + by)
 
-    def do_curves_tick_before(self) -> None:
-        self._to_tick(-1)
-
-    def do_curves_tick_after(self) -> None:
-        self._to_tick(1)
-
-    def _to_tick(self, by: int) -> None:
+    def do_curves_to_tick(self, by: int) -> None:
         chart = self._width_chart()
         column = self._column(chart)
         found = chart.neighbour(chart.columns if column is None else column, by)

@@ -236,13 +236,7 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
             self.actions.say("This run has no staleness bound.")
         self.update()
 
-    def do_knob_less(self) -> None:
-        self._try(-1)
-
-    def do_knob_more(self) -> None:
-        self._try(1)
-
-    def _try(self, by: int) -> None:
+    def do_knob_try(self, by: int) -> None:
         row = self.under_cursor()
         if row is None or row.name != BOUND:
             self.actions.say("Only the bound has a preview by keys; b goes to it.")

@@ -238,12 +238,6 @@ class TableView(View):
         # Other parts of the view show details of the row under the cursor.
         self.repaint()
 
-    def do_sort_left(self) -> None:
-        self._sort(-1)
-
-    def do_sort_right(self) -> None:
-        self._sort(1)
-
     def do_sort_turn(self) -> None:
         self.table.model.sort(self.table.model.sort_column.name)
         self.table.repaint()
@@ -274,7 +268,7 @@ class TableView(View):
     def do_export(self) -> None:
         self.actions.exporter.ask_for_rows(self.name_in_registry, self.export_rows())
 
-    def _sort(self, by: int) -> None:
+    def do_sort(self, by: int) -> None:
         """Sort by the next column that has a title and is shown."""
         model = self.table.model
         names = [column.name for column in self.table.columns_shown() if column.title]
