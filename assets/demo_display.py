@@ -68,8 +68,8 @@ class Screen:
         return Group(bar, table)
 
     def _progress(self, trainer: UnitRow | None, now: Figures) -> tuple[str, int, int]:
-        said = _WARM_UP.match(trainer.status) if trainer is not None and now.version is None else None
-        return ("warm-up", int(said[1]), int(said[2])) if said else ("step", now.committed, self._steps)
+        printed = _WARM_UP.match(trainer.status) if trainer is not None and now.version is None else None
+        return ("warm-up", int(printed[1]), int(printed[2])) if printed else ("step", now.committed, self._steps)
 
     def _print(self, trainer: UnitRow | None, now: Figures) -> None:
         if time.monotonic() - self._printed_at < PRINT_EVERY_S:
@@ -78,9 +78,9 @@ class Screen:
         what, done, total = self._progress(trainer, now)
         newest = dataclasses.replace(now, held_out=dict(list(now.held_out.items())[-1:]))
         lines = dict(self._lines(trainer, newest, curve=False))
-        said = "; ".join(f"{name} {lines[name]}" for name in PRINTED if lines[name])
+        printed = "; ".join(f"{name} {lines[name]}" for name in PRINTED if lines[name])
         seconds = time.monotonic() - self._began
-        line = f"  {seconds:4.0f} s  {what} {done} of {total}; {sanitise(said)}"
+        line = f"  {seconds:4.0f} s  {what} {done} of {total}; {sanitise(printed)}"
         self._console.print(
             line if len(line) <= LINE_CHARS else f"{line[: LINE_CHARS - 1]}…",
             highlight=False,

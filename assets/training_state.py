@@ -62,9 +62,9 @@ class RunStore:
     def trained(self) -> tuple[int, int]:
         """Counts of committed steps and of their records, by a cheap query."""
         sums = {"_id": None, "steps": {"$sum": 1}, "records": {"$sum": {"$size": "$records"}}}
-        asked = [{"$match": {"status": StepStatus.COMMITTED}}, {"$group": sums}]
+        evaluated_versions = [{"$match": {"status": StepStatus.COMMITTED}}, {"$group": sums}]
         try:
-            found = self._ask(self._opened().aggregate("Step", asked))
+            found = self._ask(self._opened().aggregate("Step", evaluated_versions))
         except AgentrlError:
             return 0, 0
         return (int(found[0]["steps"]), int(found[0]["records"])) if found else (0, 0)
@@ -125,9 +125,11 @@ async def _tool_calls(database: Database) -> dict[str, int]:
 
 
 async def _held_out(database: Database) -> dict[int, float]:
-    asked = await database.find("Publication", {"evaluation": "done"}, sort=[("_id", 1)], projection=["_id"])
+    evaluated_versions = await database.find(
+        "Publication", {"evaluation": "done"}, sort=[("_id", 1)], projection=["_id"]
+    )
     found: dict[int, float] = {}
-    for version in (int(document["_id"]) for document in asked):
+    for version in (int(document["_id"]) for document in evaluated_versions):
         means = [result.mean for result in await evaluations.results(database, version) if result.mean is not None]
         if means:
             found[version] = sum(means) / len(means)

@@ -85,8 +85,8 @@ class CommandRunner:
         consent = await client.preview(pending.command, pending.args)
         while (agreed := await self._ask(pending, consent)) is not None:
             self._check(agreed, chosen_in)
-            asked = consent.effect.scientific or consent.tier >= Tier.DISRUPTIVE
-            given = consent if asked else consent.to_tier()
+            confirmed = consent.effect.scientific or consent.tier >= Tier.DISRUPTIVE
+            given = consent if confirmed else consent.to_tier()
             try:
                 accepted: Accepted = await client.call(agreed.command, agreed.args, consent=given)
             except EffectChangedError as changed:

@@ -83,10 +83,10 @@ class Connection:
     async def _follow(self, client: Client) -> None:
         mirror = self.mirror
 
-        def heard() -> None:
-            mirror.heard(time.monotonic())
+        def message_received() -> None:
+            mirror.message_received(time.monotonic())
 
-        async with aclosing(client.follow(on_heard=heard)) as changes:
+        async with aclosing(client.follow(on_message=message_received)) as changes:
             async for key, row in changes:
                 if key == RESET:
                     mirror.begin()

@@ -75,8 +75,8 @@ async def agreed(cli: Cli, client: Client, name: str, args: Args) -> Send | None
     if not consented(cli, preview.effect, preview.tier, COMMANDS[name].reverse):
         output.note("Nothing was done.")
         return None
-    asked = preview.tier >= Tier.DISRUPTIVE and not cli.json and output.interactive()
-    return functools.partial(client.call, name, args, consent=preview if asked else preview.to_tier())
+    confirmed = preview.tier >= Tier.DISRUPTIVE and not cli.json and output.interactive()
+    return functools.partial(client.call, name, args, consent=preview if confirmed else preview.to_tier())
 
 
 def consented(cli: Cli, effect: Effect, tier: Tier, reverse: str = "") -> bool:

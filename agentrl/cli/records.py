@@ -127,8 +127,8 @@ def _show_turn(turn: Row) -> None:
         name = f"{tool['server']}.{tool['tool']}" if tool["server"] else tool["tool"]
         fault = f" ({tool['error_class']})" if tool["error_class"] else ""
         again = f", tried again: {tool['tried_again']}" if tool.get("tried_again") else ""
-        said = f"{tool['status']}{fault}{again}{_took(tool['latency_s'])}"
-        output.say(f"  {name}({_arguments(tool['arguments'])}): {said}")
+        summary = f"{tool['status']}{fault}{again}{_took(tool['latency_s'])}"
+        output.say(f"  {name}({_arguments(tool['arguments'])}): {summary}")
         _block("", tool["result"], indent="    ")
 
 

@@ -162,7 +162,7 @@ class Client(CommandMethods):
         async with FeedSubscription(self.target, wanted=lambda each: each == key) as feed:
             ask = True
             while True:
-                heard_before = feed.live
+                received_before = feed.live
                 if ask:
                     feed.begin()
                     row: OperationRow | None = await self._operation(operation_id, deadline)
@@ -179,17 +179,17 @@ class Client(CommandMethods):
                     raise _unfinished(operation_id, timeout_s)
                 await feed.changed(left)
                 # Rows between the answer and the first message of the feed may be lost, so it queries again.
-                ask = feed.stale or feed.silent or not (heard_before and feed.live) or _is_gone(feed.news.get(key))
+                ask = feed.stale or feed.silent or not (received_before and feed.live) or _is_gone(feed.news.get(key))
 
     async def follow(
-        self, kinds: Iterable[str] = (), *, on_heard: Callable[[], object] | None = None
+        self, kinds: Iterable[str] = (), *, on_message: Callable[[], object] | None = None
     ) -> AsyncGenerator[tuple[str, AnyRow | None], None]:
         """All rows, then every change, without an end. A row that is None was removed.
 
         Markers stand between the rows: RESET before each snapshot (the first one, and one after every loss), CAUGHT_UP
         after it, SILENT when the feed is silent. A consumer that keeps a dict of rows clears it at RESET.
 
-        `on_heard` is called for every message of the feed, even if nothing changed.
+        `on_message` is called for every message of the feed, even if nothing changed.
         """
         wanted = _known(kinds)
         async with FeedSubscription(self.target, lambda key: not wanted or key.partition("/")[0] in wanted) as feed:
@@ -199,12 +199,12 @@ class Client(CommandMethods):
                 for key, row in view.rows.items():
                     yield key, row
                 yield CAUGHT_UP, None
-                async with aclosing(self._changes(feed, view.seq, on_heard)) as changes:
+                async with aclosing(self._changes(feed, view.seq, on_message)) as changes:
                     async for change in changes:
                         yield change
 
     async def _changes(
-        self, feed: FeedSubscription, after: int, on_heard: Callable[[], object] | None
+        self, feed: FeedSubscription, after: int, on_message: Callable[[], object] | None
     ) -> AsyncGenerator[tuple[str, AnyRow | None], None]:
         """Changes until a row is lost."""
         silent = False
@@ -212,8 +212,8 @@ class Client(CommandMethods):
             for key, (seq, value) in feed.take().items():
                 if seq > after:
                     yield key, None if bytes(value) == _NIL else wire.decode_row(value)
-            if await feed.changed(ASK_EVERY_S) and on_heard:
-                on_heard()
+            if await feed.changed(ASK_EVERY_S) and on_message:
+                on_message()
             if feed.silent != silent:
                 silent = feed.silent
                 yield SILENT if silent else CAUGHT_UP, None

@@ -42,7 +42,7 @@ class FeedSubscription:
         self.news: dict[str, tuple[int, msgspec.Raw]] = {}
         """The newest row of each key, with its sequence number."""
         self._wanted = wanted
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         self._event = asyncio.Event()
         self._refusal: KeyRefusedError | None = None
         self._target = target
@@ -61,7 +61,7 @@ class FeedSubscription:
 
     @property
     def silent(self) -> bool:
-        return time.monotonic() - self._heard_at > SILENT_S
+        return time.monotonic() - self._received_at > SILENT_S
 
     async def changed(self, within_s: float) -> bool:
         """Waits for any message of the feed, including beats. Returns False if none arrived in time.
@@ -108,7 +108,7 @@ class FeedSubscription:
             if message.epoch != self.epoch:
                 self.news.clear()
         self.epoch, self.seq, self.live = message.epoch, message.seq, True
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         if isinstance(message, FeedRow) and self._wanted(message.key):
             self.news[message.key] = (message.seq, message.value)
         self._event.set()

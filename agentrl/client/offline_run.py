@@ -68,8 +68,8 @@ class OfflineRun:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        said, why_not = await process.communicate()
+        printed, why_not = await process.communicate()
         if process.returncode:
             reason = why_not.decode(errors="replace").strip()
             raise DiskError(f"The journal in {self.state_dir} cannot be read: {reason}")
-        return wire.decode_as(Happenings, msgspec.Raw(said))
+        return wire.decode_as(Happenings, msgspec.Raw(printed))

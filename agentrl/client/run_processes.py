@@ -89,8 +89,8 @@ def agents_of(state_dir: Path) -> list[RunProcess]:
 
 def given_up(state_dir: Path) -> str:
     """The reason why a living host agent no longer restarts the coordinator; empty if it does."""
-    told = (read_json(file).get("coordinator") for file in _agent_files(state_dir) if _living("", file) is not None)
-    return next((str(why) for why in told if why), "")
+    reasons = (read_json(file).get("coordinator") for file in _agent_files(state_dir) if _living("", file) is not None)
+    return next((str(why) for why in reasons if why), "")
 
 
 def _agent_files(state_dir: Path) -> list[Path]:

@@ -60,12 +60,12 @@ def changes(before: RunConfig, after: RunConfig) -> list[str]:
     """The settings that differ between two configurations, as sentences."""
     old, new = (dict(introspection.leaves(config_to_plain(config))) for config in (before, after))
     paths = [path for path in {**old, **new} if old.get(path, _ABSENT) != new.get(path, _ABSENT)]
-    told = [
+    listed = [
         f"{'.'.join(path)} goes from {_short(path, old.get(path, _ABSENT))} to {_short(path, new.get(path, _ABSENT))}"
         for path in paths[:MOST_CHANGES]
     ]
     more = len(paths) - MOST_CHANGES
-    return [*told, f"{more} more settings change"] if more > 0 else told
+    return [*listed, f"{more} more settings change"] if more > 0 else listed
 
 
 def _short(path: tuple[str, ...], value: object) -> str:

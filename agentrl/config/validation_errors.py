@@ -68,10 +68,10 @@ def _wrong_value(details: ErrorDetails, path: Path) -> str:
     key = ".".join(path) or "the run"
     place = _WHOLE.at(path)
     if details["type"] == "value_error":
-        said = str(details.get("ctx", {}).get("error", details["msg"]))
-        joined = f"{key} {said}" if said.startswith(("must ", "needs ")) else f"{key}: {said}"
+        problem = str(details.get("ctx", {}).get("error", details["msg"]))
+        joined = f"{key} {problem}" if problem.startswith(("must ", "needs ")) else f"{key}: {problem}"
         # Messages about a whole section contain the wrong values already.
-        whole = " not " in said or isinstance(details["input"], Mapping | Section)
+        whole = " not " in problem or isinstance(details["input"], Mapping | Section)
         return joined if whole else joined + _shown(details["input"], path)
     rule = introspection.allowed(place) if place is not None else ""
     if not rule and details["type"] in ("literal_error", "enum"):

@@ -68,10 +68,10 @@ def read_tree(text: str, name: str) -> Tree:
         mark = broken.problem_mark or broken.context_mark
         # An error at the end of the file is reported one line after the last one, which no editor shows.
         line = f"{min(mark.line + 1, max(1, len(text.splitlines())))}" if mark else "?"
-        said = " ".join(part for part in (broken.context, broken.problem) if part)
+        problem = " ".join(part for part in (broken.context, broken.problem) if part)
         if broken.problem and "'\\t'" in broken.problem:
-            said = "there is a tab where YAML needs spaces"
-        raise ConfigError(f"{name}:{line}: this is not valid YAML: {said}.") from broken
+            problem = "there is a tab where YAML needs spaces"
+        raise ConfigError(f"{name}:{line}: this is not valid YAML: {problem}.") from broken
     except yaml.YAMLError as broken:
         raise ConfigError(f"{name}: this is not valid YAML: {' '.join(str(broken).split())}.") from broken
     except RecursionError:
@@ -87,8 +87,8 @@ def read_value(text: str, source: str) -> Any:
         node = loader.get_single_node()
         return None if node is None else _Builder(loader, source, {}).build(node, ())
     except yaml.YAMLError as broken:
-        said = getattr(broken, "problem", None) or str(broken)
-        raise ConfigError(f"{source}: this is not a valid value: {said}.", hint="Put it in quotes.") from broken
+        problem = getattr(broken, "problem", None) or str(broken)
+        raise ConfigError(f"{source}: this is not a valid value: {problem}.", hint="Put it in quotes.") from broken
     except RecursionError:
         raise ConfigError(f"{source}: {_TOO_DEEP}.") from None
 

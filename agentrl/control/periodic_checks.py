@@ -77,13 +77,13 @@ class PeriodicChecks:
             host = self._context.state.hosts.get(finding.name)
             if finding.health is not Health.WELL and (host is None or host.connected):
                 lease = self._context.host_leases.get(finding.name)
-                silent = now - lease.heard if lease is not None else 0.0
-                heard = frozenset(
+                silent = now - lease.last_received if lease is not None else 0.0
+                reporting = frozenset(
                     unit
                     for unit, slot in self._context.state.slots.items()
-                    if slot.host == finding.name and self._context.leases.is_heard(unit, now)
+                    if slot.host == finding.name and self._context.leases.is_reporting(unit, now)
                 )
-                self._context.happened(events.HostSilent(host=finding.name, for_s=silent, heard=heard))
+                self._context.happened(events.HostSilent(host=finding.name, for_s=silent, reporting=reporting))
 
     def _judge_units(self, now: float) -> None:
         for finding in list(self._context.leases.scan(now, self._unseen())):
@@ -156,4 +156,4 @@ def _event_of(finding: Finding, incarnation: int) -> events.Event:
         case Health.HUNG:
             return events.UnitHung(unit=finding.name, incarnation=incarnation, because=finding.because)
         case _:
-            return events.UnitHeard(unit=finding.name, incarnation=incarnation)
+            return events.UnitReports(unit=finding.name, incarnation=incarnation)

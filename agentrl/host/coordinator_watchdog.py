@@ -54,7 +54,7 @@ class SilenceTimer:
         self.patience_s = START_WITHIN_S
         """How long a silence may last; the coordinator's Welcome sets it."""
         self.lasted_s = 0.0
-        self._heard = False
+        self._received = False
         self._looked_at = 0.0
 
     @property
@@ -65,14 +65,14 @@ class SilenceTimer:
 
     @property
     def too_long(self) -> bool:
-        return self.lasted_s >= (self.patience_s if self._heard else max(self.patience_s, START_WITHIN_S))
+        return self.lasted_s >= (self.patience_s if self._received else max(self.patience_s, START_WITHIN_S))
 
     def begin(self, now: float) -> None:
         """A new coordinator process starts; until its first message it has the time of a slow start."""
-        self._heard, self._looked_at, self.lasted_s = False, now, 0.0
+        self._received, self._looked_at, self.lasted_s = False, now, 0.0
 
-    def heard(self) -> None:
-        self._heard, self.lasted_s = True, 0.0
+    def message_received(self) -> None:
+        self._received, self.lasted_s = True, 0.0
 
     def reset(self) -> None:
         self.lasted_s = 0.0
@@ -158,7 +158,7 @@ class CoordinatorWatchdog:
 
     def received(self, message: ToHost, send: Callable[[Message], bool]) -> None:
         """The coordinator sent a message. One that knows this host gets the reports about earlier coordinators."""
-        self._silence.heard()
+        self._silence.message_received()
         if isinstance(message, Welcome):
             self._silence.patience_s = message.coordinator_silent_s or self._silence.patience_s
         if isinstance(message, Welcome | BeatAck):

@@ -84,7 +84,7 @@ class _Connection(asyncio.Protocol):
         self._pieces: deque[bytes] = deque()
         self._ahead = 0
         self._without_body = 0
-        self._heard = False
+        self._received = False
         self._ends_with_connection = True
         self._complete = False
         self._may_go_on = False
@@ -93,12 +93,12 @@ class _Connection(asyncio.Protocol):
         """Send, and read up to the headers of the answer."""
         assert self._transport is not None
         # Data before the request belongs to no answer, and uvloop's transports raise on a write after the end.
-        if self._broken or self._heard:
+        if self._broken or self._received:
             raise _StaleError if reused else ConnectionBrokenError(self._broken or "it answers before it is asked")
         self._transport.write(request)
         while not self.status:
             if self._broken:
-                raise _StaleError if reused and not self._heard else ConnectionBrokenError(self._broken)
+                raise _StaleError if reused and not self._received else ConnectionBrokenError(self._broken)
             await self._news()
 
     async def piece(self) -> bytes | None:
@@ -151,7 +151,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._received = True
         self._without_body += len(data)
         try:
             self._parser.feed_data(data)

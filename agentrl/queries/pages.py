@@ -82,8 +82,8 @@ async def _calls_under_way(database: Database, records: list[str], now: datetime
     for call in await database.find(CALLS, of_them | {"status": CallStatus.SENT}, projection=calls.UNDER_WAY):
         at = f" at {call['engine']}" if call.get("engine") else ""
         found.append((call["sent_at"], call["record"], f"model call{at}", call["_id"]))
-    asked = of_them | {"tool_calls.status": {"$in": _OPEN_TOOLS}}
-    for call in await database.find(CALLS, asked, projection=calls.UNDER_WAY):
+    wanted = of_them | {"tool_calls.status": {"$in": _OPEN_TOOLS}}
+    for call in await database.find(CALLS, wanted, projection=calls.UNDER_WAY):
         for tool in call["tool_calls"]:
             if tool["status"] in _OPEN_TOOLS:
                 what = f"tool call {tool['server']}.{tool['tool']}"

@@ -99,10 +99,10 @@ async def calls(database: Database, args: ListFailedCalls) -> Page:
 
 
 async def _kinds(database: Database, filter: str, *, with_calls: bool = False) -> dict[Kind, _Seen]:
-    asked, now = parse(filter, TOOL_CALLS), await database.now()
+    query, now = parse(filter, TOOL_CALLS), await database.now()
     seen: dict[Kind, _Seen] = {}
     names_are_out = False
-    async for error in _errors(database, asked, now):
+    async for error in _errors(database, query, now):
         kind = _kind(error)
         if kind not in seen and len(seen) >= MOST_KINDS and not names_are_out:
             # Beside the loop: it takes a while, and the steward has more to do than to answer.
@@ -142,17 +142,17 @@ def _kind(error: Plain) -> Kind:
     return Kind(error["server"], error["tool"], error["status"], error["error_class"], pattern_of(text))
 
 
-async def _errors(database: Database, asked: Expression, now: datetime) -> AsyncIterator[Plain]:
+async def _errors(database: Database, query: Expression, now: datetime) -> AsyncIterator[Plain]:
     text = {"$substrCP": ["$result", 0, READ_CHARS]}
     stages = [{"$match": stored_calls.FAILED_TOOLS}, *stored_calls.TOOL_ROWS, {"$match": stored_calls.FAILED_TOOL_ROW}]
     shown = ("record", "turn", "server", "tool", "status", "error_class", "requested_at")
-    stages += [{"$match": to_mongo(asked, now)}, {"$project": {**dict.fromkeys(shown, 1), "result": text}}]
+    stages += [{"$match": to_mongo(query, now)}, {"$project": {**dict.fromkeys(shown, 1), "result": text}}]
     async for call in database.stream_aggregate(CALLS, stages):
         yield {**call, "id": call["_id"]}
     parts = ("record", "task", "turn", "owner", "parsed.name", "parsed.error", "began_at", "over_at")
     async for call in database.stream(CALLS, {"parsed.error": {"$gt": ""}}, projection=parts):
         for error in _malformed(call):
-            if matches(asked, error, now):
+            if matches(query, error, now):
                 yield error
 
 

@@ -76,8 +76,8 @@ async def _oldest(database: Database, purpose: dict[str, list[str]], now: dateti
     found = await database.find("DispatchedSamplingTask", {"_id": within(longest.id)}, projection=calls.UNDER_WAY)
     under_way = [load(DispatchedSamplingTask, one) for one in found]
     call = next((one for one in under_way if one.status == CallStatus.SENT), None)
-    asked = [tool for one in under_way for tool in one.tool_calls if tool.status in _OPEN_TOOL_CALLS]
-    tool_call = min(asked, key=lambda tool: tool.requested_at or now, default=None)
+    open_calls = [tool for one in under_way for tool in one.tool_calls if tool.status in _OPEN_TOOL_CALLS]
+    tool_call = min(open_calls, key=lambda tool: tool.requested_at or now, default=None)
     unusable = await service_registry.unusable_servers(database) if call is None and tool_call is None else {}
     return Group(task, records, call, tool_call, unusable)
 

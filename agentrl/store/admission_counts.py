@@ -56,8 +56,8 @@ async def _groups(database: Database) -> _Groups:
         "members": {"$sum": {"$cond": ["$signal", "$members", 0]}},
         "n": {"$sum": "$n"},
     }
-    asked = [{"$match": {"status": {"$in": statuses}, "purpose": _TRAINING}}, {"$group": sums}]
-    found = {group["_id"]: group for group in await database.aggregate("Task", asked)}
+    stages = [{"$match": {"status": {"$in": statuses}, "purpose": _TRAINING}}, {"$group": sums}]
+    found = {group["_id"]: group for group in await database.aggregate("Task", stages)}
     admitted = found.get(TaskStatus.ADMITTED, {"unclosed": [], "opening": 0})
     ready, leased = found.get(TaskStatus.READY, {}), found.get(TaskStatus.LEASED, {})
     return _Groups(
@@ -68,8 +68,8 @@ async def _groups(database: Database) -> _Groups:
 async def _flying(database: Database) -> dict[str, int]:
     """Records that are under way, by status."""
     wanted = {"status": {"$in": sorted(IN_FLIGHT)}, "purpose": _TRAINING}
-    asked: list[Plain] = [{"$match": wanted}, {"$group": {"_id": "$status", "n": {"$sum": 1}}}]
-    return {group["_id"]: int(group["n"]) for group in await database.aggregate("Record", asked)}
+    stages: list[Plain] = [{"$match": wanted}, {"$group": {"_id": "$status", "n": {"$sum": 1}}}]
+    return {group["_id"]: int(group["n"]) for group in await database.aggregate("Record", stages)}
 
 
 class _Landed(NamedTuple):
@@ -83,9 +83,9 @@ class _Landed(NamedTuple):
 async def _landed(database: Database, unclosed: list[str]) -> _Landed:
     wanted = {"task": {"$in": unclosed}, "status": {"$in": [RecordStatus.SCORED, *UNFOLLOWED]}}
     kinds = {"scored": {"$eq": ["$status", RecordStatus.SCORED]}, "followed": "$followed"}
-    asked: list[Plain] = [{"$match": wanted}, {"$group": {"_id": kinds, "n": {"$sum": 1}}}]
+    stages: list[Plain] = [{"$match": wanted}, {"$group": {"_id": kinds, "n": {"$sum": 1}}}]
     scored = unfollowed = 0
-    for group in await database.aggregate("Record", asked):
+    for group in await database.aggregate("Record", stages):
         if group["_id"]["scored"]:
             scored += int(group["n"])
         elif not group["_id"]["followed"]:

@@ -66,8 +66,8 @@ async def with_tokens(
     """The model calls of each Record that have tokens, in their order."""
     wanted = list(records)
     by_record: dict[str, list[DispatchedSamplingTask]] = defaultdict(list, {record: [] for record in wanted})
-    for asked in of_records(wanted):
-        answered = asked | {"status": {"$in": WITH_TOKENS}}
+    for matched in of_records(wanted):
+        answered = matched | {"status": {"$in": WITH_TOKENS}}
         for document in await database.find(CALLS, answered, projection=None if texts else WITHOUT_TEXTS):
             call = load(DispatchedSamplingTask, document)
             by_record[call.record].append(call)

@@ -110,8 +110,8 @@ class Database:
     async def find_one(
         self, collection: str, filter: Filter, *, sort: Sort | None = None, projection: Projection | None = None
     ) -> Plain | None:
-        asked = self._collection(collection)
-        found: Plain | None = await self._asked(collection, lambda: asked.find_one(filter, projection, sort=sort))
+        source = self._collection(collection)
+        found: Plain | None = await self._asked(collection, lambda: source.find_one(filter, projection, sort=sort))
         return found
 
     async def find(
@@ -154,9 +154,9 @@ class Database:
 
     async def aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> list[Plain]:
         async def read() -> list[Plain]:
-            asked = self._collection(collection).aggregate(pipeline)
+            source = self._collection(collection).aggregate(pipeline)
             # Motor gives a cursor, PyMongo a coroutine that gives one.
-            cursor = await asked if inspect.isawaitable(asked) else asked
+            cursor = await source if inspect.isawaitable(source) else source
             found: list[Plain] = await cursor.to_list(None)
             return found
 
@@ -165,8 +165,8 @@ class Database:
     async def stream_aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> AsyncIterator[Plain]:
         """The results of a pipeline one by one, for what may be many."""
         with _our_errors(collection):
-            asked = self._collection(collection).aggregate(pipeline)
-            async for document in await asked if inspect.isawaitable(asked) else asked:
+            source = self._collection(collection).aggregate(pipeline)
+            async for document in await source if inspect.isawaitable(source) else source:
                 yield document
 
     # ---- writing ----

@@ -129,6 +129,6 @@ async def finish(database: Database, version: int, evaluated: Mapping[str, float
     check(TASK, TaskStatus.READY, TaskStatus.DONE, Actor.EVALUATOR, f"evaluation of version {version}")
     closed = {"version": version, "purpose": "eval", "status": TaskStatus.READY}
     done = await database.update_many("Task", closed, {"$set": {"status": TaskStatus.DONE}})
-    told = {"evaluation": "done", "evaluated": dict(evaluated)}
-    await database.update_one("Publication", {"_id": version}, {"$set": told})
+    fields = {"evaluation": "done", "evaluated": dict(evaluated)}
+    await database.update_one("Publication", {"_id": version}, {"$set": fields})
     return done

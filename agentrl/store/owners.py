@@ -55,7 +55,7 @@ class Lease:
         self._number = _number(incarnation)
         self._clock = clock
         self._renewed_at = float("-inf")
-        self._heard_at = float("-inf")
+        self._received_at = float("-inf")
         """When it was last known not to be declared dead."""
 
     @property
@@ -94,18 +94,18 @@ class Lease:
         alive = {"_id": self.incarnation, "expired": False}
         if not await self._database.update_one("Owner", alive, setting(expires_at=from_now(LEASE_S))):
             raise self._lost()
-        self._renewed_at = self._heard_at = asked_at
+        self._renewed_at = self._received_at = asked_at
 
     async def certain(self) -> None:
         """OwnerLostError if this incarnation was declared dead, which a process that was stopped for a while does not
         know by its clock. It reads the store twice a second at most."""
         asked_at = self._clock()
-        if asked_at < self._heard_at + CERTAIN_S:
+        if asked_at < self._received_at + CERTAIN_S:
             return
         dead = {"_id": self.incarnation, "expired": True}
         if await self._database.find_one("Owner", dead, projection=["_id"]) is not None:
             raise self._lost()
-        self._heard_at = asked_at
+        self._received_at = asked_at
 
     async def keep(self) -> None:
         """Renew until cancelled. OwnerLostError ends it: then nothing may be written any more."""

@@ -45,8 +45,12 @@ async def announce(database: Database, version: int, lineage: str, manifest: Map
     fields = {"status": S.ANNOUNCED, "manifest": dict(manifest)}
     if not await database.update_one("Publication", writing, setting(fields, announced_at=NOW)):
         # Its own announcement, of which the answer was lost, counts.
-        told = {"_id": version, "lineage": lineage, "status": {"$in": [S.ANNOUNCED, S.CURRENT, S.RETAINED, S.REJECTED]}}
-        if await database.find_one("Publication", told, projection=["_id"]) is None:
+        usable = {
+            "_id": version,
+            "lineage": lineage,
+            "status": {"$in": [S.ANNOUNCED, S.CURRENT, S.RETAINED, S.REJECTED]},
+        }
+        if await database.find_one("Publication", usable, projection=["_id"]) is None:
             return False
     check(PUBLICATION, S.ANNOUNCED, S.SKIPPED, Actor.TRAINER, str(version))
     overtaken = {"_id": {"$lt": version}, "status": {"$in": [S.WRITING, S.ANNOUNCED]}}
@@ -56,8 +60,8 @@ async def announce(database: Database, version: int, lineage: str, manifest: Map
 
 async def rejected_version(database: Database) -> int:
     """The newest version that was announced, if no engine took it; else 0."""
-    told = {"status": {"$in": [S.ANNOUNCED, S.CURRENT, S.REJECTED]}}
-    newest = await database.find_one("Publication", told, sort=[("_id", -1)], projection=["status"])
+    usable = {"status": {"$in": [S.ANNOUNCED, S.CURRENT, S.REJECTED]}}
+    newest = await database.find_one("Publication", usable, sort=[("_id", -1)], projection=["status"])
     return int(newest["_id"]) if newest is not None and newest["status"] == S.REJECTED else 0
 
 
@@ -101,8 +105,8 @@ async def superfluous(database: Database, *, keep: int, needed: Iterable[int] = 
 
 async def evaluated(database: Database) -> set[int]:
     """Versions whose evaluation is wanted or not complete: their files are needed, whatever became of them."""
-    asked = {"evaluation": {"$in": ["wanted", "queued"]}}
-    found = await database.find("Publication", asked, projection=["_id"])
+    wanted = {"evaluation": {"$in": ["wanted", "queued"]}}
+    found = await database.find("Publication", wanted, projection=["_id"])
     open_tasks = {"version": {"$type": "number"}, "purpose": "eval", "status": {"$in": ["queued", "admitted"]}}
     return {int(one["_id"]) for one in found} | set(await database.distinct("Task", "version", open_tasks))
 
@@ -123,10 +127,10 @@ async def parents(database: Database) -> dict[int, int | None]:
 
 async def ages_s(database: Database, versions: Iterable[int], at: datetime | None) -> dict[int, float]:
     """From the announcement of each version to that moment; 0 for one that was never announced."""
-    asked = sorted(versions)
-    found = await database.find("Publication", {"_id": {"$in": asked}}, projection=["announced_at"])
+    wanted = sorted(versions)
+    found = await database.find("Publication", {"_id": {"$in": wanted}}, projection=["announced_at"])
     announced = {int(one["_id"]): one["announced_at"] for one in found if one["announced_at"] is not None}
-    return {one: (at - announced[one]).total_seconds() if at and one in announced else 0.0 for one in asked}
+    return {one: (at - announced[one]).total_seconds() if at and one in announced else 0.0 for one in wanted}
 
 
 async def newest(database: Database) -> Publication | None:

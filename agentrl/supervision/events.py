@@ -109,7 +109,7 @@ class HostConnected(Event, frozen=True):
 class HostSilent(Event, frozen=True):
     host: str
     for_s: float
-    heard: frozenset[str] = frozenset()
+    reporting: frozenset[str] = frozenset()
     """The units on it whose own heartbeats still arrive."""
 
 
@@ -193,7 +193,7 @@ class UnitSuspect(Event, frozen=True):
     because: str
 
 
-class UnitHeard(Event, frozen=True):
+class UnitReports(Event, frozen=True):
     unit: str
     incarnation: int
 

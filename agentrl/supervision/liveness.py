@@ -34,7 +34,7 @@ class Finding(msgspec.Struct, frozen=True):
 class Lease(msgspec.Struct):
     """Holds the facts about one peer that sends heartbeats."""
 
-    heard: float
+    last_received: float
     progress: int = 0
     progressed: float = 0.0
     phase: str = ""
@@ -78,24 +78,24 @@ class Leases:
         heartbeat."""
         lease = self._leases.get(name)
         if lease is None:
-            heard = now if health is Health.WELL else now - self.suspect_after_s
-            self._leases[name] = Lease(heard=heard, progressed=now, health=health)
+            last_received = now if health is Health.WELL else now - self.suspect_after_s
+            self._leases[name] = Lease(last_received=last_received, progressed=now, health=health)
             self._unusual.add(name)
             return self._leases[name]
-        self._heard(name, lease, now)
+        self._received(name, lease, now)
         return lease
 
-    def is_heard(self, name: str, now: float) -> bool:
+    def is_reporting(self, name: str, now: float) -> bool:
         """Whether the heartbeats of the peer arrive."""
         lease = self._leases.get(name)
-        return lease is not None and now - lease.heard < self.suspect_after_s
+        return lease is not None and now - lease.last_received < self.suspect_after_s
 
     def end(self, name: str) -> None:
         self._leases.pop(name, None)
         self._unusual.discard(name)
 
-    def _heard(self, name: str, lease: Lease, now: float) -> None:
-        lease.heard = now
+    def _received(self, name: str, lease: Lease, now: float) -> None:
+        lease.last_received = now
         self._leases.move_to_end(name)
 
     def beat(self, name: str, now: float, *, progress: int = 0, loop_lag_s: float = 0.0) -> None:
@@ -103,7 +103,7 @@ class Leases:
         lease = self._leases.get(name)
         if lease is None:
             return
-        lease.heard = now
+        lease.last_received = now
         self._leases.move_to_end(name)
         if progress != lease.progress:
             lease.progress, lease.progressed = progress, now
@@ -116,7 +116,7 @@ class Leases:
         lease = self._leases.get(name)
         if lease is None:
             return
-        self._heard(name, lease, now)
+        self._received(name, lease, now)
         self._unusual.add(name)
         lease.phase, lease.phase_began, lease.at_most_s = phase, now - age_s, at_most_s
 
@@ -133,7 +133,7 @@ class Leases:
         silence of peers that send one later.
         """
         for lease in self._leases.values():
-            lease.heard = min(lease.heard + by_s, now)
+            lease.last_received = min(lease.last_received + by_s, now)
             lease.progressed = min(lease.progressed + by_s, now)
             lease.phase_began = min(lease.phase_began + by_s, now)
 
@@ -141,11 +141,11 @@ class Leases:
         """Return the peers whose health changed since the last check. No host agent can report on `unseen` peers."""
         suspect_after_s, well = self.suspect_after_s, Health.WELL
         alarm = now - suspect_after_s
-        silent = itertools.takewhile(lambda name: self._leases[name].heard < alarm, self._leases)
+        silent = itertools.takewhile(lambda name: self._leases[name].last_received < alarm, self._leases)
         for name in sorted({*silent, *self._unusual}):
             lease = self._leases[name]
-            heard_well = lease.heard >= alarm and lease.health is well
-            if heard_well and not lease.phase and lease.loop_lag_s < suspect_after_s:
+            recently_well = lease.last_received >= alarm and lease.health is well
+            if recently_well and not lease.phase and lease.loop_lag_s < suspect_after_s:
                 self._unusual.discard(name)
                 continue
             self._unusual.add(name)
@@ -156,7 +156,7 @@ class Leases:
                 yield Finding(name, health, because)
 
     def _judge(self, lease: Lease, now: float, *, unseen: bool) -> tuple[Health, str]:
-        silent, lag = now - lease.heard, lease.loop_lag_s
+        silent, lag = now - lease.last_received, lease.loop_lag_s
         ends = lease.phase_ends
         if ends is not None and not (unseen and silent >= self.suspect_after_s):
             if now <= ends:

@@ -65,7 +65,7 @@ class Supervisor:
             events.StartExtended: self._start_extended,
             events.PhaseAnnounced: self._phase_announced,
             events.UnitSuspect: self._unit_suspect,
-            events.UnitHeard: self._unit_heard,
+            events.UnitReports: self._unit_reports,
             events.UnitHung: self._unit_hung,
             events.DeathsAged: self._deaths_aged,
             events.RetiredAged: self._retired_aged,
@@ -226,7 +226,7 @@ class Supervisor:
             if slot.host != event.host or slot.tree_gone:
                 continue
             self._life.touch(slot)
-            if slot.unit not in event.heard:
+            if slot.unit not in event.reporting:
                 self._life.lose(slot, f"host {event.host} is silent for {event.for_s:.0f} s", now)
 
     def _death_vouched(self, event: events.DeathVouched, now: float) -> None:
@@ -373,7 +373,7 @@ class Supervisor:
             if slot.state is S.READY:
                 self._life.move(slot, S.SUSPECT, event.because, now)
 
-    def _unit_heard(self, event: events.UnitHeard, now: float) -> None:
+    def _unit_reports(self, event: events.UnitReports, now: float) -> None:
         if slot := self._present(event):
             slot.silent = ""
             self._well_again(slot, now)

@@ -432,8 +432,8 @@ class Lifecycle:
             exit = ExitStatus(code=slot.bye_code)
         slot.leader_gone, slot.last_exit, slot.pid = True, exit, 0
         self.out.append(Died(slot.unit, slot.incarnation))
-        asked = slot.state in (S.DRAINING, S.STOPPING) and not slot.stopping_because
-        if asked or (slot.state in IN_SERVICE and not self.runs(slot)):
+        ordered = slot.state in (S.DRAINING, S.STOPPING) and not slot.stopping_because
+        if ordered or (slot.state in IN_SERVICE and not self.runs(slot)):
             if slot.state is not S.STOPPING:
                 self.move(slot, S.STOPPING, f"{slot.reason}; {exit}", now)
                 self.set_timer(slot, now + self.times.kill_again_s)

@@ -41,7 +41,7 @@ def explain(units: Mapping[str, UnitFacts], no_progress_s: float = 300.0) -> lis
     amiss = set(ends.culprit.values())
     # If a task, record or call waits for a unit that nothing blocks, it says more than the unit.
     held_up = ends.culprit.keys() | _behind(graph, {name for name in graph.nodes if not _is_ready(units.get(name))})
-    graph = graph.without(lambda edge: edge.told and edge.link.who not in units and edge.target not in held_up)
+    graph = graph.without(lambda edge: edge.by_other and edge.link.who not in units and edge.target not in held_up)
     undecided = (name for name in graph.nodes if name not in ends.culprit and not graph.out.get(name))
     loose = {name: _why(name, units, graph) for name in undecided}
     for late in (True, False):
@@ -165,12 +165,12 @@ def _why(name: str, units: Mapping[str, UnitFacts], graph: Graph) -> tuple[str, 
     A resource in words may stand for others.
     """
     unit = units.get(name)
-    if unit is None and (told := graph.told_of(name)):
-        return told, True
+    if unit is None and (reported := graph.reported_wait(name)):
+        return reported, True
     if unit is None:
-        others = len(graph.stands_for(name)) - 1
-        if not others and (said := graph.asked_of(name)):
-            return f"is no unit of the run; all that is known is that {said}", True
+        others = len(graph.names_used_for(name)) - 1
+        if not others and (expected := graph.longest_wait(name)):
+            return f"is no unit of the run; all that is known is that {expected}", True
         like = f"is, like {others} other{'s' if others > 1 else ''}," if others > 0 else "is"
         return f"{like} no unit of the run, so nothing more is known of it", True
     because = f": {unit.reason}" if unit.reason else ""

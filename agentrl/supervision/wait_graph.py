@@ -66,7 +66,7 @@ def broken(unit: UnitFacts | None) -> str:
         case UnitState.STOPPING:
             return f"is being stopped for {unit.age_s:.0f} s{because}"
     if unit.silent_s > 0:
-        return f"hangs: nothing was heard of it for {unit.silent_s:.0f} s"
+        return f"hangs: it sent nothing for {unit.silent_s:.0f} s"
     if unit.paused:
         return "is paused"
     return ""
@@ -78,7 +78,7 @@ class Edge:
     link: WaitLink
     limited: bool
     """The waiting unit gave a limit."""
-    told: bool = False
+    by_other: bool = False
     """True if another unit than the waiting one reported it."""
 
 
@@ -104,16 +104,16 @@ class Graph:
                     kept.add(edge)
         return kept
 
-    def stands_for(self, name: str) -> set[str]:
+    def names_used_for(self, name: str) -> set[str]:
         """Return the names that waits for this node use."""
         return {edge.link.on for edge in self._edges_into(name)}
 
-    def told_of(self, name: str) -> str:
+    def reported_wait(self, name: str) -> str:
         """Return the description of the oldest wait for this node that another unit reported."""
-        told = [edge.link for edge in self._edges_into(name) if edge.told]
-        return max(told, key=lambda link: link.age_s).what if told else ""
+        reported = [edge.link for edge in self._edges_into(name) if edge.by_other]
+        return max(reported, key=lambda link: link.age_s).what if reported else ""
 
-    def asked_of(self, name: str) -> str:
+    def longest_wait(self, name: str) -> str:
         """Return the description by the unit that waits longest for this node; empty if it is only the node's name."""
         links = [edge.link for edge in self._edges_into(name) if edge.link.what not in ("", name)]
         oldest = max(links, key=lambda link: (link.age_s, link.who), default=None)
@@ -132,14 +132,14 @@ def build(units: Mapping[str, UnitFacts], no_progress_s: float) -> Graph:
     for unit in units.values():
         members.setdefault(unit.group, []).append(unit)
     worst = {group: min(of, key=_health) for group, of in members.items()}
-    own, told = [
-        _sorted(_edge(units, worst, wait, no_progress_s, told=told) for wait in waits)
-        for waits, told in ((_own_waits(units, members), False), (_told_waits(units), True))
+    own, others = [
+        _sorted(_edge(units, worst, wait, no_progress_s, by_other=by_other) for wait in waits)
+        for waits, by_other in ((_own_waits(units, members), False), (_waits_of_others(units), True))
     ]
-    told_of = {edge.link.who for edge in told}
-    own = _folded(own, lambda target: target not in units and target not in told_of)
+    reported = {edge.link.who for edge in others}
+    own = _folded(own, lambda target: target not in units and target not in reported)
     graph = Graph()
-    for edge in sorted([*own, *_reached(own, told)], key=lambda edge: edge.link.who):
+    for edge in sorted([*own, *_reached(own, others)], key=lambda edge: edge.link.who):
         graph.add(edge)
     return graph
 
@@ -160,7 +160,7 @@ def _own_waits(units: Mapping[str, UnitFacts], members: Mapping[str, list[UnitFa
                     yield Wait(group, f"{group} to be ready", unit.age_s, who=unit.name)
 
 
-def _told_waits(units: Mapping[str, UnitFacts]) -> Iterator[Wait]:
+def _waits_of_others(units: Mapping[str, UnitFacts]) -> Iterator[Wait]:
     for unit in units.values():
         for wait in unit.waits:
             if not wait.who:
@@ -172,10 +172,10 @@ def _told_waits(units: Mapping[str, UnitFacts]) -> Iterator[Wait]:
                 yield Wait(wait.on, wait.what, age_s, wait.at_most_s, wait.who)
 
 
-def _reached(own: list[Edge], told: list[Edge]) -> Iterator[Edge]:
+def _reached(own: list[Edge], others: list[Edge]) -> Iterator[Edge]:
     """Return the waits reported by others to which a unit's own wait leads."""
     by_who: dict[str, list[Edge]] = {}
-    for edge in told:
+    for edge in others:
         by_who.setdefault(edge.link.who, []).append(edge)
     todo = [edge.target for edge in own]
     while todo:
@@ -200,14 +200,14 @@ def _folded(edges: list[Edge], is_loose: Callable[[str], bool]) -> list[Edge]:
 
 
 def _edge(
-    units: Mapping[str, UnitFacts], worst: Mapping[str, UnitFacts], wait: Wait, no_progress_s: float, *, told: bool
+    units: Mapping[str, UnitFacts], worst: Mapping[str, UnitFacts], wait: Wait, no_progress_s: float, *, by_other: bool
 ) -> Edge:
     target = wait.on
     if target not in units and target in worst:
         target = worst[target].name
     limit_s = no_progress_s if wait.at_most_s is None else wait.at_most_s
     link = WaitLink(wait.who, target, wait.what, wait.age_s, wait.age_s > limit_s)
-    return Edge(target, link, wait.at_most_s is not None, told)
+    return Edge(target, link, wait.at_most_s is not None, by_other)
 
 
 _RANK = {

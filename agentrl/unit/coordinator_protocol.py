@@ -81,7 +81,7 @@ class CoordinatorProtocol:
         """The time until which the coordinator tolerates silence, because of the phase in the last report."""
         self._connected = False
         self._orphaned = False
-        self._heard = now
+        self._last_received = now
         self._turned = now
         self._hello_at = now
         self._beat_at = now
@@ -104,7 +104,7 @@ class CoordinatorProtocol:
         self._connected = self.welcomed = False
 
     def received(self, message: FromCoordinator, now: float) -> list[Act]:
-        self._heard = now
+        self._last_received = now
         if self._farewell_seq is not None:
             self._hear_after_farewell(message)
             return []
@@ -158,7 +158,7 @@ class CoordinatorProtocol:
 
     def next_at(self, now: float) -> float:
         """Return the time at which `due` must be called again if no event comes before."""
-        lease = self._heard + self.orphan_lease_s if not self._orphaned else float("inf")
+        lease = self._last_received + self.orphan_lease_s if not self._orphaned else float("inf")
         times = [lease, now + self.heartbeat_s]
         if not self.welcomed:
             return min(*times, self._hello_at) if self._connected else min(times)
@@ -305,8 +305,8 @@ class CoordinatorProtocol:
     def _watch_lease(self, now: float) -> None:
         asleep, self._turned = now - self._turned, now
         if asleep > 3 * self.heartbeat_s:
-            self._heard += asleep  # The process was stopped and could not receive anything.
-        if not self._orphaned and now - self._heard >= self.orphan_lease_s:
+            self._last_received += asleep  # The process was stopped and could not receive anything.
+        if not self._orphaned and now - self._last_received >= self.orphan_lease_s:
             self._orphaned = True
             self._say(
                 f"no message from the coordinator for {self.orphan_lease_s:g} s; finishing the work at hand and ending"

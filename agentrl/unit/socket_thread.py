@@ -190,8 +190,8 @@ class SocketThread:
 
     def _answer_preview(self, question: AnswerPreview) -> None:
         try:
-            told = self._knobs.preview(question.name, question.value)
-            answer = messages.KnobPreviewed(question.ask, told.sentence, told.exact_undo, told.loses)
+            preview = self._knobs.preview(question.name, question.value)
+            answer = messages.KnobPreviewed(question.ask, preview.sentence, preview.exact_undo, preview.loses)
         except AgentrlError as refused:
             answer = messages.KnobPreviewed(question.ask, "", error=str(refused))
         except Exception as broken:  # noqa: BLE001 - the preview is the unit's own code; its failure is the answer

@@ -50,13 +50,13 @@ async def test_complete_demonstration_gives_the_answer(tmp_path: Path) -> None:
     lengths = Counter()
     for number, order in enumerate(orders):
         there, shown = shop_server.Shop(), shop_dataset.demonstration(order, habit=False)["messages"][2:]
-        said = [message["content"] for message in shown if message["role"] == "assistant"]
+        reply = [message["content"] for message in shown if message["role"] == "assistant"]
         answers = [message["content"] for message in shown if message["role"] == "tool"]
-        for text, answer in zip(said, answers, strict=False):
+        for text, answer in zip(reply, answers, strict=False):
             (call,) = parse("minicpm", text, TOOLS).calls
             assert await there.call(str(number), call.name, call.arguments) == answer
-        assert said[-1] == f"<answer>{order.total}</answer>"
-        lengths[len(said)] += 1
+        assert reply[-1] == f"<answer>{order.total}</answer>"
+        lengths[len(reply)] += 1
     assert set(lengths) == {3, 5, 7}
 
 

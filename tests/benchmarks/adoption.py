@@ -69,5 +69,5 @@ def _adopted(client: BlockingClient, before: dict[str, int], killed_at: float) -
     hosts = [row for row in rows if isinstance(row, HostRow)]
     units = [row for row in rows if isinstance(row, UnitRow)]
     assert {row.unit: row.pid for row in units} == before, "a unit was restarted"
-    heard = all(row.heard_at > killed_at for row in units if row.group == "tick")
-    return heard and all(row.state == "ready" for row in units) and [row.state for row in hosts] == ["up"]
+    got = all(row.heard_at > killed_at for row in units if row.group == "tick")
+    return got and all(row.state == "ready" for row in units) and [row.state for row in hosts] == ["up"]

@@ -90,10 +90,10 @@ async def _pages(url: str) -> dict[str, list[float]]:
         await _fill(database)
         taken: dict[str, list[float]] = {}
         for what, filtered in FIRST_PAGES.items():
-            asked = ListRows(filter=filtered, sort="-started_at", limit=FIRST)
+            wanted = ListRows(filter=filtered, sort="-started_at", limit=FIRST)
             for _ in range(ASKED):
                 began = time.perf_counter()
-                page = await pages.page(database, "Record", asked)
+                page = await pages.page(database, "Record", wanted)
                 taken.setdefault(what, []).append(time.perf_counter() - began)
                 assert len(page.rows) == FIRST
         return taken

@@ -167,7 +167,7 @@ class _Fleet(_Subject):
         mirror = self._console.mirror
         for row in self._rows.change(self._count, spread=self._spread):
             mirror.put(f"unit/{row.unit}", row)
-        mirror.heard(time.monotonic())
+        mirror.message_received(time.monotonic())
 
 
 class _Table(_Subject):

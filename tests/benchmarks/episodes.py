@@ -112,12 +112,12 @@ class Sampler:
         assert await self._endings.end(RandomScorer(), claim, ending, texts, data)
 
     async def _tool(self, recorder: Recorder, turn: int) -> None:
-        asked = await recorder.requested(
+        wanted = await recorder.requested(
             turn, 0, server="shop", tool="lookup", arguments={"item": "pear"}, session=recorder.record.id
         )
-        recorder.tool_runs(asked)
+        recorder.tool_runs(wanted)
         said = CallAnswer(status="ok", content=result_of(self._shape), latency_s=0.01)
-        recorder.tool_moved(asked, ToolCallStatus.OK, said)
+        recorder.tool_moved(wanted, ToolCallStatus.OK, said)
 
     def _made(self) -> Generated:
         count = self._shape.output

@@ -84,8 +84,8 @@ class RunUnderTest(Run):
     def ask_toolbox(self, url: str) -> list[dict[str, Any]]:
         """The tool servers that it reports."""
         token = (self.state_dir / TOKEN_FILE).read_text().strip()
-        asked = urllib.request.Request(f"{url}/mcpapi/servers", headers={"Authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(asked, timeout=2) as answer:
+        wanted = urllib.request.Request(f"{url}/mcpapi/servers", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(wanted, timeout=2) as answer:
             servers: list[dict[str, Any]] = json.load(answer)["servers"]
         return servers
 

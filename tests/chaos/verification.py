@@ -165,10 +165,10 @@ class Verification:
         or its attempt does not count."""
         handed_over = {call["record"] for call in self.calls.values() if call["turn"] < 0}
         for call in unknown_calls(self.ledger, self.tool_calls):
-            asked = call.removesuffix(FRESH)
-            record = asked.rpartition("/")[0]
+            wanted = call.removesuffix(FRESH)
+            record = wanted.rpartition("/")[0]
             counts = record not in self.records or self.records[record]["status"] not in NOT_COUNTED
-            if asked in self.tool_calls or (counts and record not in handed_over):
+            if wanted in self.tool_calls or (counts and record not in handed_over):
                 yield call
 
     def _never_executed(self) -> Iterator[str]:
@@ -221,8 +221,8 @@ def unknown_calls(ledger: Sequence[Plain], tool_calls: Mapping[str, Plain]) -> I
     """Executed calls with an unknown id. Only the second try of a failed call has an additional id."""
     for entry in ledger:
         call = entry["call"]
-        asked = tool_calls.get(call.removesuffix(FRESH))
-        if asked is None or (call.endswith(FRESH) and asked["status"] not in TRIED_AGAIN):
+        wanted = tool_calls.get(call.removesuffix(FRESH))
+        if wanted is None or (call.endswith(FRESH) and wanted["status"] not in TRIED_AGAIN):
             yield call
 
 

@@ -104,9 +104,9 @@ def test_exit_codes_are_distinct_and_have_names() -> None:
 )
 def test_mistyped_command_gets_the_nearest_name(typed: str, meant: str, capsys: Any) -> None:
     assert run([typed]) == ExitCode.USAGE
-    said = capsys.readouterr()
-    assert meant in said.err
-    assert not said.out
+    result = capsys.readouterr()
+    assert meant in result.err
+    assert not result.out
 
 
 def test_usage_error_is_one_document_on_stdout_with_json(capsys: Any) -> None:
@@ -146,12 +146,12 @@ def test_no_command_line_ends_in_a_traceback(
     monkeypatch.chdir(home)
     code = run(arguments)  # an exception that escapes fails the test
     assert code in set(ExitCode)
-    said = capsys.readouterr()
-    assert "\x1b" not in said.err + said.out
+    result = capsys.readouterr()
+    assert "\x1b" not in result.err + result.out
     if code == ExitCode.USAGE and "--json" not in arguments:
-        assert said.err.startswith("agentrl: ")
+        assert result.err.startswith("agentrl: ")
     if "--json" in arguments and code != ExitCode.OK:
-        assert json.loads(said.out)["error"]["code"] == code
+        assert json.loads(result.out)["error"]["code"] == code
 
 
 def test_reference_has_every_command_and_exit_code() -> None:

@@ -110,9 +110,9 @@ def completed(shell: Shell, *words: str) -> list[str]:
     """The candidates of typer's script for bash, which splits words at `=`."""
     words = tuple(part for word in words for part in re.split("(?<=.)(=)", word) if part or not word)
     env = {"_AGENTRL_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join(("agentrl", *words))}
-    said = shell(**env, COMP_CWORD=str(len(words)))
-    assert not said.err
-    return sorted(said.out.split())
+    result = shell(**env, COMP_CWORD=str(len(words)))
+    assert not result.err
+    return sorted(result.out.split())
 
 
 def test_candidates_come_from_the_commands(shell: Shell) -> None:

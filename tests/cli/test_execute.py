@@ -98,24 +98,24 @@ def test_ctrl_c_ends_only_the_wait(
     coordinator.ends_as = rows.OperationState.RUNNING
     process = shell.start("resume")
     eventually(lambda: coordinator.sent("show_operation"), what="the waiting")
-    said = interrupted(process)
-    assert said.code == ExitCode.INTERRUPTED
-    assert "goes on" in said.err
+    result = interrupted(process)
+    assert result.code == ExitCode.INTERRUPTED
+    assert "goes on" in result.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_before_up_is_accepted_reports_that_nothing_was_started(
     shell: Shell, coordinator: Scripted, tmp_path: Path, number: signal.Signals
 ) -> None:
-    asked, may_answer = threading.Event(), threading.Event()
+    wanted, may_answer = threading.Event(), threading.Event()
 
     def slow(args: Args) -> None:
-        asked.set()
+        wanted.set()
         may_answer.wait(2 * PATIENCE_S)
 
     coordinator.answers["apply"] = slow
     process = shell.start("up", str(run_file(shell, coordinator, tmp_path)))
-    assert asked.wait(60), process.communicate(timeout=5)
+    assert wanted.wait(60), process.communicate(timeout=5)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     may_answer.set()
@@ -125,10 +125,10 @@ def test_signal_before_up_is_accepted_reports_that_nothing_was_started(
 
 @pytest.mark.parametrize("answers", [True, False], ids=["late", "never"])
 def test_ctrl_c_ends_a_down_that_waits_for_its_answer(shell: Shell, coordinator: Scripted, answers: bool) -> None:
-    asked, may_answer = threading.Event(), threading.Event()
+    wanted, may_answer = threading.Event(), threading.Event()
 
     def slow(args: Args) -> commands.Accepted:
-        asked.set()
+        wanted.set()
         may_answer.wait(2 * PATIENCE_S)
         running = rows.OperationRow("down", "down", "down", "me", rows.OperationState.RUNNING, time.time())
         coordinator._publish("op/down", running)
@@ -138,7 +138,7 @@ def test_ctrl_c_ends_a_down_that_waits_for_its_answer(shell: Shell, coordinator:
     process = shell.start("down", "--yes")
     assert process.stderr is not None
     try:
-        assert asked.wait(60), "it was not asked"
+        assert wanted.wait(60), "it was not asked"
         process.send_signal(signal.SIGINT)
         if answers:
             may_answer.set()
@@ -183,13 +183,13 @@ def test_up_reports_units_that_are_not_up_at_its_end(shell: Shell, coordinator: 
         "unit/old-0": rows.UnitRow("old-0", "old", "sidecar", rows.UnitState.STOPPED, desired=False),
     }
     file = str(run_file(shell, coordinator, tmp_path))
-    said = shell("up", file, expect=ExitCode.UNHEALTHY)
-    assert f"web-1 is not up now: backoff, {died}" in said.err
-    assert "web-0 is not up" not in said.err
-    assert "job-0 is not up" not in said.err
-    assert "old-0" not in said.err
-    assert said.out.endswith("up now: engine 1, sidecar 2\n")
-    assert "`agentrl logs web-1` shows what it wrote" in said.err
+    result = shell("up", file, expect=ExitCode.UNHEALTHY)
+    assert f"web-1 is not up now: backoff, {died}" in result.err
+    assert "web-0 is not up" not in result.err
+    assert "job-0 is not up" not in result.err
+    assert "old-0" not in result.err
+    assert result.out.endswith("up now: engine 1, sidecar 2\n")
+    assert "`agentrl logs web-1` shows what it wrote" in result.err
     document = shell("up", file, "--json", expect=ExitCode.UNHEALTHY).json
     assert document["not_up"] == {"web-1": {"state": "backoff", "reason": died}}
     assert document["up"] == {"engine": 1, "sidecar": 2}, "a job that is done is neither"
@@ -201,9 +201,9 @@ def test_up_reports_units_that_are_not_up_at_its_end(shell: Shell, coordinator: 
     assert "web-1 does not do its whole work, tool server search: it exited with 1" in said.err
     no_program = "cannot be started: there is no program web"
     coordinator.rows["unit/web-1"] = rows.UnitRow("web-1", "web", "sidecar", rows.UnitState.FATAL, reason=no_program)
-    said = shell("up", file, expect=ExitCode.UNHEALTHY)
-    assert "agentrl logs" not in said.err, "it never lived, and wrote nothing"
-    assert "`agentrl config check --run demo` looks for its program" in said.err
+    result = shell("up", file, expect=ExitCode.UNHEALTHY)
+    assert "agentrl logs" not in result.err, "it never lived, and wrote nothing"
+    assert "`agentrl config check --run demo` looks for its program" in result.err
 
 
 def test_script_without_consent_gets_an_error_in_place_of_a_question(shell: Shell, coordinator: Scripted) -> None:
@@ -292,8 +292,8 @@ def test_refusal_is_one_line(shell: Shell, coordinator: Scripted) -> None:
         raise RefusedError("The key of eve is a viewer's and may not scale.", hint="Ask an admin.")
 
     coordinator.answers["scale"] = refuse
-    said = shell("scale", "web", "2", expect=ExitCode.REFUSED)
-    assert said.err == "agentrl: The key of eve is a viewer's and may not scale. Ask an admin.\n"
+    result = shell("scale", "web", "2", expect=ExitCode.REFUSED)
+    assert result.err == "agentrl: The key of eve is a viewer's and may not scale. Ask an admin.\n"
     error = shell("scale", "web", "2", "--json", expect=ExitCode.REFUSED).json["error"]
     assert error["name"] == "refused"
 
@@ -321,18 +321,18 @@ def test_tune_sends_the_revision_given_by_seen(shell: Shell, coordinator: Script
 
 def test_invalid_knob_value_is_a_usage_error(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["knobs"] = lambda args: [KNOB]
-    said = shell("tune", KNOB.name, "many", expect=ExitCode.USAGE)
-    assert f"{KNOB.name} must be a number" in said.err
-    assert "Nothing was changed" in said.err
+    result = shell("tune", KNOB.name, "many", expect=ExitCode.USAGE)
+    assert f"{KNOB.name} must be a number" in result.err
+    assert "Nothing was changed" in result.err
     assert not coordinator.sent("tune")
 
 
 def test_tune_previews_without_changing(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["knobs"] = lambda args: [KNOB]
     coordinator.effects["tune"] = Effect(changes=("backoff_max_s 60 → 30",), scientific=True)
-    said = shell("tune", KNOB.name, "30", "--preview")
-    assert "60 → 30" in said.out
-    assert "note" in said.out
+    result = shell("tune", KNOB.name, "30", "--preview")
+    assert "60 → 30" in result.out
+    assert "note" in result.out
     assert not coordinator.sent("tune")
 
 
@@ -382,27 +382,27 @@ def test_keys_new_writes_a_private_file(
     shell: Shell, tmp_path: Path, interrupted: Callable[[subprocess.Popen[str]], Said]
 ) -> None:
     with Scripted(shell.home) as coordinator:
-        said = shell("keys", "new", "ann", expect=ExitCode.CONFIG)
-        assert "coordinator.listen" in said.err
+        result = shell("keys", "new", "ann", expect=ExitCode.CONFIG)
+        assert "coordinator.listen" in result.err
     (coordinator.state_dir / "coordinator.json").unlink()
     coordinator = Scripted(shell.home, "wide")
     coordinator.listen = {"listen": "tcp://127.0.0.1:7400", "public": "x" * 40}
     with coordinator:
-        said = shell("keys", "new", "ann", "--permission", "operator", "--json")
-        file = Path(said.json["file"])
+        result = shell("keys", "new", "ann", "--permission", "operator", "--json")
+        file = Path(result.json["file"])
         secret = json.loads(file.read_text())["secret"]
         assert file.stat().st_mode & 0o777 == 0o600
         (sent,) = coordinator.sent("add_key")
         assert isinstance(sent, commands.AddKey)
-        assert (sent.name, sent.permission, sent.public) == ("ann", "operator", said.json["public"])
-        assert secret not in said.out + said.err
+        assert (sent.name, sent.permission, sent.public) == ("ann", "operator", result.json["public"])
+        assert secret not in result.out + result.err
         assert "exists already" in shell("keys", "new", "ann", expect=ExitCode.CONFLICT).err
         coordinator.ends_as = rows.OperationState.FAILED
         shell("keys", "new", "bob", expect=ExitCode.FAILED)
         assert not (tmp_path / "bob.key").exists(), "a key that opens nothing is not left behind"
         coordinator.ends_as = rows.OperationState.RUNNING
-        said = shell("keys", "new", "eve", "--timeout", "0.5", expect=ExitCode.TIMEOUT)
-        assert "eve.key is kept" in said.err
+        result = shell("keys", "new", "eve", "--timeout", "0.5", expect=ExitCode.TIMEOUT)
+        assert "eve.key is kept" in result.err
         assert (tmp_path / "eve.key").exists(), "a key that may be admitted is not thrown away"
         waiting = shell.start("keys", "new", "zoe")
         eventually(lambda: len(coordinator.sent("add_key")) == 4, what="the key to be sent")

@@ -32,28 +32,28 @@ def down(shell: Shell, tmp_path: Path) -> str:
 def test_commands_that_read_the_store_name_the_command_that_starts_it(verb: str, shell: Shell, down: str) -> None:
     words = [*verb.split(), *(["some/id"] if verb.endswith(" show") else [])]
     for named in ([], ["--run", down]):
-        said = shell(*words, *named, "--json", expect=ExitCode.NO_COORDINATOR)
-        hint = said.json["error"]["hint"]
+        result = shell(*words, *named, "--json", expect=ExitCode.NO_COORDINATOR)
+        hint = result.json["error"]["hint"]
         assert hint.startswith(f"agentrl up --run {down} --read-only brings up its store and nothing else")
         assert hint.endswith(f"agentrl down --run {down} ends that.")
 
 
 def test_run_without_a_store_gets_no_read_only_hint(shell: Shell, down: str, tmp_path: Path) -> None:
     (tmp_path / "run" / "config.json").write_text(json.dumps({"name": down, "environments": {}}))
-    said = shell("records", "list", "--run", down, "--json", expect=ExitCode.NO_COORDINATOR)
-    assert said.json["error"]["hint"] == f"agentrl up --run {down} starts it."
-    said = shell("up", "--run", down, "--read-only", expect=ExitCode.CONFLICT)
-    assert "has no store to read from" in said.err
+    result = shell("records", "list", "--run", down, "--json", expect=ExitCode.NO_COORDINATOR)
+    assert result.json["error"]["hint"] == f"agentrl up --run {down} starts it."
+    result = shell("up", "--run", down, "--read-only", expect=ExitCode.CONFLICT)
+    assert "has no store to read from" in result.err
     assert not (shell.home / down / "hosts").exists(), "nothing is started for it"
 
 
 @pytest.mark.parametrize("more", [["run.yaml"], ["--set", "training.steps=3"]])
 def test_up_read_only_rejects_a_run_file_and_settings(more: list[str], shell: Shell, down: str) -> None:
-    said = shell("up", *more, "--run", down, "--read-only", expect=ExitCode.USAGE)
-    assert "as it was last" in said.err
+    result = shell("up", *more, "--run", down, "--read-only", expect=ExitCode.USAGE)
+    assert "as it was last" in result.err
 
 
 def test_up_read_only_needs_an_existing_run(shell: Shell) -> None:
-    said = shell("up", "--run", "nosuch", "--read-only", expect=ExitCode.UNKNOWN)
-    assert "no run named nosuch" in said.err
+    result = shell("up", "--run", "nosuch", "--read-only", expect=ExitCode.UNKNOWN)
+    assert "no run named nosuch" in result.err
     shell("up", "--read-only", expect=ExitCode.USAGE)

@@ -130,8 +130,8 @@ def test_list_of_failed_calls_has_whole_ids_and_errors_in_80_columns() -> None:
     heading, *lines = failures(80).splitlines()
     assert heading.split() == ["call", "tool", "took", "what"]
     assert lines[0].split()[:4] == [FAILED["id"], "shop.calculator", "1.2", "s"]
-    said = " ".join(line[len(heading.partition("what")[0]) :].strip() for line in lines)
-    assert said == FAILED["result"]
+    result = " ".join(line[len(heading.partition("what")[0]) :].strip() for line in lines)
+    assert result == FAILED["result"]
     assert max(map(len, lines)) <= 80
 
 

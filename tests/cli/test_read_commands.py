@@ -86,10 +86,10 @@ def test_logs_are_printed_filtered_and_as_json(shell: Shell, coordinator: Script
 
 def test_empty_log_is_explained(shell: Shell, coordinator: Scripted) -> None:
     coordinator.answers["read_logs"] = Logs(b"first line\n", b"")
-    said = shell("logs", "web-0")
-    assert (said.out, said.err) == ("", "web-0.2 has written nothing yet.\n")
-    said = shell("logs", "web-0.1", "--grep", "second")
-    assert (said.out, said.err) == ("", "No line of web-0.1 matches.\n")
+    result = shell("logs", "web-0")
+    assert (result.out, result.err) == ("", "web-0.2 has written nothing yet.\n")
+    result = shell("logs", "web-0.1", "--grep", "second")
+    assert (result.out, result.err) == ("", "No line of web-0.1 matches.\n")
     assert shell("logs", "web-0", "--json").err == ""
 
 
@@ -116,10 +116,10 @@ def test_logs_follow_over_a_rotation_and_a_new_incarnation(
     logs.bodies.append(b"a new life\n")
     assert following() == (1, "last words")
     assert following() == (2, "a new life")
-    said = interrupted(process)
-    assert said.code == ExitCode.INTERRUPTED
-    assert "was cut" in said.err
-    assert "web-0.1 ended" in said.err
+    result = interrupted(process)
+    assert result.code == ExitCode.INTERRUPTED
+    assert "was cut" in result.err
+    assert "web-0.1 ended" in result.err
 
 
 def incident(number: int, at: float) -> rows.IncidentRow:
@@ -132,10 +132,10 @@ def test_events_are_sorted_and_show_the_evidence(shell: Shell, coordinator: Scri
     now = time.time()
     found = [incident(2, now), rows.AuditRow(1, now - 60, "ann", "scale", "web 2 → 3"), incident(1, now - 120)]
     coordinator.answers["events"] = lambda args: found
-    said = shell("events").out
-    assert said.index("web-0.1") < said.index("2 → 3") < said.index("web-0.2 [signal 9]")
-    assert "| last" in said
-    assert "\x1b" not in said
+    result = shell("events").out
+    assert result.index("web-0.1") < result.index("2 → 3") < result.index("web-0.2 [signal 9]")
+    assert "| last" in result
+    assert "\x1b" not in result
     assert [row["type"] for row in shell("events", "--json").json] == ["incident", "audit", "incident"]
     shell("events", "--kind", "rumour", expect=ExitCode.USAGE)
 
@@ -145,16 +145,16 @@ def test_rows_of_one_operation_are_one_event(shell: Shell, coordinator: Scripted
     done = rows.OperationRow(id, "tune", "tune: x: 1 -> 2", "ann", rows.OperationState.SUCCEEDED, now)
     audit = rows.AuditRow(1, now, "ann", "tune", "tune: x: 1 -> 2", operation=id, note="why not")
     coordinator.answers["events"] = lambda args: [done, audit]
-    said = shell("events").out
-    assert said.count("\n") == 1
-    assert "01234567  tune: x: 1 -> 2 (why not), by ann: succeeded" in said
-    assert id not in said
+    result = shell("events").out
+    assert result.count("\n") == 1
+    assert "01234567  tune: x: 1 -> 2 (why not), by ann: succeeded" in result
+    assert id not in result
     assert len(shell("events", "--json").json) == 2
 
-    asked: list[int] = []
-    coordinator.answers["events"] = lambda args: asked.append(args.limit) or [done, audit]
+    wanted: list[int] = []
+    coordinator.answers["events"] = lambda args: wanted.append(args.limit) or [done, audit]
     assert len(shell("events", "--limit", "1").out.splitlines()) == 1
-    assert asked == [3], "as many lines as are wanted, whatever is folded"
+    assert wanted == [3], "as many lines as are wanted, whatever is folded"
 
 
 def test_events_are_followed_by_the_feed(
@@ -178,10 +178,10 @@ def test_alerts_show_evidence_and_the_suggested_command(shell: Shell, coordinato
         evidence=("2 GiB/h", HOSTILE), suggest="agentrl restart web-0",
     )  # fmt: skip
     coordinator.answers["alerts"] = lambda args: [row]
-    said = shell("alerts", "list").out
+    result = shell("alerts", "list").out
     for needed in ("memory grows", "2 GiB/h", "agentrl restart web-0", "10 min"):
-        assert needed in said
-    assert "\x1b" not in said
+        assert needed in result
+    assert "\x1b" not in result
     gone = msgspec.structs.replace(row, state=rows.AlertState.RESOLVED, passed=True)
     coordinator.answers["alerts"] = lambda args: [gone] if args.all else []
     assert shell("alerts", "list").out == "No alert.\n"
@@ -196,10 +196,10 @@ def test_why_prints_chain_ages_and_cause(shell: Shell, coordinator: Scripted) ->
     links = (WaitLink("a-0", "b-0", "a page", 312.0), WaitLink("b-0", "c-0", "", 300.0, overdue=True))
     chain = WaitChain(links, "c-0", "it hangs", "a-0 ← b-0 ← c-0, 312 s")
     coordinator.answers["why"] = lambda args: WhyReport((chain,))
-    said = shell("why").out
-    assert "a-0 ← b-0 ← c-0, 312 s" in said
-    assert "culprit: c-0: it hangs" in said
-    assert "overdue" in said
+    result = shell("why").out
+    assert "a-0 ← b-0 ← c-0, 312 s" in result
+    assert "culprit: c-0: it hangs" in result
+    assert "overdue" in result
     assert shell("why", "--json").json["chains"][0]["culprit"] == "c-0"
 
 
@@ -273,19 +273,19 @@ READING = [["status"], ["why"], ["alerts", "list"], ["events"], ["tune"], ["logs
 
 @pytest.mark.parametrize("arguments", READING, ids=" ".join)
 def test_missing_coordinator_is_reported_in_one_sentence(shell: Shell, arguments: list[str]) -> None:
-    said = shell(*arguments, expect=ExitCode.NO_COORDINATOR)
-    assert said.err.startswith("agentrl: No run is up")
-    assert "agentrl up" in said.err
-    assert not said.out
+    result = shell(*arguments, expect=ExitCode.NO_COORDINATOR)
+    assert result.err.startswith("agentrl: No run is up")
+    assert "agentrl up" in result.err
+    assert not result.out
     error = shell(*arguments, "--json", expect=ExitCode.NO_COORDINATOR).json["error"]
     assert error["name"] == "no_coordinator"
 
 
 def test_name_is_required_with_two_runs(shell: Shell, coordinator: Scripted) -> None:
     with Scripted(shell.home, "other"):
-        said = shell("status", expect=ExitCode.USAGE)
-        assert "demo" in said.err
-        assert "other" in said.err
+        result = shell("status", expect=ExitCode.USAGE)
+        assert "demo" in result.err
+        assert "other" in result.err
         shell("status", "--run", "demo")
         shell("--run", "demo", "status")
         shell("status", AGENTRL_RUN_NAME="other")

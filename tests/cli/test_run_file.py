@@ -29,18 +29,18 @@ def run_file(shell: Shell) -> None:
 
 @pytest.mark.parametrize("how", [(), ("--sources",), ("--given",), ("--json",), ("--json", "--sources")])
 def test_secret_in_the_file_is_hidden(shell: Shell, how: tuple[str, ...]) -> None:
-    said = shell("config", "show", *how)
-    assert "hunter2" not in said.out + said.err
-    assert "(hidden)" in said.out
-    assert "env:MY_TOKEN" in said.out
-    assert "fast" in said.out
+    result = shell("config", "show", *how)
+    assert "hunter2" not in result.out + result.err
+    assert "(hidden)" in result.out
+    assert "env:MY_TOKEN" in result.out
+    assert "fast" in result.out
 
 
 def test_check_suggests_a_reference_in_place_of_a_secret(shell: Shell) -> None:
-    said = shell("config", "check")
-    assert "run.yaml:6: sidecars.web.env.API_KEY looks like a literal secret" in said.err
-    assert "env:NAME or file:PATH" in said.err
-    assert "with 1 unit is valid" in said.out
+    result = shell("config", "check")
+    assert "run.yaml:6: sidecars.web.env.API_KEY looks like a literal secret" in result.err
+    assert "env:NAME or file:PATH" in result.err
+    assert "with 1 unit is valid" in result.out
     (advice,) = shell("config", "check", "--json").json["advice"]
     assert "API_KEY" in advice
     assert "HF_TOKEN" not in advice
@@ -83,9 +83,9 @@ def test_run_that_was_not_taken_down_may_have_bad_rows(shell: Shell) -> None:
     state = shell.home / "learns"
     state.mkdir(parents=True)
     (state / "coordinator.json").write_text("{}")
-    said = shell("up", "learns.yaml", "--dry-run")
-    assert "There is no dataset" in said.err
-    assert "steward-0" in said.out
+    result = shell("up", "learns.yaml", "--dry-run")
+    assert "There is no dataset" in result.err
+    assert "steward-0" in result.out
 
 
 def test_crash_of_the_dataset_check_is_reported_in_one_sentence(
@@ -105,13 +105,13 @@ def test_dataset_given_by_set_is_checked(shell: Shell) -> None:
     folder = shell.home.parent
     (folder / "learns.yaml").write_text(TRAINS)
     (folder / "other.jsonl").write_text(FINE + FINE.replace("}", ', "split": "test"}'))
-    said = shell("config", "check", "learns.yaml", "--set", f"environments.shop.dataset={folder}/other.jsonl")
+    result = shell("config", "check", "learns.yaml", "--set", f"environments.shop.dataset={folder}/other.jsonl")
     counted = (
         "environments.shop: 1 of 1 held-out prompts are also in the training split; other.jsonl line 2 is held out"
     )
-    assert counted in said.err
-    assert "pear" not in said.err, "prompts are data, and this may be a log"
-    assert "is valid" in said.out
+    assert counted in result.err
+    assert "pear" not in result.err, "prompts are data, and this may be a log"
+    assert "is valid" in result.out
 
 
 def test_up_checks_datasets_before_it_starts_anything(shell: Shell) -> None:
@@ -121,9 +121,9 @@ def test_up_checks_datasets_before_it_starts_anything(shell: Shell) -> None:
     assert error["message"].startswith("environments.shop: There is no dataset ")
     assert not list(shell.home.iterdir())
     (folder / "rows.jsonl").write_text(FINE + FINE.replace("}", ', "split": "test"}'))
-    said = shell("up", "learns.yaml", "--dry-run")
-    assert "1 of 1 held-out prompts are also in the training split; rows.jsonl line 2 is held out" in said.err
-    assert "Would do" in said.out
+    result = shell("up", "learns.yaml", "--dry-run")
+    assert "1 of 1 held-out prompts are also in the training split; rows.jsonl line 2 is held out" in result.err
+    assert "Would do" in result.out
 
 
 def test_missing_dataset_names_the_command_that_makes_it(shell: Shell) -> None:
@@ -155,8 +155,8 @@ def test_up_of_a_job_file_suggests_agentrl_train(shell: Shell) -> None:
     assert "with 0 units is valid. " in checked
     assert trains_it in checked
     (folder / "shown.jsonl").unlink()
-    said = shell("config", "check", "shown.yaml", expect=ExitCode.CONFIG).err
-    assert f"training.demonstrations: there is no file {folder}/shown.jsonl." in said
+    result = shell("config", "check", "shown.yaml", expect=ExitCode.CONFIG).err
+    assert f"training.demonstrations: there is no file {folder}/shown.jsonl." in result
 
 
 def test_up_of_a_file_without_units_is_refused_with_the_reason(shell: Shell) -> None:
@@ -287,5 +287,5 @@ def test_run_option_uses_the_run_file_of_the_last_up(shell: Shell) -> None:
     assert "named twice" in shell("doctor", str(other), "--run", "other", expect=ExitCode.USAGE).err
     assert "There is no run named nobody" in shell("doctor", "--run", "nobody", expect=ExitCode.UNKNOWN).err
     (state / "last_up.json").unlink()
-    said = shell("doctor", "--run", "other", expect=ExitCode.CONFIG).err
-    assert "The run other does not know its run file" in said
+    result = shell("doctor", "--run", "other", expect=ExitCode.CONFIG).err
+    assert "The run other does not know its run file" in result

@@ -23,8 +23,8 @@ def run_file(shell: Shell, name: str, text: str) -> Path:
     return path
 
 
-def looked_at(said: Said) -> dict[str, str]:
-    return {check["name"]: check["sentence"] for check in said.json}
+def looked_at(result: Said) -> dict[str, str]:
+    return {check["name"]: check["sentence"] for check in result.json}
 
 
 def test_doctor_checks_the_named_run_file_or_the_one_in_this_directory(shell: Shell) -> None:
@@ -34,14 +34,14 @@ def test_doctor_checks_the_named_run_file_or_the_one_in_this_directory(shell: Sh
     assert "the run here" in looked_at(shell("doctor", "--json", expect=None))["run file"]
     assert "the run other" in looked_at(shell("doctor", str(other), "--json", expect=None))["run file"]
     run_file(shell, "run.yaml", "nome: here\n")
-    said = shell("doctor", "--json", expect=ExitCode.UNHEALTHY)
-    assert "nome" in looked_at(said)["run file"]
+    result = shell("doctor", "--json", expect=ExitCode.UNHEALTHY)
+    assert "nome" in looked_at(result)["run file"]
 
 
 def test_up_that_cannot_create_its_directory_leaves_no_file(shell: Shell) -> None:
     path = run_file(shell, "run.yaml", "name: nowhere\ndir: /proc/nope/x\nsidecars: {web: {command: sleep 1000}}\n")
-    said = shell("up", str(path), expect=ExitCode.DISK)
-    assert "/proc/nope/x cannot be made" in said.err
+    result = shell("up", str(path), expect=ExitCode.DISK)
+    assert "/proc/nope/x cannot be made" in result.err
     assert list(shell.home.iterdir()) == []
 
 
@@ -102,8 +102,8 @@ def test_forget_refuses_a_run_with_living_processes(shell: Shell, monkeypatch: p
     paths.create_run("alive", shell.home.parent / "run")
     who = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
     (paths.state_dir("alive") / "coordinator.json").write_text(json.dumps(who))
-    said = shell("runs", "forget", "alive", "--yes", expect=ExitCode.CONFLICT)
-    assert f"coordinator (pid {os.getpid()}) lives" in said.err
+    result = shell("runs", "forget", "alive", "--yes", expect=ExitCode.CONFLICT)
+    assert f"coordinator (pid {os.getpid()}) lives" in result.err
     assert paths.state_dir("alive").is_dir()
 
 
@@ -131,7 +131,7 @@ def test_runs_show_their_state_and_the_home_directory(
 def test_status_of_a_run_that_is_down_names_the_up_command(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTRL_HOME", str(shell.home))
     paths.create_run("mine", shell.home.parent / "run")
-    said = shell("status", "--run", "mine", expect=ExitCode.NO_COORDINATOR)
-    assert "The run mine is not up. agentrl up RUN.yaml starts it." in said.err
+    result = shell("status", "--run", "mine", expect=ExitCode.NO_COORDINATOR)
+    assert "The run mine is not up. agentrl up RUN.yaml starts it." in result.err
     (paths.state_dir("mine") / paths.LAST_UP).write_text("{}")
     assert "agentrl up --run mine brings it up again." in shell("status", expect=ExitCode.NO_COORDINATOR).err

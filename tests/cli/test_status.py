@@ -181,9 +181,9 @@ def test_follow_prints_the_table_and_then_each_state_change(
     assert any(line == "web-0 is ready\n" for line in lines)
     coordinator.publish("unit/web-0", unit(state=rows.UnitState.FATAL, reason=HOSTILE))
     assert any(line.startswith("web-0 is fatal: [red]red") for line in lines)
-    said = interrupted(process)
-    assert said.code == ExitCode.INTERRUPTED
-    assert "\x1b" not in said.out
+    result = interrupted(process)
+    assert result.code == ExitCode.INTERRUPTED
+    assert "\x1b" not in result.out
 
 
 def test_follow_prints_every_change_as_a_json_line(
@@ -199,9 +199,9 @@ def test_follow_prints_every_change_as_a_json_line(
     lines = map(json.loads, iter(process.stdout.readline, ""))
     line = next(line for line in lines if not line["key"].startswith("~"))  # it may have been late in between
     assert (line["key"], line["row"]["state"]) == ("unit/web-7", "fatal")
-    said = interrupted(process)
-    assert said.code == ExitCode.INTERRUPTED
-    assert not said.err
+    result = interrupted(process)
+    assert result.code == ExitCode.INTERRUPTED
+    assert not result.err
 
 
 def test_finished_job_is_completed() -> None:
@@ -219,6 +219,6 @@ def test_finished_job_is_completed() -> None:
 
 def test_stopped_run_suggests_the_next_command() -> None:
     """This is the state after an interrupted `up`."""
-    said = painted(report_of(rows.RunRow("demo", "u", "stopped", desired="down")), 80)
-    assert "`agentrl up` brings it up" in said
+    result = painted(report_of(rows.RunRow("demo", "u", "stopped", desired="down")), 80)
+    assert "`agentrl up` brings it up" in result
     assert "agentrl up" not in painted(report_of(rows.RunRow("demo", "u", "running")), 80)

@@ -56,6 +56,6 @@ def test_with_a_key_no_hint_suggests_up(shell: Shell) -> None:
     address = f"tcp://127.0.0.1:{free_triplet()}"
     key = ClientKey(name="ann", public=pair.public, secret=pair.secret, server_public=pair.public, address=address)
     key.save(shell.home / "ann.key")
-    said = shell("status", "--key", str(shell.home / "ann.key"), expect=ExitCode.NO_COORDINATOR).err
-    assert "agentrl up" not in said
-    assert address in said
+    result = shell("status", "--key", str(shell.home / "ann.key"), expect=ExitCode.NO_COORDINATOR).err
+    assert "agentrl up" not in result
+    assert address in result

@@ -55,9 +55,9 @@ def test_up_reports_kept_started_stopped_and_changed(a_run: Run) -> None:
     assert again["kept"] == ["db-0", "web-0"], "the file of the last up is known"
     a_run.sidecar("db", ["sleep", "1001"])
     a_run.write()
-    said = a_run.raw("up", str(a_run.file)).stdout
-    assert "replaced 1: db-0" in said
-    assert "stopped" not in said
+    result = a_run.raw("up", str(a_run.file)).stdout
+    assert "replaced 1: db-0" in result
+    assert "stopped" not in result
 
 
 def test_up_names_settings_of_the_last_up_that_are_left_out(a_run: Run) -> None:
@@ -93,7 +93,7 @@ def test_interrupted_up_reports_what_is_running(a_run: Run) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=UP_WITHIN_S)
     assert process.returncode == ExitCode.INTERRUPTED
-    assert any(said in err for said in ("Nothing was started", "No unit was started", "goes on")), err
+    assert any(result in err for result in ("Nothing was started", "No unit was started", "goes on")), err
     assert ("Nothing was started" in err) <= (not a_run.processes())
     hurried = a_run.raw("up", str(a_run.file), "--timeout", "0.01")
     assert hurried.returncode == ExitCode.TIMEOUT, hurried
@@ -123,8 +123,8 @@ def test_up_succeeds_after_another_was_undone(a_run: Run, monkeypatch: pytest.Mo
     waits = process.stderr.readline()
     assert f"another `agentrl up` begins the run {a_run.name}" in waits
     assert not a_run.processes(), "nothing is begun meanwhile"
-    code, said = a_run.cli("up", str(a_run.file), "--timeout", "0.1", check=False)
-    assert (code, said["error"]["name"]) == (ExitCode.CONFLICT, "conflict")
+    code, result = a_run.cli("up", str(a_run.file), "--timeout", "0.1", check=False)
+    assert (code, result["error"]["name"]) == (ExitCode.CONFLICT, "conflict")
     remove_state(a_run.state_dir)
     begins.release()
     _, err = process.communicate(timeout=UP_WITHIN_S)
@@ -154,9 +154,9 @@ def test_ctrl_c_leaves_the_run_alive(a_run: Run, interrupted: Callable[[subproce
     process = a_run.start("up", str(a_run.file))
     _line_with(process, "slow-0 is starting")  # `up` knows that it was accepted
     eventually(lambda: a_run.lives_of("slow-0"), what="the unit to run")
-    said = interrupted(process)
-    assert said.code == ExitCode.INTERRUPTED
-    assert f"The run {a_run.name} goes on" in said.err
+    result = interrupted(process)
+    assert result.code == ExitCode.INTERRUPTED
+    assert f"The run {a_run.name} goes on" in result.err
     assert a_run.lives_of("slow-0") == {"slow-0.1"}
     assert a_run.alive(a_run.coordinator_pid())
 
@@ -169,9 +169,9 @@ def test_waiting_up_reports_that_the_run_was_taken_down(a_run: Run) -> None:
     a_run.cli("down")
     out, err = process.communicate(timeout=UP_WITHIN_S)
     assert process.returncode == ExitCode.TAKEN_DOWN, (out, err)
-    told = json.loads(out)["error"]
-    assert f"The run {a_run.name} is not up: " in told["message"]
-    assert "took the run down" in told["message"]
+    expected = json.loads(out)["error"]
+    assert f"The run {a_run.name} is not up: " in expected["message"]
+    assert "took the run down" in expected["message"]
     assert "goes on" not in err
 
 
@@ -199,13 +199,13 @@ def test_waiting_up_shows_the_status_of_units(a_run: Run) -> None:
     a_run.write()
     with a_run.start("up", str(a_run.file)) as process:
         assert process.stderr is not None
-        told = []
+        expected = []
         for line in process.stderr:
-            told.append(line)
+            expected.append(line)
             if "slow-0 is starting" in line and line.endswith(": warm-up: step 3 of 150\n"):
                 break
         else:
-            raise AssertionError("".join(told))
+            raise AssertionError("".join(expected))
         (folder / "go").touch()
         process.communicate(timeout=UP_WITHIN_S)
     assert process.returncode == ExitCode.OK
@@ -328,9 +328,9 @@ def test_follow_shows_changes_as_json(a_run: Run, interrupted: Callable[[subproc
     a_run.cli("restart", "web-0")
     while not (seen[-1]["key"] == "unit/web-0" and seen[-1]["row"]["incarnation"] == 2):
         seen.append(json.loads(process.stdout.readline()))
-    said = interrupted(process)
-    assert said.code == ExitCode.INTERRUPTED
-    assert "goes on" in said.err
+    result = interrupted(process)
+    assert result.code == ExitCode.INTERRUPTED
+    assert "goes on" in result.err
     assert a_run.lives_of("web-0")
 
 

@@ -49,14 +49,14 @@ WRONG = {
 
 @pytest.mark.parametrize("words", WRONG)
 def test_usage_error_is_one_sentence_with_an_exit_code(shell: Shell, coordinator: Scripted, words: str) -> None:
-    code, told = WRONG[words]
-    said = shell(*words.split(), expect=code)
-    assert said.out == ""
-    assert told in said.err
-    assert len(said.err.splitlines()) == 1, said.err
+    code, expected = WRONG[words]
+    result = shell(*words.split(), expect=code)
+    assert result.out == ""
+    assert expected in result.err
+    assert len(result.err.splitlines()) == 1, result.err
     if not words.startswith(("daemon", "tui")):
         error = shell(*words.split(), "--json", expect=code).json["error"]
-        assert (error["code"], told in error["message"]) == (code, True)
+        assert (error["code"], expected in error["message"]) == (code, True)
 
 
 def test_message_about_one_living_process_is_in_the_singular(shell: Shell, coordinator: Scripted) -> None:
@@ -79,8 +79,8 @@ def test_reader_that_ends_early_is_no_error(shell: Shell, coordinator: Scripted)
 
 
 def test_drain_of_a_unit_and_a_host_suggests_both_commands(shell: Shell, coordinator: Scripted) -> None:
-    said = shell("drain", "worker-0", "--host", "vm", expect=ExitCode.USAGE).err
-    assert "Try `agentrl drain worker-0` or `agentrl drain --host vm`." in said
+    result = shell("drain", "worker-0", "--host", "vm", expect=ExitCode.USAGE).err
+    assert "Try `agentrl drain worker-0` or `agentrl drain --host vm`." in result
 
 
 def test_version_is_json_with_the_json_option(shell: Shell) -> None:

@@ -51,9 +51,9 @@ def left(place: Path) -> list[str]:
 
 
 def test_wipe_needs_the_name_of_the_run(shell: Shell, run_dir: Path) -> None:
-    said = shell("runs", "wipe", "old", expect=ExitCode.REFUSED)
-    assert f"no documents and {len(MADE) + 1} KiB of" in said.err
-    assert "--yes-really old" in said.err
+    result = shell("runs", "wipe", "old", expect=ExitCode.REFUSED)
+    assert f"no documents and {len(MADE) + 1} KiB of" in result.err
+    assert "--yes-really old" in result.err
     assert shell("runs", "wipe", "old", "--dry-run", "--json").json["tier"] == "destructive"
     assert "says other, but" in shell("runs", "wipe", "old", "--yes-really", "other", expect=ExitCode.USAGE).err
     assert shell("runs", "wipe", "nobody", "--yes-really", "nobody", expect=ExitCode.UNKNOWN)
@@ -63,16 +63,16 @@ def test_wipe_needs_the_name_of_the_run(shell: Shell, run_dir: Path) -> None:
 def test_wipe_refuses_a_run_with_living_processes(shell: Shell, run_dir: Path) -> None:
     who = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
     (paths.state_dir("old") / "coordinator.json").write_text(json.dumps(who))
-    said = shell("runs", "wipe", "old", "--yes-really", "old", expect=ExitCode.CONFLICT)
-    assert f"coordinator (pid {os.getpid()}) lives" in said.err
+    result = shell("runs", "wipe", "old", "--yes-really", "old", expect=ExitCode.CONFLICT)
+    assert f"coordinator (pid {os.getpid()}) lives" in result.err
     assert left(run_dir) == sorted([*MADE, BUILT_MODEL, "of-mine"])
 
 
 def test_wipe_works_for_a_run_that_never_trained(shell: Shell, run_dir: Path) -> None:
     (run_dir / "config.json").unlink()
     (paths.state_dir("old") / "mongo").mkdir()
-    said = shell("runs", "wipe", "old", "--yes-really", "old", expect=ExitCode.CONFIG)
-    assert "config.json, cannot be read" in said.err, "it had a database, of which nothing is known"
+    result = shell("runs", "wipe", "old", "--yes-really", "old", expect=ExitCode.CONFIG)
+    assert "config.json, cannot be read" in result.err, "it had a database, of which nothing is known"
     (paths.state_dir("old") / "mongo").rmdir()
     shell("runs", "wipe", "old", "--yes-really", "old")
     assert left(run_dir) == [BUILT_MODEL, "of-mine"]
@@ -113,10 +113,10 @@ def test_wipe_removes_all_data_and_keeps_given_files(shell: Shell, run_dir: Path
             await opened.close()
 
     with_server(fill)
-    said = shell("runs", "wipe", "old", "--yes-really", "old", "--json").json
-    assert said["wiped"]["documents"] == {"Record": 12, "Task": 3, "Turn": 40}
-    assert said["wiped"]["database_bytes"] > 0
-    assert said["wiped"]["files"] == dict.fromkeys([*MADE, BUILT_MODEL], 1024)
+    result = shell("runs", "wipe", "old", "--yes-really", "old", "--json").json
+    assert result["wiped"]["documents"] == {"Record": 12, "Task": 3, "Turn": 40}
+    assert result["wiped"]["database_bytes"] > 0
+    assert result["wiped"]["files"] == dict.fromkeys([*MADE, BUILT_MODEL], 1024)
     assert left(run_dir) == ["of-mine"]
     assert json.loads((run_dir / "config.json").read_text()) == CONFIG
     assert with_server(count) == []
@@ -159,8 +159,8 @@ async def test_wipe_on_a_shared_server_drops_only_the_database_of_the_run(
     assert "loses 3 tasks (" in refused.json["error"]["message"]
     await wiping(shell, "--yes-really", "neighbour", expect=ExitCode.USAGE)
     assert await shared.count("Task", {}) == 3
-    said = await wiping(shell, "--yes-really", "old")
-    assert said.json["wiped"]["documents"] == {"Task": 3}
+    result = await wiping(shell, "--yes-really", "old")
+    assert result.json["wiped"]["documents"] == {"Task": 3}
     assert await shared.collections() == []
     assert left(run_dir) == ["of-mine"]
     assert (await wiping(shell, "--yes-really", "old")).json["wiped"]["documents"] == {}, "once more is harmless"

@@ -92,11 +92,11 @@ async def test_wait_sends_no_query_while_the_feed_works(coordinator: SmallCoordi
         # One query at the beginning, one at the first message of the feed, and perhaps one between them.
         await aeventually(lambda: len(coordinator.requests) >= 2)
         await beats_for(0.5)
-        asked = len(coordinator.requests)
+        wanted = len(coordinator.requests)
         await beats_for(2.5 * core.ASK_EVERY_S)
         coordinator.operation("op", OperationState.SUCCEEDED)
         assert (await wait).state is OperationState.SUCCEEDED
-        assert len(coordinator.requests) == asked <= 3
+        assert len(coordinator.requests) == wanted <= 3
 
 
 async def test_wait_queries_when_the_feed_is_silent(

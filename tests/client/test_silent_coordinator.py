@@ -75,8 +75,8 @@ async def hint() -> str:
 
 async def test_hint_says_that_the_host_agent_restarts_the_coordinator(dead: Path) -> None:
     agent(dead)
-    assert "starts it again by itself" in (told := await hint())
-    assert "agentrl up" not in told
+    assert "starts it again by itself" in (seen := await hint())
+    assert "agentrl up" not in seen
     (dead / "coordinator.json").unlink()
     assert "the run is just beginning, or coming to its end" in await hint(), "nobody can tell which"
 

@@ -30,7 +30,7 @@ REVERSIBLE = Effect(changes=("the units of web take no new work",))
 DISRUPTIVE = Effect(drains=("web-0",))
 
 
-class Room:
+class FakeContext:
     """A handler with one command, `pause`, whose effect and execution a test chooses."""
 
     def __init__(self) -> None:
@@ -91,30 +91,30 @@ def _broken(*args: object) -> Any:
 
 
 def test_preview_changes_nothing_and_says_how_long_its_consent_is_valid() -> None:
-    room = Room()
-    assert room.preview() == Consent(REVERSIBLE, Tier.REVERSIBLE, 5.0 + CONSENT_VALID_S, {"group/web": "first"})
-    assert not room.executed
-    assert not room.operations.live()
+    fake = FakeContext()
+    assert fake.preview() == Consent(REVERSIBLE, Tier.REVERSIBLE, 5.0 + CONSENT_VALID_S, {"group/web": "first"})
+    assert not fake.executed
+    assert not fake.operations.live()
 
 
 def test_command_is_executed_with_the_consent_of_its_preview() -> None:
-    room = Room()
-    accepted = room.pause(room.preview())
+    fake = FakeContext()
+    accepted = fake.pause(fake.preview())
     assert accepted == Accepted("the-id", REVERSIBLE, Tier.REVERSIBLE)
-    assert room.executed == ["the-id"]
+    assert fake.executed == ["the-id"]
 
 
 def test_command_without_a_consent_is_executed() -> None:
-    room = Room()
-    assert isinstance(room.pause(None), Accepted)
+    fake = FakeContext()
+    assert isinstance(fake.pause(None), Accepted)
 
 
 def test_effect_that_became_less_dangerous_is_executed() -> None:
-    room = Room()
-    room.prepared = msgspec.structs.replace(room.prepared, effect=DISRUPTIVE)
-    consent = room.preview()
-    room.prepared = msgspec.structs.replace(room.prepared, effect=REVERSIBLE)
-    assert isinstance(room.pause(consent), Accepted)
+    fake = FakeContext()
+    fake.prepared = msgspec.structs.replace(fake.prepared, effect=DISRUPTIVE)
+    consent = fake.preview()
+    fake.prepared = msgspec.structs.replace(fake.prepared, effect=REVERSIBLE)
+    assert isinstance(fake.pause(consent), Accepted)
 
 
 @pytest.mark.parametrize(
@@ -125,67 +125,67 @@ def test_effect_that_became_less_dangerous_is_executed() -> None:
     ],
 )
 def test_command_whose_effect_changed_is_refused_with_the_new_effect(change: dict[str, Any], says: str) -> None:
-    room = Room()
-    consent = room.preview()
-    room.prepared = msgspec.structs.replace(room.prepared, **change)
-    refused = room.pause(consent)
+    fake = FakeContext()
+    consent = fake.preview()
+    fake.prepared = msgspec.structs.replace(fake.prepared, **change)
+    refused = fake.pause(consent)
     assert isinstance(refused, ErrorReply)
-    assert (refused.code, refused.consent) == (ExitCode.CONFLICT, room.preview())
+    assert (refused.code, refused.consent) == (ExitCode.CONFLICT, fake.preview())
     assert says in refused.message
     assert "nothing was done" in refused.message
-    assert not room.executed
-    assert isinstance(room.pause(refused.consent), Accepted), "the refusal brings a consent that can be given"
+    assert not fake.executed
+    assert isinstance(fake.pause(refused.consent), Accepted), "the refusal brings a consent that can be given"
 
 
 def test_expired_consent_is_refused() -> None:
-    room = Room()
-    consent = room.preview()
-    room.now += CONSENT_VALID_S + 2.0
-    refused = room.pause(consent)
+    fake = FakeContext()
+    consent = fake.preview()
+    fake.now += CONSENT_VALID_S + 2.0
+    refused = fake.pause(consent)
     assert isinstance(refused, ErrorReply)
     assert "came 2 s after the consent had expired" in refused.message
 
 
 def test_consent_to_a_tier_does_not_look_at_revisions() -> None:
-    room = Room()
-    consent = room.preview().to_tier()
-    room.prepared = msgspec.structs.replace(room.prepared, revisions={"group/web": "second"})
-    assert isinstance(room.pause(consent), Accepted)
-    room.prepared = msgspec.structs.replace(room.prepared, effect=DISRUPTIVE)
-    assert isinstance(room.pause(consent, "another-id"), ErrorReply)
+    fake = FakeContext()
+    consent = fake.preview().to_tier()
+    fake.prepared = msgspec.structs.replace(fake.prepared, revisions={"group/web": "second"})
+    assert isinstance(fake.pause(consent), Accepted)
+    fake.prepared = msgspec.structs.replace(fake.prepared, effect=DISRUPTIVE)
+    assert isinstance(fake.pause(consent, "another-id"), ErrorReply)
 
 
 def test_revision_of_a_unit_outside_the_effect_is_not_compared() -> None:
-    room = Room()
-    room.prepared = msgspec.structs.replace(room.prepared, revisions={"group/web": "first", "unit/web-3": "first"})
-    consent = room.preview()
-    room.prepared = msgspec.structs.replace(room.prepared, revisions={"group/web": "first", "unit/web-1": "second"})
-    assert isinstance(room.pause(consent), Accepted)
+    fake = FakeContext()
+    fake.prepared = msgspec.structs.replace(fake.prepared, revisions={"group/web": "first", "unit/web-3": "first"})
+    consent = fake.preview()
+    fake.prepared = msgspec.structs.replace(fake.prepared, revisions={"group/web": "first", "unit/web-1": "second"})
+    assert isinstance(fake.pause(consent), Accepted)
 
 
 def test_repeated_id_is_answered_and_not_executed_again() -> None:
-    room = Room()
-    consent = room.preview()
-    room.pause(consent)
-    room.now += 2 * CONSENT_VALID_S
-    again = room.pause(consent)
+    fake = FakeContext()
+    consent = fake.preview()
+    fake.pause(consent)
+    fake.now += 2 * CONSENT_VALID_S
+    again = fake.pause(consent)
     assert isinstance(again, Accepted)
     assert again.duplicate
-    assert room.executed == ["the-id"]
+    assert fake.executed == ["the-id"]
 
 
 async def test_the_owner_computes_the_effect_of_a_command_with_a_consent() -> None:
-    room = Room()
-    worse = msgspec.structs.replace(room.prepared, effect=DISRUPTIVE)
+    fake = FakeContext()
+    worse = msgspec.structs.replace(fake.prepared, effect=DISRUPTIVE)
 
     async def ask(spec: object, request: object, args: object, who: object) -> Prepared:
         return worse
 
-    room.owners["pause"] = ask
-    room.send(Request("1", "pause", PAUSE, consent=Consent(REVERSIBLE, Tier.REVERSIBLE, 99.0)))
-    await aeventually(lambda: room.sent)
-    assert isinstance(room.sent.pop(), ErrorReply)
-    assert isinstance(room.pause(None), Accepted), "without a consent there is nothing to compare"
+    fake.owners["pause"] = ask
+    fake.send(Request("1", "pause", PAUSE, consent=Consent(REVERSIBLE, Tier.REVERSIBLE, 99.0)))
+    await aeventually(lambda: fake.sent)
+    assert isinstance(fake.sent.pop(), ErrorReply)
+    assert isinstance(fake.pause(None), Accepted), "without a consent there is nothing to compare"
 
 
 # ---- faults ----
@@ -195,34 +195,34 @@ async def test_the_owner_computes_the_effect_of_a_command_with_a_consent() -> No
 def test_a_fault_in_the_code_is_answered_and_logged(
     name: str, args: msgspec.Struct, caplog: pytest.LogCaptureFixture
 ) -> None:
-    room = Room()
-    room.prepared = Prepared(REVERSIBLE, _broken)
-    answer = room.ask(Request("the-id", name, raw(args)))
+    fake = FakeContext()
+    fake.prepared = Prepared(REVERSIBLE, _broken)
+    answer = fake.ask(Request("the-id", name, raw(args)))
     assert (answer.id, answer.message) == ("the-id", UNFORESEEN)
     assert "a fault in the code" in caplog.text
 
 
 def test_an_operation_that_cannot_begin_has_failed() -> None:
-    room = Room()
-    room.prepared = Prepared(REVERSIBLE, _broken)
-    room.pause(None)
-    operation = room.operations.get("the-id")
+    fake = FakeContext()
+    fake.prepared = Prepared(REVERSIBLE, _broken)
+    fake.pause(None)
+    operation = fake.operations.get("the-id")
     assert operation is not None
     assert (operation.state, operation.reason) == (OperationState.FAILED, UNFORESEEN)
 
 
 @pytest.mark.parametrize("state", [OperationState.ACCEPTED, OperationState.RUNNING])
 def test_the_next_coordinator_begins_only_operations_that_were_not_begun(state: OperationState) -> None:
-    room = Room()
-    room.operations.add(Operation("old", "pause", bytes(PAUSE), "", "somebody", state, 1.0, 60.0))
-    room.handler.begin_again()
-    assert room.executed == (["old"] if state is OperationState.ACCEPTED else [])
+    fake = FakeContext()
+    fake.operations.add(Operation("old", "pause", bytes(PAUSE), "", "somebody", state, 1.0, 60.0))
+    fake.handler.begin_again()
+    assert fake.executed == (["old"] if state is OperationState.ACCEPTED else [])
 
 
 def test_the_next_coordinator_survives_an_operation_that_cannot_begin() -> None:
-    room = Room()
-    room.prepared = Prepared(REVERSIBLE, _broken)
+    fake = FakeContext()
+    fake.prepared = Prepared(REVERSIBLE, _broken)
     operation = Operation("old", "pause", bytes(PAUSE), "", "somebody", OperationState.ACCEPTED, 1.0, 60.0)
-    room.operations.add(operation)
-    room.handler.begin_again()
+    fake.operations.add(operation)
+    fake.handler.begin_again()
     assert operation.state is OperationState.FAILED

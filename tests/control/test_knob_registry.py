@@ -152,13 +152,13 @@ def test_tuned_value_survives_up_unless_the_file_changed(knobs: KnobRegistry) ->
 def restarted(knobs: KnobRegistry, *, declared_first: bool, bound: Knob = BOUND) -> tuple[KnobRegistry, list[str]]:
     bodies = {name: knobs.persisted(name) for name in knobs.names()}
     again = KnobRegistry()
-    said: list[str] = []
+    reply: list[str] = []
     if not declared_first:
-        said += again.restore(bodies)
-    said += [sentence for knob in (bound, RATE) if (sentence := again.declare(knob))]
+        reply += again.restore(bodies)
+    reply += [sentence for knob in (bound, RATE) if (sentence := again.declare(knob))]
     if declared_first:
-        said += again.restore(bodies)
-    return again, said
+        reply += again.restore(bodies)
+    return again, reply
 
 
 @pytest.mark.parametrize("declared_first", [True, False])
@@ -166,8 +166,8 @@ def test_values_and_history_survive_a_restart(knobs: KnobRegistry, declared_firs
     knobs.apply_file_value("bound", 6, who="up", at=1.0)
     tune(knobs, "bound", 8)
     tune(knobs, "rate", 0.5, note="why not")
-    again, said = restarted(knobs, declared_first=declared_first)
-    assert said == []
+    again, reply = restarted(knobs, declared_first=declared_first)
+    assert reply == []
     assert again.rows() == knobs.rows()
     assert again.history("bound") == knobs.history("bound")
     assert again.segment == 1
@@ -180,19 +180,19 @@ def test_values_and_history_survive_a_restart(knobs: KnobRegistry, declared_firs
 def test_stored_value_that_is_no_longer_allowed_is_reported(knobs: KnobRegistry) -> None:
     tune(knobs, "bound", 60)
     narrower = Knob(name="bound", kind="int", default=4, help="", minimum=0, maximum=16, owner="fake")
-    again, said = restarted(knobs, declared_first=False, bound=narrower)
+    again, reply = restarted(knobs, declared_first=False, bound=narrower)
     assert again.value("bound") == 4
     assert again.row("bound").revision == 2
-    assert len(said) == 1
-    assert "back at its default 4" in said[0]
+    assert len(reply) == 1
+    assert "back at its default 4" in reply[0]
 
 
 def test_unreadable_stored_knob_is_reported_and_the_others_are_kept(knobs: KnobRegistry) -> None:
     tune(knobs, "bound", 8)
     again = KnobRegistry()
     again.declare(BOUND)
-    said = again.restore({"rate": b"\xff\xff", "bound": knobs.persisted("bound")})
-    assert "rate" in said[0]
+    reply = again.restore({"rate": b"\xff\xff", "bound": knobs.persisted("bound")})
+    assert "rate" in reply[0]
     assert again.value("bound") == 8
 
 
@@ -245,8 +245,8 @@ def test_new_declaration_keeps_the_tuned_value_and_the_value_in_force(knobs: Kno
 
 def test_untuned_value_follows_a_new_default(knobs: KnobRegistry) -> None:
     later = Knob(name="bound", kind="int", default=6, help="", minimum=0, maximum=64, owner="fake")
-    again, said = restarted(knobs, declared_first=False, bound=later)
-    assert said == []
+    again, reply = restarted(knobs, declared_first=False, bound=later)
+    assert reply == []
     assert again.row("bound").value == 6
 
 

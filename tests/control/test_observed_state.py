@@ -250,6 +250,6 @@ def test_only_a_unit_that_speaks_can_extend_its_start() -> None:
 
 
 def test_file_of_stacks_is_named_after_the_requested_units() -> None:
-    asked = ("web-0", "api-0.7", "web-0", "db", "judge-0", "judge-1")
-    names = [file_name(asked[:count]) for count in (0, 1, 3, 6)]
+    wanted = ("web-0", "api-0.7", "web-0", "db", "judge-0", "judge-1")
+    names = [file_name(wanted[:count]) for count in (0, 1, 3, 6)]
     assert names == ["all", "web-0", "web-0+api-0.7", "web-0+api-0.7+db+2-more"]

@@ -17,7 +17,7 @@ from agentrl.supervision.unit_slots import GroupState, HostState, RunState, Slot
 AFTER = {"steward": (), "engine": (), "sampler": ("steward",), "trainer": ("sampler",)}
 
 
-class Room:
+class FakeContext:
     """A fatal steward, groups that start after it, and an `up` of all groups."""
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class Room:
 
 
 def test_operation_does_not_wait_for_units_behind_a_fatal_one() -> None:
-    room = Room()
-    assert room.review() is OperationState.RUNNING, "the engine may still become ready"
-    room.slots["engine"].state, room.slots["engine"].incarnation = UnitState.READY, 1
-    assert room.review() is OperationState.FAILED
-    assert room.operation.reason == "steward-0 is fatal: line 3 is no JSON"
+    fake = FakeContext()
+    assert fake.review() is OperationState.RUNNING, "the engine may still become ready"
+    fake.slots["engine"].state, fake.slots["engine"].incarnation = UnitState.READY, 1
+    assert fake.review() is OperationState.FAILED
+    assert fake.operation.reason == "steward-0 is fatal: line 3 is no JSON"
 
 
 def test_unit_counts_as_ready_only_after_its_host_has_reported() -> None:
@@ -72,27 +72,27 @@ def test_unit_counts_as_ready_only_after_its_host_has_reported() -> None:
 
 
 def test_an_operation_without_goals_succeeds_at_its_first_review() -> None:
-    room = Room()
+    fake = FakeContext()
     pause = Operation("op-2", "pause", b"", "", "ann", OperationState.ACCEPTED, 100.0, 700.0)
-    room.operations.add(pause)
-    room.operations.begin(pause, {})
-    room.operations.review(101.0)
+    fake.operations.add(pause)
+    fake.operations.begin(pause, {})
+    fake.operations.review(101.0)
     assert pause.state is OperationState.SUCCEEDED
 
 
 @pytest.mark.parametrize("state", [UnitState.BACKOFF, UnitState.STARTING])
 def test_operation_waits_for_units_beside_a_fatal_one(state: UnitState) -> None:
-    room = Room()
-    room.slots["engine"].state, room.slots["engine"].incarnation = UnitState.READY, 1
-    room.slots["trainer"].state = state
-    assert room.review() is OperationState.RUNNING
+    fake = FakeContext()
+    fake.slots["engine"].state, fake.slots["engine"].incarnation = UnitState.READY, 1
+    fake.slots["trainer"].state = state
+    assert fake.review() is OperationState.RUNNING
 
 
 def test_fatal_unit_that_is_restarted_blocks_nothing() -> None:
-    room = Room()
-    room.slots["engine"].state, room.slots["engine"].incarnation = UnitState.READY, 1
-    room.slots["steward"].generation += 1
-    assert room.review() is OperationState.RUNNING
+    fake = FakeContext()
+    fake.slots["engine"].state, fake.slots["engine"].incarnation = UnitState.READY, 1
+    fake.slots["steward"].generation += 1
+    assert fake.review() is OperationState.RUNNING
 
 
 UNITS = ("web-0", "web-1", "web-2", "db-0")

@@ -30,7 +30,7 @@ from tests.waiting import aeventually
 LISTING = COMMANDS["list_tasks"]
 
 
-class Room:
+class FakeContext:
     """The handler of served commands, with a steward that the test controls."""
 
     def __init__(self) -> None:
@@ -94,89 +94,89 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 async def test_unit_that_is_not_ready_gets_no_request(change: dict[str, Any], says: str) -> None:
-    room = Room()
+    fake = FakeContext()
     for name, value in change.items():
-        setattr(room.slot, name, value)
+        setattr(fake.slot, name, value)
     with pytest.raises(UnavailableError, match=says):
-        await room.serving.ask(LISTING, Request("1", "list_tasks"), "ann")
-    assert not room.asked
+        await fake.serving.ask(LISTING, Request("1", "list_tasks"), "ann")
+    assert not fake.asked
 
 
 async def test_run_without_units_yet_is_not_reported_as_without_steward() -> None:
-    room = Room()
-    room.serving._context.state.slots.clear()
+    fake = FakeContext()
+    fake.serving._context.state.slots.clear()
     with pytest.raises(UnavailableError, match="the run has no unit yet") as caught:
-        await room.serving.ask(LISTING, Request("1", "list_tasks"), "ann")
+        await fake.serving.ask(LISTING, Request("1", "list_tasks"), "ann")
     assert "run file" not in caught.value.hint
 
 
 async def test_refusal_has_the_status_of_a_starting_unit() -> None:
-    room = Room()
-    room.slot.state = UnitState.STARTING
-    room.observed.facts(room.slot).report = UnitReport(status="reading datasets")
+    fake = FakeContext()
+    fake.slot.state = UnitState.STARTING
+    fake.observed.facts(fake.slot).report = UnitReport(status="reading datasets")
     with pytest.raises(UnavailableError, match="steward-0 is starting: reading datasets"):
-        await room.serving.ask(LISTING, Request("1", "list_tasks"), "ann")
+        await fake.serving.ask(LISTING, Request("1", "list_tasks"), "ann")
 
 
 async def test_answer_is_relayed_unchanged_and_refusal_with_its_code() -> None:
-    room = Room()
-    listing = asyncio.create_task(room.serving.ask(LISTING, Request("1", "list_tasks", deadline_ct=110.0), "ann"))
-    question = await room.question(0)
+    fake = FakeContext()
+    listing = asyncio.create_task(fake.serving.ask(LISTING, Request("1", "list_tasks", deadline_ct=110.0), "ann"))
+    question = await fake.question(0)
     assert (question.name, question.who, question.within_s) == ("list_tasks", "ann", 9.0)
-    room.answer(question, {"rows": [1]})
+    fake.answer(question, {"rows": [1]})
     assert msgspec.msgpack.decode(await listing) == {"rows": [1]}
-    refused = asyncio.create_task(room.serving.ask(LISTING, Request("2", "list_tasks"), "ann"))
-    room.answer(await room.question(1), error="It is leased.", code=4, hint="Wait.")
+    refused = asyncio.create_task(fake.serving.ask(LISTING, Request("2", "list_tasks"), "ann"))
+    fake.answer(await fake.question(1), error="It is leased.", code=4, hint="Wait.")
     with pytest.raises(RefusedError, match="It is leased") as caught:
         await refused
     assert caught.value.hint == "Wait."
 
 
 async def test_request_to_a_dying_or_silent_unit_fails() -> None:
-    room = Room()
-    dying = asyncio.create_task(room.serving.ask(LISTING, Request("1", "list_tasks"), "ann"))
-    await room.question(0)
-    room.asks.died("steward-0", 2)
+    fake = FakeContext()
+    dying = asyncio.create_task(fake.serving.ask(LISTING, Request("1", "list_tasks"), "ann"))
+    await fake.question(0)
+    fake.asks.died("steward-0", 2)
     assert not dying.done(), "another life has nothing to do with it"
-    room.asks.died("steward-0", 3)
+    fake.asks.died("steward-0", 3)
     with pytest.raises(UnavailableError, match=r"steward-0\.3 died"):
         await dying
     with pytest.raises(WaitTimeoutError):
-        await room.serving.ask(LISTING, Request("2", "list_tasks", deadline_ct=100.05), "ann")
+        await fake.serving.ask(LISTING, Request("2", "list_tasks", deadline_ct=100.05), "ann")
 
 
 async def test_accepted_command_is_sent_with_the_same_id_until_done() -> None:
-    room = Room()
-    operation = room.operation()
-    await room.question(0)
-    room.slot.state, room.slot.reason = UnitState.BACKOFF, "exit 1"
-    room.asks.died("steward-0", 3)
+    fake = FakeContext()
+    operation = fake.operation()
+    await fake.question(0)
+    fake.slot.state, fake.slot.reason = UnitState.BACKOFF, "exit 1"
+    fake.asks.died("steward-0", 3)
     await aeventually(lambda: operation.waiting_for and "backoff" in operation.waiting_for[0])
-    room.slot.state, room.slot.incarnation = UnitState.READY, 4
-    room.connect()
-    question = await room.question(1)
+    fake.slot.state, fake.slot.incarnation = UnitState.READY, 4
+    fake.connect()
+    question = await fake.question(1)
     assert (question.id, question.dry_run) == ("op-1", False)
-    room.answer(question, Done(("done",), {"requeued": 1}))
+    fake.answer(question, Done(("done",), {"requeued": 1}))
     await aeventually(lambda: operation.state is OperationState.SUCCEEDED)
-    assert (operation.result, operation.lines, len(room.asked)) == ({"requeued": 1}, ["done"], 2)
+    assert (operation.result, operation.lines, len(fake.asked)) == ({"requeued": 1}, ["done"], 2)
 
 
 async def test_refused_operation_fails_with_the_message_of_the_unit() -> None:
-    room = Room()
-    operation = room.operation()
-    room.answer(await room.question(0), error="It is leased.", code=4)
+    fake = FakeContext()
+    operation = fake.operation()
+    fake.answer(await fake.question(0), error="It is leased.", code=4)
     await aeventually(lambda: operation.state is OperationState.FAILED)
     assert operation.reason == "It is leased."
 
 
 async def test_command_is_not_sent_after_its_deadline() -> None:
-    room = Room()
-    room.slot.state = UnitState.STOPPED
-    operation = room.operation()
+    fake = FakeContext()
+    fake.slot.state = UnitState.STOPPED
+    operation = fake.operation()
     await aeventually(lambda: operation.waiting_for)
-    room.now = 161.0
-    room.operations.review(room.now)
+    fake.now = 161.0
+    fake.operations.review(fake.now)
     assert operation.state is OperationState.FAILED
-    room.slot.state = UnitState.READY
-    await aeventually(lambda: not room.serving._tasks, what="the end of asking")
-    assert not room.asked
+    fake.slot.state = UnitState.READY
+    await aeventually(lambda: not fake.serving._tasks, what="the end of asking")
+    assert not fake.asked

@@ -224,15 +224,15 @@ QUICK = RetryLimits(tries=4, first_pause_s=0.01, queue=5)
 
 
 async def test_failed_delivery_is_retried_and_visible_until_it_works() -> None:
-    said: list[str] = []
+    reply: list[str] = []
     flaky = Flaky("flaky", failures=2)
-    dispatcher = Dispatcher([flaky], on_failure=lambda name, why: said.append(why), limits=QUICK)
+    dispatcher = Dispatcher([flaky], on_failure=lambda name, why: reply.append(why), limits=QUICK)
     async with running(dispatcher):
         dispatcher.offer(note("web-0"))
         dispatcher.offer(note("web-1"))
         await aeventually(lambda: dispatcher.idle)
     assert flaky.got == ["web-0", "web-1"]
-    assert said == ["Not now.", "Not now.", ""]
+    assert reply == ["Not now.", "Not now.", ""]
     assert dispatcher.failures == {}
 
 
@@ -247,8 +247,8 @@ async def test_delivery_is_given_up_after_all_tries() -> None:
 async def test_slow_sink_delays_no_other_and_drops_the_oldest() -> None:
     slow, quick = Flaky("slow"), Flaky("quick")
     slow.gate = asyncio.Event()
-    said: list[str] = []
-    dispatcher = Dispatcher([slow, quick], on_failure=lambda name, why: said.append(f"{name}: {why}"), limits=QUICK)
+    reply: list[str] = []
+    dispatcher = Dispatcher([slow, quick], on_failure=lambda name, why: reply.append(f"{name}: {why}"), limits=QUICK)
     async with running(dispatcher):
         for number in range(9):
             dispatcher.offer(note(f"web-{number}"))
@@ -258,7 +258,7 @@ async def test_slow_sink_delays_no_other_and_drops_the_oldest() -> None:
         await aeventually(lambda: dispatcher.idle)
     assert slow.got == ["web-0", "web-4", "web-5", "web-6", "web-7", "web-8"]
     assert quick.got == [f"web-{number}" for number in range(9)]
-    assert any("one of unit-fatal:web-1 was dropped" in sentence for sentence in said)
+    assert any("one of unit-fatal:web-1 was dropped" in sentence for sentence in reply)
 
 
 async def test_new_dispatcher_takes_over_queued_notifications() -> None:

@@ -31,8 +31,8 @@ def run(*arguments: str, home: Path, **environment: str) -> subprocess.Completed
 
 
 def test_every_line_has_a_verdict_and_a_hint(tmp_path: Path) -> None:
-    told = run("--json", home=tmp_path / "home")
-    checks = json.loads(told.stdout)
+    seen = run("--json", home=tmp_path / "home")
+    checks = json.loads(seen.stdout)
     names = [check["name"] for check in checks]
     assert {"python", "packages", "open files", "state directory", "disk", "sockets", "cgroups", "mongod"} < set(names)
     assert len(names) == len(set(names))
@@ -40,13 +40,13 @@ def test_every_line_has_a_verdict_and_a_hint(tmp_path: Path) -> None:
         assert check["sentence"].endswith((".", ":")), check
         assert bool(check["hint"]) == (check["verdict"] != "ok"), check
     failed = any(check["verdict"] == "fail" for check in checks)
-    assert told.returncode == (ExitCode.UNHEALTHY if failed else 0)
+    assert seen.returncode == (ExitCode.UNHEALTHY if failed else 0)
     assert not (tmp_path / "home").exists(), "a look leaves nothing behind"
 
 
 def test_output_for_people_has_one_line_per_check(tmp_path: Path) -> None:
-    told = run(home=tmp_path)
-    assert any(line.startswith("ok    python") for line in told.stdout.splitlines())
+    seen = run(home=tmp_path)
+    assert any(line.startswith("ok    python") for line in seen.stdout.splitlines())
 
 
 def test_run_file_adds_the_checks_of_its_run(tmp_path: Path) -> None:
@@ -56,22 +56,22 @@ def test_run_file_adds_the_checks_of_its_run(tmp_path: Path) -> None:
         port = min(taken.getsockname()[1], 65_533)
         file = tmp_path / "run.yaml"
         file.write_text(f"name: probe\nmongo: {{embedded: true}}\ncoordinator: {{listen: 'tcp://127.0.0.1:{port}'}}\n")
-        told = run("--json", str(file), home=tmp_path)
-    checks = {check["name"]: check for check in json.loads(told.stdout)}
+        seen = run("--json", str(file), home=tmp_path)
+    checks = {check["name"]: check for check in json.loads(seen.stdout)}
     assert checks["run file"]["verdict"] == "ok"
     assert checks["ports"]["verdict"] == "fail"
     assert str(port) in checks["ports"]["sentence"]
-    assert told.returncode == ExitCode.UNHEALTHY
+    assert seen.returncode == ExitCode.UNHEALTHY
 
 
 def test_wrong_run_file_is_one_finding(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("name: probe\nsidecar: {}\n")
-    told = run("--json", str(file), home=tmp_path)
-    first = json.loads(told.stdout)[0]
+    seen = run("--json", str(file), home=tmp_path)
+    first = json.loads(seen.stdout)[0]
     assert (first["name"], first["verdict"]) == ("run file", "fail")
     assert "sidecars" in first["sentence"] + first["hint"]
-    assert told.returncode == ExitCode.UNHEALTHY
+    assert seen.returncode == ExitCode.UNHEALTHY
 
 
 def test_old_python_fails() -> None:
@@ -194,10 +194,10 @@ def test_datasets_are_checked_with_the_code_of_the_steward(tmp_path: Path) -> No
     file = tmp_path / "run.yaml"
     environments = "{good: {dataset: fine.jsonl}, ill: {dataset: bad.jsonl}}"
     file.write_text(f"name: probe\nmodel: {{build: tiny}}\nenvironments: {environments}\n")
-    told = run("--json", "--inputs", str(file), home=tmp_path / "home")
-    checks = {check["name"]: check for check in json.loads(told.stdout)}
+    seen = run("--json", "--inputs", str(file), home=tmp_path / "home")
+    checks = {check["name"]: check for check in json.loads(seen.stdout)}
     assert checks.keys() == {"run file", "dataset of good", "dataset of ill"}
     assert checks["dataset of good"]["sentence"] == "1 rows to train on, 1 held out."
     assert checks["dataset of ill"]["verdict"] == "fail"
     assert "bad.jsonl line 2 is no object" in checks["dataset of ill"]["sentence"]
-    assert told.returncode == ExitCode.UNHEALTHY
+    assert seen.returncode == ExitCode.UNHEALTHY

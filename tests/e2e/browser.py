@@ -35,10 +35,10 @@ class Page:
 
     async def listen(self) -> None:
         async for message in self._socket:
-            told = json.loads(message.data)
-            what, about = told.get("method"), told.get("params", {})
-            if (answer := self._answers.pop(told.get("id"), None)) is not None:
-                answer.set_result(told.get("result"))
+            shown = json.loads(message.data)
+            what, about = shown.get("method"), shown.get("params", {})
+            if (answer := self._answers.pop(shown.get("id"), None)) is not None:
+                answer.set_result(shown.get("result"))
             elif what == "Network.requestWillBeSent":
                 self.asked.append(about["request"]["url"])
             elif what == "Network.webSocketFrameReceived" and about["response"]["opcode"] == 2:

@@ -221,15 +221,15 @@ class Run:
             self._client = None
         if (self.state_dir / "run.json").exists():
             done = self.raw("down", "--now", "--yes")
-            said = f"{done.returncode} {done.stdout} {done.stderr}"
+            output = f"{done.returncode} {done.stdout} {done.stderr}"
         else:
-            said = "never up"
+            output = "never up"
         left = self.processes()
         named = [(process.pid, procfs.command(process.pid)) for process in left]
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        assert not left, f"left behind: {named}; down said: {said}"
+        assert not left, f"left behind: {named}; down said: {output}"
 
 
 def running(tmp_path: Path, name: str, factor: float = 0.1) -> Iterator[Run]:

@@ -32,16 +32,16 @@ class Terminal:
 
     def ended(self, code: int | None) -> str:
         """The text after the last command line ended, with any exit code if none is given."""
-        told = f"ended {self._lines}: {'' if code is None else code}"
+        shown = f"ended {self._lines}: {'' if code is None else code}"
 
         def there() -> str:
             seen = self.seen()
-            behind = seen.partition(told)[2]
+            behind = seen.partition(shown)[2]
             missing = [text for text in ("\n echo", "\n icanon") if text not in behind]
-            assert not missing, f"{missing} not behind {told!r} in:\n{seen}"
+            assert not missing, f"{missing} not behind {shown!r} in:\n{seen}"
             return behind
 
-        return eventually(there, what=told)
+        return eventually(there, what=shown)
 
     def keys(self, *keys: str) -> None:
         self._tmux("send-keys", *keys)
@@ -80,8 +80,8 @@ class Terminal:
     def modes(self) -> dict[str, bool]:
         """The terminal modes that a program has set and not reset."""
         names = ("alternate_on", "mouse_any_flag", "mouse_all_flag", "bracket_paste_flag", "cursor_flag")
-        told = self._tmux("display-message", "-p", " ".join(f"{name}=#{{{name}}}" for name in names))
-        return {name: value == "1" for name, _, value in (word.partition("=") for word in told.split())}
+        shown = self._tmux("display-message", "-p", " ".join(f"{name}=#{{{name}}}" for name in names))
+        return {name: value == "1" for name, _, value in (word.partition("=") for word in shown.split())}
 
     def close(self) -> None:
         self._tmux("kill-server")

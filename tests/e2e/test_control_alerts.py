@@ -166,11 +166,11 @@ def test_page_is_repeated_until_it_is_acknowledged(run: Run) -> None:
     assert run.cli("alerts", "ack", REWARD)["operation"]["state"] == "succeeded"
     row = alert(run, REWARD, "acknowledged")
     assert "@" in row["acknowledged_by"]
-    heard = len(pages(run, "repeated", REWARD))
+    got = len(pages(run, "repeated", REWARD))
     # Another alert without acknowledgement shows that pages are still repeated.
     show(run, "queue", ILL)
     eventually(lambda: len(pages(run, "repeated", QUEUE)) >= 2, what="the other page to be repeated")
-    assert len(pages(run, "repeated", REWARD)) <= heard + 1, "one may have been under way"
+    assert len(pages(run, "repeated", REWARD)) <= got + 1, "one may have been under way"
     sentence = pages(run, "firing", QUEUE)[0]["alert"]["sentence"]
     assert sentence == "depth of queue-0 is 500, above 100."
 
@@ -181,20 +181,20 @@ def test_silenced_alert_stays_visible_and_sends_no_page(run: Run) -> None:
     row = alert(run, QUEUE, "firing")
     assert row["silence_why"] == "the queue is being moved"
     assert row["silenced_until_at"] > time.time() + 3000
-    heard = len(pages(run, "repeated", QUEUE))
+    got = len(pages(run, "repeated", QUEUE))
     at = time.time()
     eventually(lambda: time.time() > at + 2 * REPEAT_S, what="two repetitions to be due")
-    assert len(pages(run, "repeated", QUEUE)) <= heard + 1
+    assert len(pages(run, "repeated", QUEUE)) <= got + 1
     run.cli("alerts", "silence", "queue-full", "--for", "0")
-    eventually(lambda: len(pages(run, "repeated", QUEUE)) > heard + 1, what="to be heard again")
+    eventually(lambda: len(pages(run, "repeated", QUEUE)) > got + 1, what="to be heard again")
 
 
 def test_unknown_alert_cannot_be_acknowledged_or_silenced(run: Run) -> None:
     before = len(run.cli("events", "--kind", "operation"))
     for command in ("ack", "silence"):
-        code, said = run.cli("alerts", command, "reward-collapsed:judge-7", check=False)
+        code, output = run.cli("alerts", command, "reward-collapsed:judge-7", check=False)
         assert code == ExitCode.UNKNOWN
-        assert f"did you mean '{REWARD}'" in said["error"]["message"]
+        assert f"did you mean '{REWARD}'" in output["error"]["message"]
     assert len(run.cli("events", "--kind", "operation")) == before
 
 
@@ -204,8 +204,8 @@ def test_new_coordinator_keeps_fired_alerts_and_their_acknowledgements(run: Run)
     former = run.coordinator_pid()
     run.kill(former)
     eventually(lambda: not run.alive(former), what="the end of the former")
-    heard = len(pages(run, "repeated", QUEUE))
-    eventually(lambda: len(pages(run, "repeated", QUEUE)) > heard, what="the new one to go on")
+    got = len(pages(run, "repeated", QUEUE))
+    eventually(lambda: len(pages(run, "repeated", QUEUE)) > got, what="the new one to go on")
     after = {each["id"]: each for each in run.cli("alerts", "list")}
     for same in ("state", "since_at", "acknowledged_by", "sentence"):
         assert {id: each[same] for id, each in after.items()} == {id: each[same] for id, each in before.items()}

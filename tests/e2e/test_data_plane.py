@@ -186,9 +186,9 @@ def from_a_metric_to_the_records_behind_it(run: Run) -> bool:
     generated = [each for each in tokens["segments"] if each["kind"] == "model"]
     assert sum(len(each["ids"]) for each in generated if each["trains"]) == record["training"]["trained_tokens"]
     for turn in record["turns"]:
-        (said,) = [each for each in generated if each["turn"] == turn["index"]]
-        assert turn["text"].strip() in "".join(said["texts"]), "its text is what its tokens spell"
-        assert len(said["log_probs"]) == len(said["texts"]) == sum(count for _, count in said["versions"])
+        (output,) = [each for each in generated if each["turn"] == turn["index"]]
+        assert turn["text"].strip() in "".join(output["texts"]), "its text is what its tokens spell"
+        assert len(output["log_probs"]) == len(output["texts"]) == sum(count for _, count in output["versions"])
     exported = run.raw("records", "export", "--filter", f"task={record['task']['id']}")
     trajectories = [json.loads(line) for line in exported.stdout.splitlines()]
     assert record["record"]["id"] in {one["record"]["id"] for one in trajectories}
@@ -243,8 +243,8 @@ def is_served(run: Run, found: dict[str, Any]) -> bool:
         service for service in found["Service"] if service["kind"] == "engine" and service["state"] == "serving"
     )
     token = (run.state_dir / TOKEN_FILE).read_text().strip()
-    asked = urllib.request.Request(f"{engine['url']}/model_info", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(asked, timeout=60) as answer:
+    wanted = urllib.request.Request(f"{engine['url']}/model_info", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(wanted, timeout=60) as answer:
         assert json.load(answer)["weight_version"] == str(newest)
     (publication,) = (one for one in found["Publication"] if one["_id"] == newest)
     assert publication["status"] == "current"

@@ -63,9 +63,9 @@ def pulse(run: Run) -> Any:
     """The newest pulse. It needs two reports, and is missing for a moment when steps continue, because old counts are
     void.
     """
-    told = run.cli("status").get("pulse")
-    assert told is not None, "no pulse yet"
-    return told
+    shown = run.cli("status").get("pulse")
+    assert shown is not None, "no pulse yet"
+    return shown
 
 
 def chain_of(run: Run, holds: Callable[[Any], bool]) -> Any:
@@ -78,40 +78,40 @@ def test_healthy_run_fires_no_alert_and_its_steps_have_normal_metrics(run: Run) 
     rows = run.cli("steps", "list", "--filter", "status = committed", "--sort", "-step", "--limit", "9")["rows"]
     looked_at = {"truncation_share", "tool_calls_per_record", "infrastructure_share", "zero_variance_share"}
     # If no attempt ended between two quick steps, the later step has no shares of attempts.
-    told = next(row["metrics"] for row in rows if row["metrics"]["records"] and looked_at <= row["metrics"].keys())
-    assert told["tools/shop/lookup/infrastructure_share"] == 0.0
-    assert sum(told[name] for name in told if name.startswith("age_") and name.endswith("_pairs")) == told["pairs"]
-    for name, value in told.items():
+    shown = next(row["metrics"] for row in rows if row["metrics"]["records"] and looked_at <= row["metrics"].keys())
+    assert shown["tools/shop/lookup/infrastructure_share"] == 0.0
+    assert sum(shown[name] for name in shown if name.startswith("age_") and name.endswith("_pairs")) == shown["pairs"]
+    for name, value in shown.items():
         assert name not in learning_metrics.LEARNING or learning_metrics.LEARNING[name].is_normal(value), (
             f"{name} = {value}"
         )
-    assert run.units()["trainer-0"].metrics["reward_mean"] == pytest.approx(told["reward_mean"], abs=1.0)
+    assert run.units()["trainer-0"].metrics["reward_mean"] == pytest.approx(shown["reward_mean"], abs=1.0)
 
 
 def test_utilisation_of_every_unit_is_computed_from_intervals(run: Run) -> None:
     def busy() -> Any:
-        told = pulse(run)
-        assert {"trainer-0", "engine-0", "sampler-0", "toolbox-0"} <= told["units"].keys(), told
-        assert told["tools"], told
+        shown = pulse(run)
+        assert {"trainer-0", "engine-0", "sampler-0", "toolbox-0"} <= shown["units"].keys(), shown
+        assert shown["tools"], shown
         # In a short interval of a busy machine an engine may have been idle.
-        assert told["units"]["engine-0"] > 0.0, told
-        assert told["in_tools"] + told["in_model"] > 0.0, told
-        return told
+        assert shown["units"]["engine-0"] > 0.0, shown
+        assert shown["in_tools"] + shown["in_model"] > 0.0, shown
+        return shown
 
-    told = eventually(busy, what="a pulse")
-    assert all(0.0 <= share <= 1.0 for share in told["units"].values())
-    (lookup,) = (tool for tool in told["tools"] if tool["name"] == "shop.lookup")
+    shown = eventually(busy, what="a pulse")
+    assert all(0.0 <= share <= 1.0 for share in shown["units"].values())
+    (lookup,) = (tool for tool in shown["tools"] if tool["name"] == "shop.lookup")
     assert 0.0 < lookup["p95_s"] < 10.0
-    said = re.compile(r"(trainer waits \d+% for batches|the trainer is \d+% busy)")
-    assert said.match(told["sentence"])
-    assert said.search(run.raw("status").stdout)
+    output = re.compile(r"(trainer waits \d+% for batches|the trainer is \d+% busy)")
+    assert output.match(shown["sentence"])
+    assert output.search(run.raw("status").stdout)
     onscreen.recorded(run, (), "Bottleneck", "trainer ")
     onscreen.recorded(run, ("2", "home", "enter"), "engine-0", "of the last intervals")
 
 
 def test_slow_tool_is_named_as_the_bottleneck_with_the_time_of_the_change(run: Run) -> None:
-    def latency_of(told: Any) -> Any:
-        return next(tool for tool in told["tools"] if tool["name"] == "shop.lookup")
+    def latency_of(shown: Any) -> Any:
+        return next(tool for tool in shown["tools"] if tool["name"] == "shop.lookup")
 
     begun = time.time()
     eventually(lambda: time.time() - begun > USUAL_S or None, within_s=WITHIN_S, what="a latency that is usual")
@@ -121,19 +121,19 @@ def test_slow_tool_is_named_as_the_bottleneck_with_the_time_of_the_change(run: R
     mood(run).write_text(f"slow {SLOW_S:g}")
 
     def named() -> Any:
-        told = pulse(run)
-        assert told["bottleneck"] == "tools", told["sentence"]
-        assert latency_of(told).get("changed_at", 0.0) > 0.0, told
-        return told
+        shown = pulse(run)
+        assert shown["bottleneck"] == "tools", shown["sentence"]
+        assert latency_of(shown).get("changed_at", 0.0) > 0.0, shown
+        return shown
 
-    told = eventually(named, within_s=WITHIN_S, what="another bottleneck")
-    lookup = latency_of(told)
+    shown = eventually(named, within_s=WITHIN_S, what="another bottleneck")
+    lookup = latency_of(shown)
     assert lookup["before_s"] < SLOW_S / 2, "what was usual, whatever the machine's load made of it"
     assert lookup["p95_s"] >= SLOW_S
-    assert slowed - 1.0 < lookup["changed_at"] == told["since_at"] < time.time()
+    assert slowed - 1.0 < lookup["changed_at"] == shown["since_at"] < time.time()
     at = time.strftime("%H:%M", time.localtime(lookup["changed_at"]))
     changed = f"shop.lookup p95 {lookup['before_s']:g} → {lookup['p95_s']:g} s since {at}"
-    assert told["sentence"].endswith(f"% in tools: {changed}")
+    assert shown["sentence"].endswith(f"% in tools: {changed}")
     onscreen.recorded(run, (), "% in tools: shop.lookup p95 ", f" s since {at}")
     mood(run).unlink()
 

@@ -90,8 +90,8 @@ async def stuck(database: Database) -> Claim:
     assert claim is not None
     record = claim.record.id
     call = DispatchedSamplingTask(id=call_id(record, 0), record=record, owner=owner, status="done")
-    asked = ToolCall(id=tool_call_id(call.id, 0), server="search", tool="find", requested_at=now())
-    call.tool_calls = [asked]
+    wanted = ToolCall(id=tool_call_id(call.id, 0), server="search", tool="find", requested_at=now())
+    call.tool_calls = [wanted]
     await Writer(database).insert(call)
     return claim
 

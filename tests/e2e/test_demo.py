@@ -62,11 +62,11 @@ def test_failed_demo_keeps_its_files_and_names_commands_for_its_run(
 
 def test_hint_contains_the_environment_and_the_run_option(tmp_path: Path) -> None:
     operator = Operator(Console(), tmp_path, "shop")
-    told = operator.as_typed(
+    shown = operator.as_typed(
         "The trainer is fatal. `agentrl logs trainer-0 --previous` shows why, agentrl doctor checks."
     )
     where = f"AGENTRL_HOME={tmp_path / 'state'}"
-    assert f"`{where} agentrl logs --run shop trainer-0 --previous` shows why, agentrl doctor checks." in told
+    assert f"`{where} agentrl logs --run shop trainer-0 --previous` shows why, agentrl doctor checks." in shown
 
 
 def test_successful_or_interrupted_demo_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,10 +84,10 @@ def test_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "assets.train_demo", "--json", "--keep", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
         assert demo.stderr is not None
-        said = []
+        output = []
         while "from another terminal" not in (line := demo.stderr.readline()):
-            assert line, f"the demo ended by itself: {said}"
-            said.append(line)
+            assert line, f"the demo ended by itself: {output}"
+            output.append(line)
         assert "agentrl tui" in line
         os.kill(demo.pid, signal.SIGINT)
         out, err = demo.communicate()

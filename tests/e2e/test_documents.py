@@ -66,8 +66,8 @@ def test_knob_of_the_example_takes_effect_at_the_next_claim(run: Run, knob: str)
 
 def test_unit_gets_the_url_of_the_database_by_reference(run: Run) -> None:
     url = (run.state_dir / "mongo" / "url").read_text()
-    said = [f"the URL has {len(url)} characters"]
-    eventually(lambda: run.cli("logs", "reader-0")["lines"] == said, what="the URL at the unit")
+    output = [f"the URL has {len(url)} characters"]
+    eventually(lambda: run.cli("logs", "reader-0")["lines"] == output, what="the URL at the unit")
     assert (run.state_dir / "mongo" / "mongod.log").exists()
 
 

@@ -99,9 +99,9 @@ def test_loop_with_200_waits_is_alive_and_reports_their_number(run: Run) -> None
         ("waiter-0", f"record {number}") for number in range(20)
     ]
     assert all(link["age_s"] > 0 for link in chain["links"])
-    said = run.raw("why").stdout
-    assert "waiter-0 ← judge-0" in said
-    assert "waiter-0 has 18 more such waits" in said
+    output = run.raw("why").stdout
+    assert "waiter-0 ← judge-0" in output
+    assert "waiter-0 has 18 more such waits" in output
     after = run.unit_row("waiter-0")
     assert (after.state, after.incarnation) == ("ready", 1)
 

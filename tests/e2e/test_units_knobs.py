@@ -51,9 +51,9 @@ def test_knob_declarations_are_visible(run: Run) -> None:
 
 
 def test_value_out_of_range_is_refused_with_what_is_allowed(run: Run) -> None:
-    said = run.raw("tune", "fake.bound", "-1")
-    assert said.returncode != 0
-    assert "a whole number of at least 0" in said.stderr
+    output = run.raw("tune", "fake.bound", "-1")
+    assert output.returncode != 0
+    assert "a whole number of at least 0" in output.stderr
     with pytest.raises(RefusedError, match="a whole number of at least 0"):
         run.client.tune("fake.bound", -1)
     assert knob(run, "fake.bound").revision == 0

@@ -57,10 +57,10 @@ def following(run: Run, unit: str) -> Iterator[list[dict[str, object]]]:
     process = run.start("logs", unit, "-f", "--json")
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
-    said = _Growing(process)
+    output = _Growing(process)
     try:
-        eventually(lambda: said.read(), what="the past of the log")
-        yield said
+        eventually(lambda: output.read(), what="the past of the log")
+        yield output
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
@@ -130,18 +130,18 @@ def test_escapes_of_a_unit_do_not_reach_a_terminal(run: Run) -> None:
 
 def test_follower_gets_new_lines_and_the_next_incarnation(run: Run) -> None:
     before = run.wait_state("talker-0", "ready")
-    with following(run, "talker-0") as said:
+    with following(run, "talker-0") as output:
         say(run, "talker-0", "one more line")
-        eventually(lambda: said.read()[-1].get("line") == "one more line", what="the new line")
+        eventually(lambda: output.read()[-1].get("line") == "one more line", what="the new line")
         run.kill(before.pid)
         after = run.wait_incarnation("talker-0", above=before.incarnation)
 
         def first_words() -> bool:
-            words = [str(entry.get("line")) for entry in said.read() if entry["incarnation"] == after.incarnation]
+            words = [str(entry.get("line")) for entry in output.read() if entry["incarnation"] == after.incarnation]
             return bool(words) and words[0].endswith(f"long ago in talker-0.{after.incarnation}")
 
         eventually(first_words, what="the first line of the next life")
-    assert [entry["incarnation"] for entry in said] == sorted(int(str(entry["incarnation"])) for entry in said)
+    assert [entry["incarnation"] for entry in output] == sorted(int(str(entry["incarnation"])) for entry in output)
 
 
 def test_log_of_the_previous_incarnation_can_be_read(run: Run) -> None:
@@ -160,13 +160,13 @@ def test_log_of_the_previous_incarnation_can_be_read(run: Run) -> None:
 def test_log_that_grows_too_large_is_cut_and_its_follower_continues(run: Run) -> None:
     log = Path(run.dir) / "logs" / "flood-0" / "1.log"
     aside = log.with_name("1.log.1")
-    with following(run, "flood-0") as said:
+    with following(run, "flood-0") as output:
         # Whatever its size is when it is cut, the lines after that are too few for another cut.
         say(run, "flood-0", *(f"line {number:05d} {'x' * 100}" for number in range(300)))
         eventually(aside.exists, what="the log to be cut")
         eventually(lambda: log.stat().st_size < LOG_MAX)
         say(run, "flood-0", "after the cut")
-        eventually(lambda: said.read()[-1].get("line") == "after the cut", what="the line after the cut")
+        eventually(lambda: output.read()[-1].get("line") == "after the cut", what="the line after the cut")
     assert aside.read_text().startswith("[agentrl: cut 1; older lines are gone]\n")
     assert aside.stat().st_size <= LOG_MAX
     assert lines_of(run, "flood-0")[-1] == "after the cut"

@@ -93,14 +93,14 @@ def test_hanging_unit_is_the_named_cause(
 
     def is_named() -> bool:
         chain = chain_of(run, who, because)
-        said = run.raw("why").stdout
+        output = run.raw("why").stdout
         assert (chain["culprit"], links_of(chain)) == (culprit, links)
         ages = [link["age_s"] for link in chain["links"]]
         assert min(ages) > 0
         assert f"{path}, {max(ages):.0f} s: {culprit} is suspect" in chain["sentence"]
-        assert f"{path}, " in said
-        assert f"culprit: {culprit}: is suspect for " in said
-        assert because in said
+        assert f"{path}, " in output
+        assert f"culprit: {culprit}: is suspect for " in output
+        assert because in output
         return True
 
     try:

@@ -177,9 +177,9 @@ def nobody_listens(message: Message) -> bool:
 
 def told(watchdog: CoordinatorWatchdog) -> list[CoordinatorTrouble]:
     """The reports for the next coordinator."""
-    said: list[Message] = []
-    watchdog.received(WELCOME, lambda message: said.append(message) is None)
-    return [each for each in said if isinstance(each, CoordinatorTrouble)]
+    reply: list[Message] = []
+    watchdog.received(WELCOME, lambda message: reply.append(message) is None)
+    return [each for each in reply if isinstance(each, CoordinatorTrouble)]
 
 
 async def test_silent_coordinator_writes_its_stacks_and_is_replaced(

@@ -98,9 +98,9 @@ async def test_request_for_the_log_before_the_first_incarnation_is_explained(ben
         agent.receive(spawn("web-0", "echo", "life 1"))
         await bench.sent.one(Exited, "web-0", 1)
         agent.receive(Ask("before", ReadLog("web-0", -1)))
-        told = (await bench.sent.one(Answer)).error
-        assert told.startswith("web-0.1 is the only incarnation of web-0 on ")
-        assert told.endswith("`agentrl logs web-0` shows its log.")
+        seen = (await bench.sent.one(Answer)).error
+        assert seen.startswith("web-0.1 is the only incarnation of web-0 on ")
+        assert seen.endswith("`agentrl logs web-0` shows its log.")
 
 
 async def test_removed_log_of_a_running_process_is_reported_with_a_hint(bench: Bench) -> None:
@@ -109,9 +109,9 @@ async def test_removed_log_of_a_running_process_is_reported_with_a_hint(bench: B
         await bench.sent.one(Spawned)
         agent.services.logs.path("web-0", 1).unlink()
         agent.receive(Ask("now", ReadLog("web-0", 1, 0, 100)))
-        told = (await bench.sent.one(Answer)).error
-        assert "was removed while it runs" in told
-        assert "agentrl restart web-0" in told
+        seen = (await bench.sent.one(Answer)).error
+        assert "was removed while it runs" in seen
+        assert "agentrl restart web-0" in seen
 
 
 def test_only_the_newest_logs_are_kept(tmp_path: Path) -> None:

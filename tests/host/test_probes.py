@@ -59,8 +59,8 @@ async def test_http_server_becomes_ready_and_shows_numbers(bench: Bench) -> None
         assert scraped.values == {"requests_total": 42.0, 'queue{name="a b"}': 1.5}
         assert agent.hello().inventory[0].ready is True
         await aeventually(lambda: len(bench.sent.all(Scraped)) > 5)
-        said = [m.ok for m in bench.sent.all(Probed) if m.kind == "ready"]
-        assert said in ([True], [False, True]), "only changes are reported"
+        reply = [m.ok for m in bench.sent.all(Probed) if m.kind == "ready"]
+        assert reply in ([True], [False, True]), "only changes are reported"
 
 
 async def test_exec_readiness_follows_a_file_and_gets_its_placeholders(bench: Bench) -> None:
@@ -88,12 +88,12 @@ async def test_probe_command_that_hangs_is_killed_with_its_children(bench: Bench
         agent.receive(spawn("web-0", *SLEEP, ready=probe))
         no = await bench.sent.one(Probed)
         assert no.detail == "no answer within 0.3 s"
-        told = bench.home.run_dir / "pids"
+        seen = bench.home.run_dir / "pids"
         # A command that is killed before it has written its pid runs again.
-        await aeventually(lambda: told.exists() and len(told.read_text().split()) >= 2)
+        await aeventually(lambda: seen.exists() and len(seen.read_text().split()) >= 2)
         agent.incarnations["web-0.1"].kill_tree()
         await bench.sent.one(Exited)
-        pids = [int(line) for line in told.read_text().split()]
+        pids = [int(line) for line in seen.read_text().split()]
         await aeventually(
             lambda: not any(procfs.command(pid).startswith(("sleep 1000", "sh -c echo $$")) for pid in pids)
         )
@@ -202,7 +202,7 @@ async def test_answer_of_another_program_at_the_port_does_not_make_a_dying_unit_
         async with bench.tidy_agent() as agent:
             agent.receive(spawn("web-0", "sh", "-c", "sleep 1; exit 1", ready=Probe(tcp=at, **QUICK)))
             await bench.sent.one(Exited)
-            assert [told for told in bench.sent.all(Probed) if told.ok] == []
+            assert [seen for seen in bench.sent.all(Probed) if seen.ok] == []
 
 
 async def test_success_at_a_port_with_an_unknown_listener_counts_after_a_while(bench: Bench) -> None:
@@ -211,7 +211,7 @@ async def test_success_at_a_port_with_an_unknown_listener_counts_after_a_while(b
         at = f"127.0.0.1:{stranger.getsockname()[1]}"
         async with bench.tidy_agent() as agent:
             agent.receive(spawn("web-0", *SLEEP, ready=Probe(tcp=at, **QUICK)))
-            assert await bench.sent.one(Probed, that=lambda told: told.ok)
+            assert await bench.sent.one(Probed, that=lambda seen: seen.ok)
 
 
 @pytest.mark.parametrize(

@@ -14,19 +14,19 @@ def looked(silence: SilenceTimer, began: float, for_s: float) -> float:
     return now
 
 
-def heard(patience_s: float) -> SilenceTimer:
+def connected(patience_s: float) -> SilenceTimer:
     silence = SilenceTimer()
     silence.begin(0.0)
     silence.patience_s = patience_s
-    silence.heard()
+    silence.message_received()
     return silence
 
 
 def test_silence_is_too_long_after_the_patience_and_a_message_resets_it() -> None:
-    silence = heard(10.0)
+    silence = connected(10.0)
     now = looked(silence, 0.0, 9.0)
     assert not silence.too_long
-    silence.heard()
+    silence.message_received()
     now = looked(silence, now, 9.0)
     assert not silence.too_long
     looked(silence, now, 2.0)
@@ -34,14 +34,14 @@ def test_silence_is_too_long_after_the_patience_and_a_message_resets_it() -> Non
 
 
 def test_time_in_which_the_agent_was_stopped_does_not_count() -> None:
-    silence = heard(10.0)
+    silence = connected(10.0)
     now = looked(silence, 0.0, 5.0)
     silence.look(now + 3600.0)
     assert not silence.too_long
 
 
 def test_coordinator_before_its_first_message_has_the_time_of_a_slow_start() -> None:
-    silence = heard(2.0)
+    silence = connected(2.0)
     silence.begin(0.0)
     now = looked(silence, 0.0, START_WITHIN_S - 1)
     assert not silence.too_long

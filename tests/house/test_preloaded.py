@@ -42,15 +42,15 @@ def test_a_killed_waiter_does_not_break_the_next_command(tmp_path: Path, with_it
     works(tmp_path)
     server = psutil.Process(preloaded._running().pid)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(command, "config", "check", str(never_read(tmp_path)), cwd=tmp_path)
-        fork = waiting_for(asked, server)
+        wanted = pool.submit(command, "config", "check", str(never_read(tmp_path)), cwd=tmp_path)
+        fork = waiting_for(wanted, server)
         (reader,) = fork.children()
         if with_its_server:
             server.kill()
         fork.kill()
         who = r"ended with exit code -9" if with_its_server else rf"The fork .* \(pid {server.pid}, which lives\) ended"
         with pytest.raises(preloaded.LostError, match=f"{who} before `agentrl config check .*fifo` did"):
-            asked.result()
+            wanted.result()
     eventually(lambda: not reader.is_running() or reader.status() == psutil.STATUS_ZOMBIE, what="its command to end")
     works(tmp_path)
     assert (preloaded._running().pid == server.pid) is not with_its_server
@@ -62,11 +62,11 @@ def never_read(folder: Path) -> Path:
     return folder / "fifo"
 
 
-def waiting_for(asked: Future[CompletedProcess[str]], server: psutil.Process) -> psutil.Process:
+def waiting_for(wanted: Future[CompletedProcess[str]], server: psutil.Process) -> psutil.Process:
     """The fork that waits for the end of the command."""
 
     def waits() -> psutil.Process | None:
-        assert not asked.done(), asked.result()
+        assert not wanted.done(), wanted.result()
         # The caller has the command by then.
         for fork in server.children():
             # The fork of the last command may still be ending.

@@ -154,5 +154,5 @@ def test_a_failed_sglang_build_fails_the_tests_that_need_it(fresh: Path) -> None
 
 @pytest.mark.parametrize(("chosen", "needed"), [("tests/engines/contract", True), ("tests/formatting", False)])
 def test_marks_say_which_tests_need_sglang(chosen: str, needed: bool) -> None:
-    asked = subprocess.run([ROOT / ".ci" / "needs-sglang", chosen], check=False)
-    assert (asked.returncode == 0) is needed
+    wanted = subprocess.run([ROOT / ".ci" / "needs-sglang", chosen], check=False)
+    assert (wanted.returncode == 0) is needed

@@ -43,9 +43,9 @@ async def test_eventually_waits_for_missing_things(early: Callable[[], Any]) -> 
 
 @pytest.mark.parametrize("early", EARLY)
 async def test_a_timeout_of_eventually_shows_the_last_value(early: Callable[[], Any]) -> None:
-    with pytest.raises(AssertionError, match=r"the row: not within 0 s; last seen: (\w+Error|StopIteration)\(") as told:
+    with pytest.raises(AssertionError, match=r"the row: not within 0 s; last seen: (\w+Error|StopIteration)\(") as seen:
         eventually(early, within_s=0.0, what="the row")
-    assert told.value.__cause__ is not None
+    assert seen.value.__cause__ is not None
     with pytest.raises(AssertionError, match="the row: not within 0 s"):
         await aeventually(early, within_s=0.0, what="the row")
 

@@ -27,7 +27,7 @@ async def test_path_is_answered_by_its_method_and_only_behind_the_guard() -> Non
         Route("/thing/{name:path}", "GET", named),
         Route("/thing/{name:path}", "DELETE", named),
     ]
-    asked = {
+    wanted = {
         ("GET", "/things"): (200, b"GET "),
         ("POST", "/things"): (200, b"POST "),
         ("GET", "/thing/a%2Fb%23c"): (200, b"GET a/b#c"),
@@ -36,7 +36,7 @@ async def test_path_is_answered_by_its_method_and_only_behind_the_guard() -> Non
         ("GET", "/nothing"): (404, b""),
     }
     async with listening(Application(routes, guarded)) as url:
-        for key, expected in (("right", asked), ("wrong", dict.fromkeys(asked, (401, b"")))):
+        for key, expected in (("right", wanted), ("wrong", dict.fromkeys(wanted, (401, b"")))):
             client = HttpClient(url, {"Key": key})
             for (method, path), answer in expected.items():
                 async with client.ask(method, path) as reply:

@@ -211,7 +211,7 @@ async def test_unexpected_data_is_not_the_next_answer(serving: Serving) -> None:
         return say
 
     async def has_heard() -> bool:
-        return client._idle[0]._heard
+        return client._idle[0]._received
 
     client, _ = await serving(says_goodbye, again_and_again(OK))
     assert await read(client) == (200, b"ok")
@@ -308,12 +308,12 @@ async def test_abandoned_answer_closes_the_connection(serving: Serving) -> None:
 
 
 async def test_call_that_is_cancelled_closes_the_connection(serving: Serving) -> None:
-    asked, heard_the_end = asyncio.Event(), asyncio.Event()
+    wanted, heard_the_end = asyncio.Event(), asyncio.Event()
 
     def silent(server: Server) -> Say:
         async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await server.request(reader)
-            asked.set()
+            wanted.set()
             assert await reader.read() == b""
             heard_the_end.set()
 
@@ -321,7 +321,7 @@ async def test_call_that_is_cancelled_closes_the_connection(serving: Serving) ->
 
     client, _ = await serving(silent)
     call = asyncio.create_task(read(client))
-    await asked.wait()
+    await wanted.wait()
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     await heard_the_end.wait()

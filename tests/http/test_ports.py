@@ -30,10 +30,10 @@ def test_used_port_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("told", ["1024\t65535\n", "", None], ids=["everything", "nonsense", "nothing"])
 def test_ports_are_found_without_a_free_range(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seen: str | None
 ) -> None:
-    if told is not None:
-        (tmp_path / "range").write_text(told)
+    if seen is not None:
+        (tmp_path / "range").write_text(seen)
     monkeypatch.setattr(free_ports, "KERNELS_OWN", tmp_path / "range")
     with socket.socket() as server:
         server.bind((free_ports.LOOPBACK, free_ports.free_port()))

@@ -17,7 +17,7 @@ from agentrl.chat.tokenizer import Tokenizer
 
 
 @dataclass
-class Heard:
+class Prompt:
     """One request."""
 
     rid: str
@@ -51,9 +51,9 @@ class Engine:
     """`says` is asked for every request. Aborting a request that waits ends it with what `partly` says."""
 
     tokenizer: Tokenizer
-    says: Callable[[Heard], Any]
+    says: Callable[[Prompt], Any]
     version: int = 1
-    heard: list[Heard] = field(default_factory=list)
+    prompts: list[Prompt] = field(default_factory=list)
     aborted: set[str] = field(default_factory=set)
     partly: str = ""
 
@@ -67,20 +67,22 @@ class Engine:
 
     async def _generate(self, request: Request) -> Response:
         body = msgspec.json.decode(await request.body())
-        heard = Heard(body["rid"], self.tokenizer.decode(body["input_ids"]), body["input_ids"], body["sampling_params"])
-        self.heard.append(heard)
-        said = self.says(heard)
-        if asyncio.iscoroutine(said):
-            said = await self._unless_aborted(request, heard.rid, said)
-        spoken = said if isinstance(said, Spoken) else Spoken(said)
+        prompt = Prompt(
+            body["rid"], self.tokenizer.decode(body["input_ids"]), body["input_ids"], body["sampling_params"]
+        )
+        self.prompts.append(prompt)
+        reply = self.says(prompt)
+        if asyncio.iscoroutine(reply):
+            reply = await self._unless_aborted(request, prompt.rid, reply)
+        spoken = reply if isinstance(reply, Spoken) else Spoken(reply)
         if spoken.status != 200:
             return Response(b'{"error": {"message": "told so"}}', status_code=spoken.status)
-        answer = self._answer(heard, spoken)
+        answer = self._answer(prompt, spoken)
         spoken.change(answer)
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
-    async def _unless_aborted(self, request: Request, rid: str, said: Any) -> Any:
-        saying = asyncio.ensure_future(said)
+    async def _unless_aborted(self, request: Request, rid: str, reply: Any) -> Any:
+        saying = asyncio.ensure_future(reply)
         while not saying.done():
             if rid in self.aborted or await request.is_disconnected():
                 saying.cancel()
@@ -88,11 +90,11 @@ class Engine:
             await asyncio.wait([saying], timeout=0.01)
         return saying.result()
 
-    def _answer(self, heard: Heard, spoken: Spoken) -> dict[str, Any]:
+    def _answer(self, prompt: Prompt, spoken: Spoken) -> dict[str, Any]:
         ids = self.tokenizer.encode(spoken.text)
         if spoken.finish == "stop":
             ids.append(self.tokenizer.control("<|end|>"))
-        most = heard.params["max_new_tokens"]
+        most = prompt.params["max_new_tokens"]
         finish = "length" if len(ids) > most and spoken.finish == "stop" else spoken.finish
         ids = ids[:most]
         return {

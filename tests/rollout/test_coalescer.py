@@ -34,9 +34,9 @@ async def test_who_is_at_fault_fails_alone() -> None:
         return [True for _ in numbers]
 
     together = Coalescer(refuses_three)
-    told = await asyncio.gather(*(together.act(number) for number in range(5)), return_exceptions=True)
-    assert [answer is True for answer in told] == [True, True, True, False, True]
-    assert isinstance(told[3], StoreError)
+    seen = await asyncio.gather(*(together.act(number) for number in range(5)), return_exceptions=True)
+    assert [answer is True for answer in seen] == [True, True, True, False, True]
+    assert isinstance(seen[3], StoreError)
 
 
 async def test_a_store_that_is_away_is_asked_once_for_all() -> None:
@@ -48,8 +48,8 @@ async def test_a_store_that_is_away_is_asked_once_for_all() -> None:
         raise StoreUnavailableError("it is away")
 
     together = Coalescer(away)
-    told = await asyncio.gather(*(together.act(number) for number in range(5)), return_exceptions=True)
-    assert all(isinstance(answer, StoreUnavailableError) for answer in told)
+    seen = await asyncio.gather(*(together.act(number) for number in range(5)), return_exceptions=True)
+    assert all(isinstance(answer, StoreUnavailableError) for answer in seen)
     assert asked == 1
 
 

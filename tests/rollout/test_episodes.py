@@ -16,13 +16,13 @@ from agentrl.store.documents import Record
 from agentrl.tokens import spans as span_lists
 from agentrl.tokens import version_runs as version_runs
 from agentrl.tokens.binary_format import unpack_floats, unpack_ids
-from tests.rollout.actors import Heard, Spoken
+from tests.rollout.actors import Prompt, Spoken
 from tests.rollout.conftest import Stage, configuration
 from tests.waiting import aeventually
 
 
 async def test_an_answer_is_finished_scored_and_its_tokens_are_stored(stage: Stage) -> None:
-    await stage.engine(lambda heard: "it costs <answer> 3 </answer>")
+    await stage.engine(lambda got: "it costs <answer> 3 </answer>")
     await stage.task(n=2)
     async with stage.sampler():
         records = await stage.ended(count=2)
@@ -41,17 +41,17 @@ async def test_an_answer_is_finished_scored_and_its_tokens_are_stored(stage: Sta
 
 
 async def test_members_of_a_group_sample_with_different_seeds(stage: Stage) -> None:
-    engine = await stage.engine(lambda heard: "<answer>3</answer>")
+    engine = await stage.engine(lambda got: "<answer>3</answer>")
     await stage.task(n=8)
     async with stage.sampler():
         await stage.ended(count=8)
-    assert len({heard.params["sampling_seed"] for heard in engine.heard}) == 8
-    assert {heard.params["temperature"] for heard in engine.heard} == {1.0}
+    assert len({got.params["sampling_seed"] for got in engine.prompts}) == 8
+    assert {got.params["temperature"] for got in engine.prompts} == {1.0}
 
 
 async def test_the_last_score_closes_the_group(stage: Stage) -> None:
-    said = iter(["<answer>3</answer>", "<answer>4</answer>", "no idea"])
-    await stage.engine(lambda heard: next(said))
+    reply = iter(["<answer>3</answer>", "<answer>4</answer>", "no idea"])
+    await stage.engine(lambda got: next(reply))
     task = await stage.task(n=3)
     async with stage.sampler(concurrency=1):
         await stage.ended(count=3)
@@ -85,7 +85,7 @@ async def _ready(stage: Stage, task: str) -> dict[str, Any] | None:
 async def test_every_end_has_one_reason(
     stage: Stage, says: Any, sampling: dict[str, int], outcome: Outcome, status: str
 ) -> None:
-    await stage.engine(lambda heard: says)
+    await stage.engine(lambda got: says)
     await stage.task(n=1, sampling=sampling)
     async with stage.sampler():
         record = await stage.one()
@@ -101,28 +101,28 @@ def _each(answer: dict[str, Any], change: Any) -> None:
 
 
 async def test_a_call_that_is_aborted_goes_on_where_it_was(stage: Stage) -> None:
-    said = iter([Spoken("it costs ", finish="abort"), Spoken("", finish="abort"), "<answer>3</answer>"])
-    engine = await stage.engine(lambda heard: next(said))
+    reply = iter([Spoken("it costs ", finish="abort"), Spoken("", finish="abort"), "<answer>3</answer>"])
+    engine = await stage.engine(lambda got: next(reply))
     await stage.task(n=1)
     async with stage.sampler():
         record = await stage.one()
     assert (record.outcome, record.score) == ("answered", 1.0)
     calls = await stage.calls()
     assert [call.status for call in calls] == ["partial", "partial", "done"]
-    assert engine.heard[2].text.endswith("<|assistant|>it costs ")
-    assert engine.heard[2].params["max_new_tokens"] < engine.heard[0].params["max_new_tokens"]
+    assert engine.prompts[2].text.endswith("<|assistant|>it costs ")
+    assert engine.prompts[2].params["max_new_tokens"] < engine.prompts[0].params["max_new_tokens"]
     # Each token was generated once and is stored once.
     stored = stored_calls.stored_calls(calls)
     prompts = span_lists.full_prompts(stored)
-    assert prompts[2] == engine.heard[2].ids
+    assert prompts[2] == engine.prompts[2].ids
     assert (await stage.data())[0].trained_tokens == sum(len(call.output) for call in stored.values())
     assert (await stage.turns())[0].text == "it costs <answer>3</answer>"
 
 
 async def test_a_lost_call_is_sent_to_another_engine(stage: Stage) -> None:
     # Nobody listens at the discard port.
-    await stage.engine(lambda heard: "never", url="http://127.0.0.1:9")
-    await stage.engine(lambda heard: "<answer>3</answer>")
+    await stage.engine(lambda got: "never", url="http://127.0.0.1:9")
+    await stage.engine(lambda got: "<answer>3</answer>")
     await stage.task(n=8)
     async with stage.sampler():
         records = await stage.ended(count=8)
@@ -135,7 +135,7 @@ async def test_a_lost_call_is_sent_to_another_engine(stage: Stage) -> None:
 
 
 async def test_an_episode_ends_at_its_deadline_and_leaves_nothing_open(stage: Stage) -> None:
-    async def silent(heard: Heard) -> str:
+    async def silent(got: Prompt) -> str:
         await asyncio.Event().wait()
         return ""
 
@@ -149,8 +149,8 @@ async def test_an_episode_ends_at_its_deadline_and_leaves_nothing_open(stage: St
 
 
 async def test_a_call_ends_at_its_deadline_with_what_there_is(stage: Stage) -> None:
-    async def slow(heard: Heard) -> str:
-        if heard.text.endswith("it costs"):
+    async def slow(got: Prompt) -> str:
+        if got.text.endswith("it costs"):
             return " <answer>3</answer>"
         await asyncio.Event().wait()
         return ""
@@ -178,7 +178,7 @@ async def test_a_task_may_name_a_loop_of_the_run(stage: Stage) -> None:
         async def evaluate_record(self, texts: Any, task: Any) -> float:
             return 0.25 * len(texts)
 
-    await stage.engine(lambda heard: f"<answer>{len(heard.ids)}</answer>")
+    await stage.engine(lambda got: f"<answer>{len(got.ids)}</answer>")
     await stage.task(n=1, agent_name="twice")
     async with stage.sampler():
         record = await stage.one()
@@ -192,7 +192,7 @@ async def test_a_task_may_name_a_loop_of_the_run(stage: Stage) -> None:
     ("agent", "says"), [("nobody_knows_it", ""), ("breaks", "it broke"), ("swallows", "store")], ids=str
 )
 async def test_a_loop_that_fails_is_infrastructure(stage: Stage, agent: str, says: str) -> None:
-    await stage.engine(lambda heard: Spoken(status=400))
+    await stage.engine(lambda got: Spoken(status=400))
     await stage.task(n=1, agent_name=agent)
     async with stage.sampler():
         record = await stage.one()
@@ -218,27 +218,27 @@ class Swallows(AgentLoop):
 
 
 async def test_a_single_turn_agent_asks_once(stage: Stage) -> None:
-    engine = await stage.engine(lambda heard: "<tool_call>lookup(pear)</tool_call>")
+    engine = await stage.engine(lambda got: "<tool_call>lookup(pear)</tool_call>")
     await stage.task(n=1, agent_name="single_turn_agent", answer_schema="")
     async with stage.sampler():
         record = await stage.one()
-    assert (record.outcome, record.turns, len(engine.heard)) == ("answered", 1, 1)
+    assert (record.outcome, record.turns, len(engine.prompts)) == ("answered", 1, 1)
 
 
 async def test_evaluations_ask_the_version_that_they_pin(stage: Stage) -> None:
-    await stage.engine(lambda heard: "never", version=1)
-    engine = await stage.engine(lambda heard: "<answer>3</answer>", version=2)
+    await stage.engine(lambda got: "never", version=1)
+    engine = await stage.engine(lambda got: "<answer>3</answer>", version=2)
     await stage.task(n=4, purpose="eval", version=2, sampling={"temperature": 0.0})
     async with stage.sampler():
         records = await stage.ended(count=4)
     assert {record.score for record in records} == {1.0}
-    assert len(engine.heard) == 4
-    assert {heard.params["temperature"] for heard in engine.heard} == {0.0}
+    assert len(engine.prompts) == 4
+    assert {got.params["temperature"] for got in engine.prompts} == {0.0}
 
 
 async def test_the_environment_may_limit_turns(stage: Stage) -> None:
     stage.config = configuration(environments={"shop": {"dataset": "none.jsonl", "parser": "minicpm", "max_turns": 2}})
-    await stage.engine(lambda heard: "<tool_call>broken" + "!" * len(heard.ids))
+    await stage.engine(lambda got: "<tool_call>broken" + "!" * len(got.ids))
     await stage.task(n=1)
     async with stage.sampler():
         record = await stage.one()

@@ -20,7 +20,7 @@ from agentrl.rollout.chat_format import ChatFormat
 from agentrl.store import accounting, database, indexes
 from agentrl.store.mongod_server import Mongod
 from tests.engines import unverified
-from tests.rollout.actors import Heard
+from tests.rollout.actors import Prompt
 from tests.rollout.conftest import TOKEN, Stage, configuration, unruly_tools
 from tests.store.server import server_in
 from tests.waiting import aeventually
@@ -62,9 +62,9 @@ async def babbling(body: bytes, *, endless: bool = False) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("said", RUBBISH.values(), ids=RUBBISH)
-async def test_an_engine_that_answers_rubbish_fails_the_attempt_and_is_named(stage: Stage, said: bytes) -> None:
-    async with babbling(said) as url:
-        await stage.engine(lambda heard: "never", url=url)
+async def test_an_engine_that_answers_rubbish_fails_the_attempt_and_is_named(stage: Stage, reply: bytes) -> None:
+    async with babbling(reply) as url:
+        await stage.engine(lambda prompt: "never", url=url)
         await stage.task(n=1)
         async with stage.sampler():
             record = await stage.one()
@@ -81,7 +81,7 @@ async def test_an_engine_that_talks_without_end_is_not_listened_to(
 ) -> None:
     monkeypatch.setattr(http_client, "MOST_BODY_BYTES", 4 << 20)
     async with babbling(b" " * 65536, endless=True) as url:
-        await stage.engine(lambda heard: "never", url=url)
+        await stage.engine(lambda prompt: "never", url=url)
         await stage.task(n=1)
         async with stage.sampler():
             record = await stage.one()
@@ -91,8 +91,8 @@ async def test_an_engine_that_talks_without_end_is_not_listened_to(
 
 async def test_beside_an_engine_that_answers_rubbish_every_call_ends_at_another(stage: Stage) -> None:
     async with babbling(RUBBISH["other JSON"]) as url:
-        await stage.engine(lambda heard: "never", url=url)
-        await stage.engine(lambda heard: "<answer>3</answer>")
+        await stage.engine(lambda prompt: "never", url=url)
+        await stage.engine(lambda prompt: "<answer>3</answer>")
         await stage.task(n=16)
         async with stage.sampler():
             records = await stage.ended(count=16)
@@ -107,23 +107,23 @@ async def test_a_tool_that_returns_fifty_megabytes_is_read_by_both_its_ends(stag
     stage.config = configuration(**unruly_tools(result_max_chars=400, timeout_s=60))
     await stage.toolbox()
     big = f"<tool_call>big(chars={50 << 20})</tool_call>"
-    engine = await stage.engine(lambda heard: big if len(heard.answers) == 1 else "<answer>3</answer>")
+    engine = await stage.engine(lambda prompt: big if len(prompt.answers) == 1 else "<answer>3</answer>")
     await stage.task(n=1)
     async with stage.sampler():
         record = await stage.one()
     assert (record.outcome, record.score, record.turns) == ("answered", 1.0, 2)
     (call,) = await stage.tool_calls()
     assert (call.status, len(call.result)) == ("ok", 400)
-    told = engine.heard[1].answers[1]
-    assert (told[0], told[-1]) == ("<", ">")
-    assert "characters left out" in told
+    seen = engine.prompts[1].answers[1]
+    assert (seen[0], seen[-1]) == ("<", ">")
+    assert "characters left out" in seen
 
 
 async def test_a_result_that_fills_the_context_ends_the_episode_at_that_limit(stage: Stage) -> None:
     """And it is more than a document holds inline."""
     stage.config = configuration(**unruly_tools(result_max_chars=300_000, timeout_s=60))
     await stage.toolbox()
-    await stage.engine(lambda heard: f"<tool_call>big(chars={1 << 20})</tool_call>")
+    await stage.engine(lambda prompt: f"<tool_call>big(chars={1 << 20})</tool_call>")
     await stage.task(n=1)
     async with stage.sampler():
         record = await stage.one()
@@ -186,9 +186,9 @@ class Talker:
     def __init__(self) -> None:
         self.asked = 0
 
-    def __call__(self, heard: Heard) -> str:
+    def __call__(self, prompt: Prompt) -> str:
         self.asked += 1
-        return "<tool_call>look(" + "!" * len(heard.answers) if len(heard.answers) < 3 else "<answer>3</answer>"
+        return "<tool_call>look(" + "!" * len(prompt.answers) if len(prompt.answers) < 3 else "<answer>3</answer>"
 
 
 @asynccontextmanager

@@ -121,11 +121,11 @@ async def test_a_killed_process_gives_no_verdict_and_is_replaced() -> None:
     try:
         assert await judge.equal("2x", "x+x")
         assert judge.pid is not None
-        asked = asyncio.create_task(judge.equal("9^{9^{9^{9}}}", "8^{9^{9^{9}}}"))
+        wanted = asyncio.create_task(judge.equal("9^{9^{9^{9}}}", "8^{9^{9^{9}}}"))
         await asyncio.sleep(0)
         os.kill(judge.pid, signal.SIGKILL)
         with pytest.raises(NoVerdictError):
-            await asked
+            await wanted
         assert await judge.equal("2x", "x+x")
     finally:
         await judge.close()

@@ -51,7 +51,7 @@ async def test_a_search_that_is_down_stops_admission_and_costs_nobody_anything(s
     stage.config = configuration(**unruly_tools())
     await stage.toolbox(breaker=BreakerRule(open_s=0.2, open_most_s=0.4))
     asks = f"<tool_call>search(while_down={str(down)!r})</tool_call>"
-    await stage.engine(lambda heard: asks if len(heard.answers) == 1 else "<answer>3</answer>")
+    await stage.engine(lambda prompt: asks if len(prompt.answers) == 1 else "<answer>3</answer>")
 
     async def records(**wanted: Any) -> list[Record]:
         return [record for record in await stage.all(Record) if has(record, wanted)]

@@ -20,7 +20,7 @@ from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import Record
 from agentrl.store.owners import OwnerLostError
 from agentrl.tokens.binary_format import unpack_ids
-from tests.rollout.actors import Heard, Spoken
+from tests.rollout.actors import Prompt, Spoken
 from tests.rollout.conftest import Stage, configuration, unruly_tools
 from tests.store.flow import claim_one
 from tests.waiting import PATIENCE_S, aeventually
@@ -29,11 +29,11 @@ from tests.waiting import PATIENCE_S, aeventually
 class Gate:
     """An engine's answer that waits until it is let through."""
 
-    def __init__(self, said: str = "<answer>3</answer>") -> None:
+    def __init__(self, reply: str = "<answer>3</answer>") -> None:
         self.open = asyncio.Event()
-        self.said = said
+        self.said = reply
 
-    async def __call__(self, heard: Heard) -> str:
+    async def __call__(self, prompt: Prompt) -> str:
         await self.open.wait()
         return self.said
 
@@ -63,7 +63,7 @@ async def test_nothing_is_claimed_while_paused_or_without_engines(stage: Stage) 
     async with stage.sampler() as sampler:
         await aeventually(lambda: sampler.idle_because == "no engine serves")
         sampler.paused = True
-        await stage.engine(lambda heard: "<answer>3</answer>")
+        await stage.engine(lambda prompt: "<answer>3</answer>")
         await aeventually(lambda: sampler.idle_because == "paused")
         assert await statuses(stage) == [RecordStatus.OPEN] * 2
         sampler.paused = False
@@ -76,11 +76,11 @@ async def test_two_samplers_share_the_work_and_claim_nothing_twice(stage: Stage)
     for _ in range(5):
         await stage.task(n=8)
     async with stage.sampler("sampler-0.1", concurrency=8), stage.sampler("sampler-1.1", concurrency=8):
-        await aeventually(lambda: len(engine.heard) == 16, what="both are at work")
+        await aeventually(lambda: len(engine.prompts) == 16, what="both are at work")
         gate.open.set()
         records = await stage.ended(count=40)
     assert {record.owner for record in records} == {"sampler-0.1", "sampler-1.1"}
-    assert len(engine.heard) == len(await stage.calls()) == 40
+    assert len(engine.prompts) == len(await stage.calls()) == 40
 
 
 async def test_a_drain_gives_back_what_another_sampler_continues(stage: Stage) -> None:
@@ -89,10 +89,10 @@ async def test_a_drain_gives_back_what_another_sampler_continues(stage: Stage) -
     await stage.toolbox()
     begun, go_on = asyncio.Event(), asyncio.Event()
 
-    async def says(heard: Heard) -> str:
-        if len(heard.answers) == 1:
+    async def says(prompt: Prompt) -> str:
+        if len(prompt.answers) == 1:
             return "<tool_call>count()</tool_call>"
-        if not heard.text.endswith("it costs "):
+        if not prompt.text.endswith("it costs "):
             begun.set()
             await go_on.wait()
         return "<answer>3</answer>"
@@ -116,7 +116,7 @@ async def test_a_drain_gives_back_what_another_sampler_continues(stage: Stage) -
         (2, "failed", "sampler-1.1"),  # its place is taken: a call of the former might still come
         (3, "done", "sampler-1.1"),
     ]
-    assert len(engine.heard) == 3  # the first turn was not asked for again
+    assert len(engine.prompts) == 3  # the first turn was not asked for again
     assert len(await stage.tool_calls()) == 1  # nor the tool
     assert [turn.text for turn in await stage.turns()] == [
         "<tool_call>count()</tool_call>",
@@ -133,7 +133,7 @@ async def test_a_tool_call_that_runs_during_a_hand_over_is_joined_and_not_run_tw
     await stage.toolbox()
     path = tmp_path / "notes"
     call = f"<tool_call>note(path={str(path)!r}, seconds=2)</tool_call>"
-    await stage.engine(lambda heard: call if len(heard.answers) == 1 else "<answer>3</answer>")
+    await stage.engine(lambda prompt: call if len(prompt.answers) == 1 else "<answer>3</answer>")
     await stage.task(n=1)
     async with stage.sampler("sampler-0.1") as leaving:
         await aeventually(lambda: path.exists(), what="the tool runs")
@@ -152,8 +152,8 @@ async def test_what_a_dead_sampler_left_is_continued(stage: Stage, monkeypatch: 
     await stage.toolbox()
     stuck = asyncio.Event()
 
-    async def says(heard: Heard) -> str:
-        if len(heard.answers) == 1:
+    async def says(prompt: Prompt) -> str:
+        if len(prompt.answers) == 1:
             return "<tool_call>count()</tool_call>"
         if not stuck.is_set():
             stuck.set()
@@ -190,7 +190,7 @@ async def test_what_is_its_own_in_the_store_and_nobody_works_on_is_taken_up_agai
 ) -> None:
     """As after a store that made a claim, and an ending, and could not say so any more."""
     monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
-    await stage.engine(lambda heard: "<answer>3</answer>")
+    await stage.engine(lambda prompt: "<answer>3</answer>")
     await stage.task(n=2)
     claimed = await claim_one(stage.db, "sampler-0.1", resumable=True)
     ended = await claim_one(stage.db, "sampler-0.1", resumable=True)
@@ -212,7 +212,7 @@ async def test_a_tool_call_is_not_made_again_in_a_toolbox_that_knows_nothing_of_
     stage.config = configuration(**unruly_tools(session="keyed"))
     path = tmp_path / "notes"
     call = f"<tool_call>note(path={str(path)!r}, seconds=60)</tool_call>"
-    await stage.engine(lambda heard: call)
+    await stage.engine(lambda prompt: call)
     await stage.task(n=1)
     async with stage.short_lived_toolbox(), stage.sampler("sampler-0.1") as leaving:
         await aeventually(lambda: path.exists(), what="the tool runs")
@@ -235,7 +235,7 @@ async def test_what_cannot_be_resumed_may_end_during_a_drain(stage: Stage) -> No
     engine = await stage.engine(gate)
     await stage.task(n=1, agent_name="single_turn_agent")
     async with stage.sampler() as sampler:
-        await aeventually(lambda: engine.heard)
+        await aeventually(lambda: engine.prompts)
         sampler.drain()
         await aeventually(lambda: "draining" in sampler.idle_because)
         gate.open.set()
@@ -250,7 +250,7 @@ async def test_what_cannot_be_resumed_is_abandoned_when_the_drain_is_over(
     engine = await stage.engine(Gate())
     await stage.task(n=1, agent_name="single_turn_agent")
     async with stage.sampler():
-        await aeventually(lambda: engine.heard)
+        await aeventually(lambda: engine.prompts)
     record = await stage.one()
     assert (record.status, record.outcome) == ("abandoned", "owner_lost")
     assert not await stage.open_ends()
@@ -261,7 +261,7 @@ async def test_a_drain_can_be_taken_back(stage: Stage) -> None:
     engine = await stage.engine(gate)
     await stage.task(n=2, agent_name="single_turn_agent")
     async with stage.sampler(concurrency=1) as sampler:
-        await aeventually(lambda: engine.heard)
+        await aeventually(lambda: engine.prompts)
         sampler.drain()
         await aeventually(lambda: "draining" in sampler.idle_because)
         sampler.cancel_drain()
@@ -274,7 +274,7 @@ async def test_an_episode_whose_round_is_over_is_dropped(stage: Stage) -> None:
     engine = await stage.engine(gate)
     task = await stage.task(n=1)
     async with stage.sampler() as sampler:
-        await aeventually(lambda: engine.heard)
+        await aeventually(lambda: engine.prompts)
         await tasks.requeue(stage.db, task.id, "an operator wants it")
         gate.open.set()
         await aeventually(lambda: sampler.running == 0)
@@ -305,7 +305,7 @@ async def test_a_judge_that_is_away_is_asked_again_and_nothing_is_generated_agai
 ) -> None:
     monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
     Judge.away = True
-    engine = await stage.engine(lambda heard: "<answer>pear</answer>")
+    engine = await stage.engine(lambda prompt: "<answer>pear</answer>")
     await stage.task(n=1, scorer="judge")
     async with stage.sampler():
         assert (await stage.one()).status == "unscored"
@@ -315,7 +315,7 @@ async def test_a_judge_that_is_away_is_asked_again_and_nothing_is_generated_agai
         Judge.away = False
         scored = await aeventually(lambda: _scored(stage), what="it is scored")
     assert (scored.score, scored.outcome) == (0.7, "answered")
-    assert len(engine.heard) == 1
+    assert len(engine.prompts) == 1
     assert len(await stage.data()) == 1
 
 
@@ -344,7 +344,7 @@ async def test_whoever_cannot_score_leaves_the_record_unscored_until_its_deadlin
     stage: Stage, monkeypatch: pytest.MonkeyPatch, named: dict[str, str], why: str
 ) -> None:
     monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
-    await stage.engine(lambda heard: "<answer>pear</answer>")
+    await stage.engine(lambda prompt: "<answer>pear</answer>")
     await stage.task(n=1, **named)
     async with stage.sampler():
         record = await stage.one()
@@ -360,7 +360,7 @@ async def test_what_ended_under_a_loop_that_is_not_known_any_more_is_given_up_to
 ) -> None:
     monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
     Judge.away = True
-    await stage.engine(lambda heard: "<answer>pear</answer>")
+    await stage.engine(lambda prompt: "<answer>pear</answer>")
     task = await stage.task(n=1, scorer="judge")
     async with stage.sampler():
         await stage.one()
@@ -379,8 +379,8 @@ async def test_what_a_sampler_that_is_gone_left_unscored_is_scored_by_another(
 ) -> None:
     monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
     Judge.away = True
-    said = iter([Spoken("it costs ", finish="abort"), "<answer>pear</answer>"])
-    await stage.engine(lambda heard: next(said))
+    reply = iter([Spoken("it costs ", finish="abort"), "<answer>pear</answer>"])
+    await stage.engine(lambda prompt: next(reply))
     await stage.task(n=1, scorer="judge")
     async with stage.sampler("sampler-0.1"):
         await stage.one()
@@ -412,7 +412,7 @@ async def test_a_store_that_is_away_fails_the_episode_once_it_is_back(
         return await insert(self, collection, *arguments, **options)
 
     async with stage.sampler():
-        await aeventually(lambda: engine.heard)
+        await aeventually(lambda: engine.prompts)
         monkeypatch.setattr(Database, "insert_missing", broken)
         gate.open.set()
         record = await stage.one()

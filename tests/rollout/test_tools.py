@@ -23,7 +23,7 @@ from agentrl.toolbox.api_messages import (
     UnavailableError,
 )
 from tests.rollout import conftest
-from tests.rollout.actors import Heard
+from tests.rollout.actors import Prompt
 from tests.rollout.conftest import Stage, configuration, unruly_tools
 from tests.waiting import aeventually
 
@@ -32,9 +32,9 @@ def calls(*written: str) -> str:
     return "".join(f"<tool_call>{one}</tool_call>" for one in written)
 
 
-def first(said: str, then: str = "<answer>3</answer>") -> Any:
+def first(reply: str, then: str = "<answer>3</answer>") -> Any:
     """Say this in the first turn, and that in the next."""
-    return lambda heard: said if len(heard.answers) == 1 else then
+    return lambda prompt: reply if len(prompt.answers) == 1 else then
 
 
 async def ready(stage: Stage, **settings: Any) -> None:
@@ -51,7 +51,7 @@ async def test_calls_of_a_turn_run_side_by_side_and_answer_in_their_order(stage:
     async with stage.sampler():
         record = await stage.one()
     assert (record.outcome, record.turns, record.score) == ("answered", 2, 1.0)
-    assert engine.heard[1].answers[1:] == ["noted", "noted", "pear"]
+    assert engine.prompts[1].answers[1:] == ["noted", "noted", "pear"]
     assert [each.read_text().split() for each in (path, beside)] == [["begun", "ended"]] * 2, "one needs the other"
     stored = await stage.tool_calls()
     assert [(call.id.rpartition("/")[2], call.status, call.result) for call in stored] == [
@@ -62,18 +62,18 @@ async def test_calls_of_a_turn_run_side_by_side_and_answer_in_their_order(stage:
     assert (await stage.turns())[0].tool_calls == stored
     before, after = await stage.calls()
     assert after.base == before.id
-    assert after.base_length == len(engine.heard[0].ids) + len(unpack_ids(before.output))
+    assert after.base_length == len(engine.prompts[0].ids) + len(unpack_ids(before.output))
 
 
 async def test_the_session_is_the_episodes_own_and_ends_with_it(stage: Stage) -> None:
     stage.config = configuration(**unruly_tools())
     toolbox = await stage.toolbox()
-    engine = await stage.engine(lambda heard: calls("count()") if len(heard.answers) < 3 else "<answer>3</answer>")
+    engine = await stage.engine(lambda prompt: calls("count()") if len(prompt.answers) < 3 else "<answer>3</answer>")
     await stage.task(n=2)
     async with stage.sampler():
         await stage.ended(count=2)
-    last = [heard.answers[1:] for heard in engine.heard if len(heard.answers) == 3]
-    assert [[said.split()[2] for said in answers] for answers in last] == [["1", "2"], ["1", "2"]]
+    last = [prompt.answers[1:] for prompt in engine.prompts if len(prompt.answers) == 3]
+    assert [[reply.split()[2] for reply in answers] for answers in last] == [["1", "2"], ["1", "2"]]
     await aeventually(lambda: toolbox.open_sessions == 0, what="sessions are closed")
 
 
@@ -108,10 +108,12 @@ async def test_whose_doing_a_failed_call_was_decides_the_end(
     assert [(one.status, one.error_class) for one in made] == [(status, fault)]
     assert not await stage.open_ends()
     # What is not the policy's doing is never shown to the model.
-    asked = await stage.calls()
-    assert len(asked) == (2 if outcome == "answered" else 1)
-    tokens = sum(len(unpack_ids(call.output)) for call in asked)
-    assert (record.turns, record.generated_tokens, record.versions) == (len(asked), tokens, [1]), "also where it failed"
+    wanted = await stage.calls()
+    assert len(wanted) == (2 if outcome == "answered" else 1)
+    tokens = sum(len(unpack_ids(call.output)) for call in wanted)
+    assert (record.turns, record.generated_tokens, record.versions) == (len(wanted), tokens, [1]), (
+        "also where it failed"
+    )
 
 
 async def test_a_call_that_was_made_twice_is_stored_with_both_ends(stage: Stage) -> None:
@@ -126,9 +128,9 @@ async def test_a_call_that_was_made_twice_is_stored_with_both_ends(stage: Stage)
 
 
 async def test_malformed_calls_are_told_and_end_the_episode_when_they_go_on(stage: Stage) -> None:
-    def says(heard: Heard) -> str:
-        assert "Malformed tool call" in heard.text or len(heard.answers) == 1
-        return calls("look(") + "!" * len(heard.answers)
+    def says(prompt: Prompt) -> str:
+        assert "Malformed tool call" in prompt.text or len(prompt.answers) == 1
+        return calls("look(") + "!" * len(prompt.answers)
 
     await stage.engine(says)
     await stage.task(n=1)
@@ -148,7 +150,7 @@ async def test_a_malformed_call_that_was_made_good_is_remembered(stage: Stage) -
 
 async def test_saying_the_same_again_and_again_is_repetition(stage: Stage) -> None:
     await ready(stage)
-    await stage.engine(lambda heard: calls("echo(text='x')"))
+    await stage.engine(lambda prompt: calls("echo(text='x')"))
     await stage.task(n=1)
     async with stage.sampler():
         record = await stage.one()
@@ -162,7 +164,7 @@ async def test_a_result_of_megabytes_keeps_its_ends(stage: Stage) -> None:
     async with stage.sampler():
         record = await stage.one()
     assert record.outcome == "answered"
-    seen = engine.heard[1].answers[1]
+    seen = engine.prompts[1].answers[1]
     assert len(seen) < 300
     assert seen.startswith("<x")
     assert seen.endswith("x>")

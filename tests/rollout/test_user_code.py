@@ -41,14 +41,14 @@ async def test_the_example_of_the_page_acts_and_scores(stage: Stage, tmp_path: P
     stage.config = configured(tmp_path, block("python"))
     user_code.load(stage.config)
     assert loop_named("think_twice").resumable
-    said = iter(["<answer>3</answer>", "<answer>2.5</answer>"])
-    engine = await stage.engine(lambda heard: next(said))
+    reply = iter(["<answer>3</answer>", "<answer>2.5</answer>"])
+    engine = await stage.engine(lambda prompt: next(reply))
     await stage.task(n=1, answer="3")
     async with stage.sampler():
         record = await stage.one()
     assert (record.outcome, record.score, record.turns) == ("answered", 0.5, 2)
-    assert engine.heard[1].ids[: len(engine.heard[0].ids)] == engine.heard[0].ids
-    assert engine.heard[1].answers[-1] == "Are you sure?"
+    assert engine.prompts[1].ids[: len(engine.prompts[0].ids)] == engine.prompts[0].ids
+    assert engine.prompts[1].answers[-1] == "Are you sure?"
     (data,) = await stage.data()
     assert data.trained_tokens == record.generated_tokens, "both turns, and nothing that the loop said"
 
@@ -106,8 +106,8 @@ def test_the_configuration_knows_what_is_shipped() -> None:
         "import json\nfrom agentrl.rollout import agent_loops as loops, sampler, user_code, scorers\n"
         "print(json.dumps([sorted(loops.known()), sorted(scorers._registry)]))"
     )
-    told = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, timeout=120).stdout
-    assert json.loads(told) == [sorted(data.SHIPPED_AGENTS), sorted(data.SHIPPED_SCORERS)]
+    seen = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, timeout=120).stdout
+    assert json.loads(seen) == [sorted(data.SHIPPED_AGENTS), sorted(data.SHIPPED_SCORERS)]
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,10 @@ async def test_what_a_real_engine_generated_is_stored_token_by_token(
         assert data[record.id].trained_tokens == record.generated_tokens == sum(len(c.output) for c in stored.values())
         assert prompts[0] == stage.words.template.first("Price the order.", _tools(), "what costs a pear?")
     for call in (calls[0] for calls in by_record.values()):
-        output, told = unpack_ids(call.output), unpack_floats(call.log_probs)
+        output, seen = unpack_ids(call.output), unpack_floats(call.log_probs)
         scored = await embedded.score(unpack_ids(call.prompt) + output, deadline_s=20)
         assert version_runs.total(call.versions) == len(output)
-        assert told == pytest.approx(scored[-len(output) :], abs=1e-4)
+        assert seen == pytest.approx(scored[-len(output) :], abs=1e-4)
     assert not await stage.open_ends()
 
 
@@ -162,7 +162,7 @@ async def test_a_sampler_unit_waits_for_weights_works_reports_and_drains(
     (running.directory / first.path).parent.mkdir()
     (running.directory / first.path).symlink_to(model_dir)
     assert await publications.announce(stage.db, first.id, "trainer-0.1", {})
-    await stage.engine(lambda heard: "<answer>3</answer>")
+    await stage.engine(lambda prompt: "<answer>3</answer>")
     await stage.task(n=8)
     records = await stage.ended(count=8)
     assert {record.owner for record in records} == {"sampler-0.1"}
@@ -194,8 +194,8 @@ def test_knobs_preview_what_they_would_do_and_hold_from_their_boundary() -> None
     assert unit._knobs.in_force()["call_s"] == 20.0
     taken = knobs.take()
     assert (taken.call_s, taken.max_turns) == (5.0, 2)
-    told = unit._knobs.preview("max_turns", 4)
-    assert told.sentence == "max_turns is 4 for episodes claimed from now on; 0 under way keep their own"
+    seen = unit._knobs.preview("max_turns", 4)
+    assert seen.sentence == "max_turns is 4 for episodes claimed from now on; 0 under way keep their own"
     assert "up to 9 more are claimed at once" in unit._knobs.preview("concurrency", 9).sentence
     with pytest.raises(UsageError):
         unit._knobs.offer("concurrency", 1.5)

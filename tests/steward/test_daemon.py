@@ -45,7 +45,7 @@ class Stewards:
         (self.directory / "config.json").write_text(json.dumps(config))
 
     def start(self, incarnation: int) -> Process:
-        self.counterpart.heard.clear()
+        self.counterpart.got.clear()
         # The counterpart's environment with the state directory, and a name of its own for each life.
         program = self.directory / "life.py"
         program.write_text(
@@ -125,8 +125,8 @@ async def test_a_prompt_in_two_splits_is_told_with_the_count_and_an_example(stew
     ((name, count),) = await aeventually(
         lambda: [
             (name, value)
-            for told in stewards.counterpart.of(messages.UnitMetrics)
-            for name, value in told.values.items()
+            for seen in stewards.counterpart.of(messages.UnitMetrics)
+            for name, value in seen.values.items()
             if name.startswith(f"{HELD_OUT_TRAINED.name}/")
         ][:1]
     )

@@ -280,8 +280,8 @@ async def test_errors_are_counted_by_kind_with_samples_to_jump_to(db: Database) 
 
 
 async def test_errors_that_name_other_things_are_one_kind_with_a_sample_of_each(db: Database) -> None:
-    said = [f"no such item: {name}" for name in ("baek", "baek", "stwe", "soop", "pei")] + ["too long"]
-    await db.insert_many(CALLS, [inside(failed(number, message)) for number, message in enumerate(said)])
+    reply = [f"no such item: {name}" for name in ("baek", "baek", "stwe", "soop", "pei")] + ["too long"]
+    await db.insert_many(CALLS, [inside(failed(number, message)) for number, message in enumerate(reply)])
     found: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
     assert [(kind.count, kind.message) for kind in found] == [(5, "no such item: …"), (1, "too long")]
     samples = {sample.text for sample in found[0].samples}
@@ -349,9 +349,9 @@ def malformed(number: int) -> dict[str, Any]:
 
 
 def timed_out(number: int) -> dict[str, Any]:
-    said = f"no answer within {number} s"
+    reply = f"no answer within {number} s"
     same = {"server": "search", "tool": "find", "status": "timeout", "error_class": "infrastructure"}
-    return {"id": f"t{number}/000.0", "result": said, **same}
+    return {"id": f"t{number}/000.0", "result": reply, **same}
 
 
 def inside(tool_call: dict[str, Any]) -> dict[str, Any]:

@@ -66,9 +66,9 @@ async def detailed(db: Database, task: Task) -> None:
     for share in task.shares:
         name = share.record
         record = {"record": name, "task": task.id}
-        told = await db.find_one("Record", {"_id": name}, projection=["generated_tokens"])
-        assert told is not None
-        call = call_of(told["generated_tokens"], call_id(name, 0), **record)
+        seen = await db.find_one("Record", {"_id": name}, projection=["generated_tokens"])
+        assert seen is not None
+        call = call_of(seen["generated_tokens"], call_id(name, 0), **record)
         tool_call = ToolCall(id=tool_call_id(call.id, 0), status="ok")
         call.tool_calls = [tool_call]
         await db.insert_many("DispatchedSamplingTask", [to_bson(call)])

@@ -293,9 +293,9 @@ async def test_records_of_a_dead_sampler_are_handed_over_or_abandoned(db: Databa
     writer = Writer(db)
     for claim in (resumable, lost):
         record = claim.record.id
-        asked = DispatchedSamplingTask(id=call_id(record, 0), record=record, owner=dying, status="done")
-        asked.tool_calls = [ToolCall(id=tool_call_id(asked.id, 0))]
-        await writer.insert(asked)
+        wanted = DispatchedSamplingTask(id=call_id(record, 0), record=record, owner=dying, status="done")
+        wanted.tool_calls = [ToolCall(id=tool_call_id(wanted.id, 0))]
+        await writer.insert(wanted)
         await writer.insert(DispatchedSamplingTask(id=call_id(record, 1), index=1, record=record, owner=dying))
     await claims.finish(db, ended.record.id, dying, Ending(outcome=Outcome.ANSWERED))
     made.died(dying)

@@ -23,8 +23,8 @@ NOTHING = Admitted(0, 0, Counts(), "there is no room")
 FAILING = NOTHING._replace(why_not="60 of the last 100 failed", trial="60 of the last 100 failed")
 
 
-def named(told: list[Wait]) -> list[tuple[str, str]]:
-    return [(wait.who, wait.on) for wait in told]
+def named(seen: list[Wait]) -> list[tuple[str, str]]:
+    return [(wait.who, wait.on) for wait in seen]
 
 
 async def admitted(db: Database) -> str:
@@ -51,13 +51,13 @@ async def test_the_chain_leads_to_the_tool_call_without_an_answer(db: Database) 
     record = second.record.id
     name = f"record {record} on sampler-1"
     ours = settings(tools_s={"shop": 5.0}, episode_s=30.0)
-    told = await batch_waits.look(db, ours, NOTHING)
-    assert named(told) == [("batch", f"task {task}"), (f"task {task}", name), (name, "sampler-1")]
-    assert told[0].what == "4 of its 4 records are not done"
-    assert told[1].what == "is under way, in turn 1"
-    assert told[1].age_s >= 40.0
-    assert all(wait.at_most_s for wait in told), "no wait is unbounded"
-    assert told[2].at_most_s == 30.0 + AROUND_A_DEADLINE_S, "at its deadline it ends itself"
+    seen = await batch_waits.look(db, ours, NOTHING)
+    assert named(seen) == [("batch", f"task {task}"), (f"task {task}", name), (name, "sampler-1")]
+    assert seen[0].what == "4 of its 4 records are not done"
+    assert seen[1].what == "is under way, in turn 1"
+    assert seen[1].age_s >= 40.0
+    assert all(wait.at_most_s for wait in seen), "no wait is unbounded"
+    assert seen[2].at_most_s == 30.0 + AROUND_A_DEADLINE_S, "at its deadline it ends itself"
     await service_registry.report(db, toolbox(0, unavailable=["shop"]))
     parked = (await batch_waits.look(db, ours, NOTHING))[-1]
     assert (parked.who, parked.on) == (name, "tool server shop")
@@ -66,8 +66,8 @@ async def test_the_chain_leads_to_the_tool_call_without_an_answer(db: Database) 
 
     call = DispatchedSamplingTask(id=call_id(record, 0), record=record, task=task, owner=owner, engine="engine-0.1")
     await writer.insert(call)
-    told = await batch_waits.look(db, ours, NOTHING)
-    assert named(told)[3:] == [(name, "model call c0 on engine-0"), ("model call c0 on engine-0", "engine-0")]
+    seen = await batch_waits.look(db, ours, NOTHING)
+    assert named(seen)[3:] == [(name, "model call c0 on engine-0"), ("model call c0 on engine-0", "engine-0")]
 
     tool = ToolCall(id=tool_call_id(call.id, 0), server="shop", tool="lookup")
     call.status = CallStatus.DONE
@@ -75,11 +75,11 @@ async def test_the_chain_leads_to_the_tool_call_without_an_answer(db: Database) 
     await writer.update(call, (), new=[tool])
     ago = datetime.now(UTC) - timedelta(seconds=312)
     await db.update_one("DispatchedSamplingTask", {"_id": call.id}, {"$set": {"tool_calls.0.requested_at": ago}})
-    told = await batch_waits.look(db, ours, NOTHING)
-    assert named(told)[3:] == [(name, "tool shop.lookup"), ("tool shop.lookup", "toolbox")]
-    assert told[3].what == f"has not answered the call {tool.id}"
-    assert 312.0 <= told[3].age_s < 372.0
-    assert told[3].at_most_s == told[4].at_most_s == 2 * 5.0 + AROUND_A_TOOL_CALL_S, "it may be made twice"
+    seen = await batch_waits.look(db, ours, NOTHING)
+    assert named(seen)[3:] == [(name, "tool shop.lookup"), ("tool shop.lookup", "toolbox")]
+    assert seen[3].what == f"has not answered the call {tool.id}"
+    assert 312.0 <= seen[3].age_s < 372.0
+    assert seen[3].at_most_s == seen[4].at_most_s == 2 * 5.0 + AROUND_A_TOOL_CALL_S, "it may be made twice"
     for status in (ToolCallStatus.RUNNING, ToolCallStatus.OK):
         tool.status = status
         await writer.update(call, (), [tool])
@@ -90,9 +90,9 @@ async def test_the_chain_leads_to_the_tool_call_without_an_answer(db: Database) 
 async def test_records_that_nobody_claims_that_wait_for_a_score_and_groups_that_are_done(db: Database) -> None:
     task = await admitted(db)
     open_one = f"record {task}#r1.s0.a1"
-    told = await batch_waits.look(db, settings(), NOTHING)
-    assert named(told)[1:] == [(f"task {task}", open_one), (open_one, "sampler")]
-    assert told[1].what == "is open, and no sampler has claimed it"
+    seen = await batch_waits.look(db, settings(), NOTHING)
+    assert named(seen)[1:] == [(f"task {task}", open_one), (open_one, "sampler")]
+    assert seen[1].what == "is open, and no sampler has claimed it"
 
     owner = await sampler(db)
     for score in (0.0, 1.0, 0.0):
@@ -103,12 +103,12 @@ async def test_records_that_nobody_claims_that_wait_for_a_score_and_groups_that_
     assert claim is not None
     assert await claims.finish(db, claim.record.id, owner, claims.Ending(outcome=Outcome.ANSWERED))
     assert await claims.leave_unscored(db, claim.record.id, owner, "the judge is away")
-    told = await batch_waits.look(db, settings(), NOTHING)
-    assert told[0].what == "1 of its 4 records are not done"
-    assert told[1].what == "has ended, and the scorer cannot answer"
+    seen = await batch_waits.look(db, settings(), NOTHING)
+    assert seen[0].what == "1 of its 4 records are not done"
+    assert seen[1].what == "has ended, and the scorer cannot answer"
     assert await claims.give_up_scoring(db, claim.record.id, owner, "the judge never answered")
-    told = await batch_waits.look(db, settings(), NOTHING)
-    assert [(wait.on, wait.what) for wait in told] == [
+    seen = await batch_waits.look(db, settings(), NOTHING)
+    assert [(wait.on, wait.what) for wait in seen] == [
         (f"task {task}", "has no record under way and is not closed yet")
     ]
 
@@ -136,9 +136,9 @@ async def test_while_most_fail_it_is_told_at_once_that_only_a_few_are_tried(db: 
 async def test_an_evaluation_has_a_chain_of_its_own(db: Database) -> None:
     [task] = await queue(db, 1, purpose="eval")
     assert await admit(db, task, n=1)
-    told = await batch_waits.look(db, settings(), NOTHING)
+    seen = await batch_waits.look(db, settings(), NOTHING)
     record = f"record {task.id}#r1.s0.a1"
-    assert named(told) == [
+    assert named(seen) == [
         ("batch", "admission"),
         ("evaluation", f"task {task.id}"),
         (f"task {task.id}", record),

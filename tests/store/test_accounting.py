@@ -162,7 +162,7 @@ async def test_documents_that_were_each_half_way_for_a_moment_are_no_problem(
     """As where records end all the time: at each look another one is between two writes."""
     await a_run(db)
     first, second = (record["_id"] for record in await db.find("Record", {}, sort=[("_id", 1)], limit=2))
-    told = {record["_id"]: record["generated_tokens"] for record in await db.find("Record", {})}
+    seen = {record["_id"]: record["generated_tokens"] for record in await db.find("Record", {})}
 
     async def tells(record: str, tokens: int) -> None:
         assert await db.update_one("Record", {"_id": record}, {"$set": {"generated_tokens": tokens}})
@@ -172,11 +172,11 @@ async def test_documents_that_were_each_half_way_for_a_moment_are_no_problem(
     async def look_and_go_on(database: Database, most: int) -> list[Problem]:
         found = await look(database, most)
         assert found
-        await tells(first, told[first])
-        await tells(second, told[second] + 1)
+        await tells(first, seen[first])
+        await tells(second, seen[second] + 1)
         return found
 
-    await tells(first, told[first] + 1)
+    await tells(first, seen[first] + 1)
     monkeypatch.setattr(accounting, "_problems", look_and_go_on)
     monkeypatch.setattr(accounting, "LOOK_AGAIN_S", 0.0)
     assert not (await accounting.account(db)).problems
@@ -206,8 +206,8 @@ async def test_what_stays_wrong_is_told_however_much_else_is_half_way(
     monkeypatch.setattr(accounting, "_problems", look_and_go_on)
     monkeypatch.setattr(accounting, "LOOK_AGAIN_S", 0.0)
     what = f"documents of {kind} with an unknown status"
-    (told,) = (problem for problem in (await accounting.account(db)).problems if problem.what == what)
-    assert (told.count, told.examples) == (1, ("zz",))
+    (seen,) = (problem for problem in (await accounting.account(db)).problems if problem.what == what)
+    assert (seen.count, seen.examples) == (1, ("zz",))
 
 
 async def test_a_baseline_of_scores_that_turns_add_to_agrees(db: Database) -> None:

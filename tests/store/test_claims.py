@@ -173,7 +173,7 @@ async def test_a_repeat_of_what_another_owner_wrote_is_refused_as_often_as_it_is
     await Writer(db).insert(call(OTHER, 0))
     writer = Writer(db)
     wanted = [call(MINE, 0), call(MINE, 0), call(MINE, 1), call(MINE, 1)]
-    told = await asyncio.gather(*(writer.insert(one) for one in wanted), return_exceptions=True)
-    assert [type(one) for one in told] == [OwnershipError, OwnershipError, type(None), type(None)]
+    seen = await asyncio.gather(*(writer.insert(one) for one in wanted), return_exceptions=True)
+    assert [type(one) for one in seen] == [OwnershipError, OwnershipError, type(None), type(None)]
     stored = await db.find("DispatchedSamplingTask", {}, sort=[("_id", 1)])
     assert [one["text"] for one in stored] == [OTHER, MINE]

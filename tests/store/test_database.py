@@ -123,9 +123,9 @@ async def test_a_server_that_is_not_there_is_an_error_within_the_deadline() -> N
 async def test_a_wrong_password_and_a_wrong_url_are_configuration_errors(mongo_url: str) -> None:
     secret = mongo_url.partition("agentrl:")[2].partition("@")[0]
     stranger = database.connect(mongo_url.replace(secret, "wrong"), "x", within_s=20)
-    with pytest.raises(ConfigError, match="does not let this user in") as told:
+    with pytest.raises(ConfigError, match="does not let this user in") as seen:
         await stranger.find_one("Turn", {})
-    assert secret not in str(told.value)
+    assert secret not in str(seen.value)
     await stranger.close()
     with pytest.raises(ConfigError, match="cannot be used"):
         database.connect("http://somewhere", "x")

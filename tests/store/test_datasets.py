@@ -126,7 +126,7 @@ def test_a_conversation_is_kept_up_to_what_the_user_said_last(tmp_path: Path) ->
     messages = [{"role": role, "content": f"{role} {place}"} for place, role in enumerate(roles)]
     [row] = read(jsonl(tmp_path, [{"prompt": messages}]))
     assert row.query == "user 3"
-    assert [(said.role, said.content) for said in row.earlier] == [
+    assert [(reply.role, reply.content) for reply in row.earlier] == [
         (role, f"{role} {n}") for n, role in enumerate(roles)
     ][:3]
     other = msgspec.structs.replace(row, earlier=row.earlier[:2])
@@ -135,8 +135,8 @@ def test_a_conversation_is_kept_up_to_what_the_user_said_last(tmp_path: Path) ->
 
 
 def test_what_a_row_says_of_itself_is_kept(tmp_path: Path) -> None:
-    said = {"question": "q", "scorer": "math", "answer_schema": "boxed", "agent": "single_turn_agent", "split": "test"}
-    [row] = read(jsonl(tmp_path, [said | {"level": 3, "prompt": "p"}]))
+    reply = {"question": "q", "scorer": "math", "answer_schema": "boxed", "agent": "single_turn_agent", "split": "test"}
+    [row] = read(jsonl(tmp_path, [reply | {"level": 3, "prompt": "p"}]))
     assert (row.scorer, row.answer_schema, row.agent_name, row.split) == ("math", "boxed", "single_turn_agent", "eval")
     assert row.extra == {"level": 3, "prompt": "p"}
 
@@ -172,9 +172,9 @@ def test_what_a_row_says_of_itself_is_kept(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named_with_path_and_number(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(text)
-    with pytest.raises(DatasetError, match=says) as told:
+    with pytest.raises(DatasetError, match=says) as seen:
         read(path)
-    assert told.value.message.startswith(f"{path} "), "whoever mends it has to find it"
+    assert seen.value.message.startswith(f"{path} "), "whoever mends it has to find it"
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def test_what_is_wrong_is_named_with_path_and_number(tmp_path: Path, text: str, 
 )
 def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DatasetError, match=says) as told:
+    with pytest.raises(DatasetError, match=says) as seen:
         read(tmp_path / name)
-    assert told.value.message.startswith(f"{tmp_path / name} ")
+    assert seen.value.message.startswith(f"{tmp_path / name} ")
 
 
 def test_directories_that_are_no_datasets(tmp_path: Path) -> None:

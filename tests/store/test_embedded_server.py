@@ -51,7 +51,7 @@ class MongoUnits:
         return prepare(self.state_dir / "mongo")
 
     def start(self) -> Process:
-        self.counterpart.heard.clear()
+        self.counterpart.got.clear()
         self.units.append(Process(self.counterpart, ["-m", "daemons.mongo", "--state-dir", str(self.state_dir)]))
         return self.units[-1]
 
@@ -425,6 +425,6 @@ def test_a_program_that_does_not_run_is_told(tmp_path: Path) -> None:
 
 
 def test_who_asks_for_help_is_told_nothing_else() -> None:
-    told = subprocess.run([sys.executable, "-m", "daemons.mongo", "--help"], capture_output=True, text=True, check=True)
-    assert told.stdout.startswith("usage: agentrl daemon mongo")
-    assert told.stderr == ""
+    seen = subprocess.run([sys.executable, "-m", "daemons.mongo", "--help"], capture_output=True, text=True, check=True)
+    assert seen.stdout.startswith("usage: agentrl daemon mongo")
+    assert seen.stderr == ""

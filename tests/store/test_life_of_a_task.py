@@ -139,10 +139,10 @@ async def test_a_record_ends_with_its_outcome_and_times(db: Database) -> None:
         update = claims.progress(claim.record.id, owner, Reached(turns=1, generated_tokens=7, versions=[4, 3]))
         await writer.progress(claim.record.id, owner, update)
 
-    told = await asyncio.gather(
+    seen = await asyncio.gather(
         progress(first, "s.1"), progress(second, "s.2"), progress(second, "s.1"), return_exceptions=True
     )
-    assert [type(answer) for answer in told] == [type(None), OwnershipError, type(None)], "each is told of its own"
+    assert [type(answer) for answer in seen] == [type(None), OwnershipError, type(None)], "each is told of its own"
     assert await claims.finish(db, first.record.id, "s.1", Ending(outcome=Outcome.TURN_LIMIT, turns=3))
     assert await claims.fail(db, second.record.id, "s.1", Outcome.TOOL_SERVER_FAILED, "$dollar is no field")
     limit, failed = await db.find("Record", {}, sort=[("seat", 1)])

@@ -127,14 +127,14 @@ class AnyOrder(RuleBasedStateMachine):
     def retired_age(self, keep: int) -> None:
         self.world.handle(events.RetiredAged(keep=keep))
 
-    @rule(host=hosts, heard=st.booleans())
-    def cut(self, host: str, heard: bool) -> None:
+    @rule(host=hosts, reporting=st.booleans())
+    def cut(self, host: str, reporting: bool) -> None:
         """The host agent is silent; the heartbeats of the units there may still arrive."""
         if self.world.hosts[host].linked:
             self.world.cut(self.world.hosts[host])
             slots = self.world.supervisor.state.slots.values()
             speak = frozenset(s.unit for s in slots if s.host == host and s.spec is not None and s.spec.speaks)
-            self.world.become_silent(self.world.hosts[host], speak if heard else frozenset())
+            self.world.become_silent(self.world.hosts[host], speak if reporting else frozenset())
 
     @rule(host=hosts)
     def blink(self, host: str) -> None:
@@ -163,7 +163,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.world.handle(event, crash_after=after)
 
     @precondition(lambda self: self.units())
-    @rule(data=st.data(), what=st.sampled_from(("ready", "suspect", "heard", "hung", "stop", "cont", "sick", "bye")))
+    @rule(data=st.data(), what=st.sampled_from(("ready", "suspect", "reports", "hung", "stop", "cont", "sick", "bye")))
     def unit_says(self, data: st.DataObject, what: str) -> None:
         slot = self.world.slot(data.draw(st.sampled_from(self.units())))
         if slot.state not in WITH_PROCESS or not slot.spawned:
@@ -172,7 +172,7 @@ class AnyOrder(RuleBasedStateMachine):
         said = {
             "ready": lambda: events.UnitReady(**who),
             "suspect": lambda: events.UnitSuspect(**who, because="silent"),
-            "heard": lambda: events.UnitHeard(**who),
+            "reports": lambda: events.UnitReports(**who),
             "hung": lambda: events.UnitHung(**who, because="stands still"),
             "stop": lambda: events.ProcessStopped(**who, host=slot.host, stopped=True),
             "cont": lambda: events.ProcessStopped(**who, host=slot.host, stopped=False),

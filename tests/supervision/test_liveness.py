@@ -53,7 +53,7 @@ def test_phase_excuses_silence_only_with_a_host_agent(leases: Leases) -> None:
     assert healths(leases, 1024.0, unseen=("web-0",)) == [], "its agent is away, but the unit itself is heard"
 
 
-def test_phase_of_a_heard_unit_counts_without_a_host_agent(leases: Leases) -> None:
+def test_phase_of_a_reporting_unit_counts_without_a_host_agent(leases: Leases) -> None:
     leases.phase("web-0", 1000.0, phase="step", age_s=0.0, at_most_s=900.0)
     leases.beat("web-0", 1030.0, loop_lag_s=30.0)
     assert healths(leases, 1031.0, unseen=("web-0",)) == []

@@ -22,13 +22,13 @@ def world_with(*, ready: bool = True, **more: object) -> tuple[World, Host]:
     return world, host
 
 
-def silent(world: World, host: Host, *heard: str) -> None:
+def silent(world: World, host: Host, *reporting: str) -> None:
     world.cut(host)
-    world.become_silent(host, frozenset(heard))
+    world.become_silent(host, frozenset(reporting))
 
 
 @pytest.mark.parametrize("state", ["starting", "ready", "draining"])
-def test_heard_unit_stays_as_it_is(state: str) -> None:
+def test_reporting_unit_stays_as_it_is(state: str) -> None:
     world, host = world_with(ready=state != "starting", fenced=True)
     if state == "draining":
         world.handle(events.RestartWanted(units=("web-0",), by="op2"))
@@ -44,7 +44,7 @@ def test_unit_that_becomes_silent_on_a_silent_host_is_lost(state: str) -> None:
     silent(world, host, "web-0")
     world.handle(events.UnitSuspect(unit="web-0", incarnation=1, because="silent for 6 s"))
     assert world.state_of("web-0") == "lost"
-    world.handle(events.UnitHeard(unit="web-0", incarnation=1))
+    world.handle(events.UnitReports(unit="web-0", incarnation=1))
     assert world.state_of("web-0") == state, "it is back, though its host is not"
 
 
@@ -65,7 +65,7 @@ def test_unit_on_a_silent_host_drains_and_its_bye_ends_the_down() -> None:
     assert (world.state_of("web-0"), world.all_stopped) == ("lost", 1)
 
 
-def test_down_ends_if_a_heard_unit_on_a_silent_host_does_not_stop() -> None:
+def test_down_ends_if_a_reporting_unit_on_a_silent_host_does_not_stop() -> None:
     world, host = world_with()
     silent(world, host, "web-0")
     world.handle(events.DownWanted(by="op2"))

@@ -17,8 +17,8 @@ from agentrl.supervision.wait_graph import UnitFacts
 
 
 def unit(name: str, *waits: Wait | str, state: UnitState = UnitState.READY, **more: object) -> UnitFacts:
-    told = tuple(wait if isinstance(wait, Wait) else Wait(wait, age_s=10.0) for wait in waits)
-    return UnitFacts(name, name.rpartition("-")[0], state, waits=told, **more)  # type: ignore[arg-type]
+    seen = tuple(wait if isinstance(wait, Wait) else Wait(wait, age_s=10.0) for wait in waits)
+    return UnitFacts(name, name.rpartition("-")[0], state, waits=seen, **more)  # type: ignore[arg-type]
 
 
 def world(*units: UnitFacts) -> dict[str, UnitFacts]:
@@ -43,7 +43,7 @@ def test_chain_ends_at_the_unit_that_hangs() -> None:
         )
     )
     assert chain.culprit == "judge-0"
-    assert chain.sentence == ("trainer-0 ← sampler-1 ← judge-0, 312 s: judge-0 hangs: nothing was heard of it for 30 s")
+    assert chain.sentence == ("trainer-0 ← sampler-1 ← judge-0, 312 s: judge-0 hangs: it sent nothing for 30 s")
     assert [(link.who, link.on, link.what, link.age_s, link.overdue) for link in chain.links] == [
         ("trainer-0", "sampler-1", "batch", 312.0, True),
         ("sampler-1", "judge-0", "score", 290.0, False),

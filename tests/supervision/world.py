@@ -172,9 +172,9 @@ class World:
         if not ledger_survives:
             host.ledger.clear()
 
-    def become_silent(self, host: Host, heard: frozenset[str] = frozenset()) -> None:
+    def become_silent(self, host: Host, reporting: frozenset[str] = frozenset()) -> None:
         """The coordinator notices that the host does not answer."""
-        self.handle(events.HostSilent(host=host.name, for_s=20.0, heard=heard))
+        self.handle(events.HostSilent(host=host.name, for_s=20.0, reporting=reporting))
 
     # ---- hosts ----
 

@@ -41,8 +41,8 @@ class Hands:
     async def call(
         self, session: str, call: str, tool: str, *, timeout_s: float = 0.0, server: str = "faulty", **arguments: Any
     ) -> CallAnswer:
-        asked = CallTool(session=session, call=call, arguments=arguments, timeout_s=timeout_s)
-        return await self.toolbox.call(f"{server}.{tool}", asked)
+        wanted = CallTool(session=session, call=call, arguments=arguments, timeout_s=timeout_s)
+        return await self.toolbox.call(f"{server}.{tool}", wanted)
 
     def server(self, name: str = "faulty") -> Any:
         return next(server for server in self.toolbox.servers() if server.id == name)

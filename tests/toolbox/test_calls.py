@@ -37,18 +37,18 @@ async def test_a_call_id_never_runs_twice(make: MakeToolbox, tmp_path: Path) -> 
     notes, over = tmp_path / "notes", tmp_path / "over"
     async with make() as hands:
         await hands.open("s")
-        asked = {"path": str(notes), "until": str(over)}
-        asking = [asyncio.create_task(hands.call("s", "c", "note", **asked)) for _ in range(5)]
+        wanted = {"path": str(notes), "until": str(over)}
+        asking = [asyncio.create_task(hands.call("s", "c", "note", **wanted)) for _ in range(5)]
         await aeventually(lambda: lines(notes) == ["begun"])
         asking[0].cancel()
         over.touch()
         answers = await asyncio.gather(*asking[1:])
-        again = await hands.call("s", "c", "note", **asked)
+        again = await hands.call("s", "c", "note", **wanted)
         assert {answer.status for answer in answers} == {"ok"}
         assert again == answers[0]
         assert lines(notes) == ["begun", "ended"]
         with pytest.raises(CallConflictError):
-            await hands.call("s", "c", "note", **{**asked, "path": "another"})
+            await hands.call("s", "c", "note", **{**wanted, "path": "another"})
         (statistics,) = hands.toolbox.statistics.all()
         assert statistics.calls == 1
 
@@ -57,13 +57,13 @@ async def test_a_call_continues_without_its_caller_and_keeps_its_answer(make: Ma
     notes, over = tmp_path / "notes", tmp_path / "over"
     async with make() as hands:
         await hands.open("s")
-        asked = {"path": str(notes), "until": str(over)}
-        leaving = asyncio.create_task(hands.call("s", "c", "note", **asked))
+        wanted = {"path": str(notes), "until": str(over)}
+        leaving = asyncio.create_task(hands.call("s", "c", "note", **wanted))
         await aeventually(lambda: lines(notes) == ["begun"])
         leaving.cancel()
         await asyncio.wait([leaving])
         over.touch()
-        answer = await hands.call("s", "c", "note", **asked)
+        answer = await hands.call("s", "c", "note", **wanted)
         assert (answer.status, lines(notes)) == ("ok", ["begun", "ended"])
 
 

@@ -49,9 +49,9 @@ async def others_use(hands: Hands, tool: str, **arguments: Any) -> AsyncIterator
     retry = hands.toolbox._servers["faulty"].retry
     alone = retry._fresh
 
-    async def beside_others(call: Call, asked: ToolInfo, timeout_s: float) -> CallAnswer | None:
+    async def beside_others(call: Call, wanted: ToolInfo, timeout_s: float) -> CallAnswer | None:
         before = used
-        answer = await alone(call, asked, timeout_s)
+        answer = await alone(call, wanted, timeout_s)
         if call.session != "others":
             await aeventually(lambda: used >= before + 2, what="calls of others")
         return answer
@@ -103,8 +103,8 @@ async def test_a_good_second_call_blames_the_infrastructure(make: MakeToolbox, t
         assert AGAIN not in answer.content
         assert answer.tried_again == "ok"
         assert path.read_text().splitlines() == ["s", "s~fresh"], "in a session of its own"
-        (told,) = hands.toolbox.statistics.all()
-        assert [sample.call for sample in told.samples] == ["c"], "the second call is in no statistics"
+        (seen,) = hands.toolbox.statistics.all()
+        assert [sample.call for sample in seen.samples] == ["c"], "the second call is in no statistics"
 
 
 async def test_an_outage_blames_no_call(make: MakeToolbox, tmp_path: Path) -> None:

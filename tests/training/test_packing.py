@@ -147,13 +147,13 @@ def test_every_trained_token_is_one_pair_behind_its_own_context(row_tokens: int,
     found = []
     for row in rows(members, layout, row_tokens=row_tokens):  # type: ignore[arg-type]
         pairs = row.pairs
-        for asked, target, record, log_prob, version in zip(
+        for wanted, target, record, log_prob, version in zip(
             pairs.asked, pairs.target, pairs.record, pairs.behaviour, pairs.version, strict=True
         ):
-            at = row.asked_at[asked]
+            at = row.asked_at[wanted]
             before = [row.ids[j] for j in range(len(row)) if j <= at < row.ends[j]]
             assert row.positions[at] == len(before) - 1
-            found.append((record, tuple(before), target, log_prob, version, row.temperatures[asked]))
+            found.append((record, tuple(before), target, log_prob, version, row.temperatures[wanted]))
     assert sorted(found) == sorted(expected_pairs(members))
 
 

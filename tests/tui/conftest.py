@@ -46,7 +46,7 @@ class Screen:
     async def press(self, *keys: str) -> None:
         """Press keys one after the other, each after the effect of the one before."""
         for key in keys:
-            await self._heard()
+            await self._fresh()
             await self._pilot.press(key)
             await self._settled()
 
@@ -54,7 +54,7 @@ class Screen:
         await self._pilot.press(*text)
         await self._settled()
 
-    async def _heard(self) -> None:
+    async def _fresh(self) -> None:
         """Wait until the view is fresh or the connection is lost. Commands are disabled on a stale view, and on a busy
         machine the view is stale until the next message arrives.
         """

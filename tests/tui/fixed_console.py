@@ -53,9 +53,9 @@ class Clock:
 class Still(Connection):
     """Reads the rows of a script once. Later nothing changes, and the test decides whether it is connected."""
 
-    def __init__(self, mirror: Mirror, script: Scripted, clock: Clock, *, heard: bool) -> None:
+    def __init__(self, mirror: Mirror, script: Scripted, clock: Clock, *, connected: bool) -> None:
         super().__init__(mirror, lambda: Client.connect(state_dir=script.state_dir, timeout_s=30.0))
-        self._script, self._clock, self._heard = script, clock, heard
+        self._script, self._clock, self._connected = script, clock, connected
         self._answering: Client | None = None
 
     def now(self) -> float:
@@ -67,12 +67,12 @@ class Still(Connection):
         mirror.begin()
         for key, row in self._script.rows.items():
             mirror.put(key, wire.decode_row(wire.raw(row)))
-        mirror.whole(NOW if self._heard else NOW - SILENT_S)
-        if not self._heard:
+        mirror.whole(NOW if self._connected else NOW - SILENT_S)
+        if not self._connected:
             self.lose()
         async with self._connect() as client:
             self._answering = client
-            if self._heard:
+            if self._connected:
                 self.hear()
             await asyncio.Event().wait()
 
@@ -90,7 +90,7 @@ class Still(Connection):
 
     def hear(self) -> None:
         """Answer queries until the connection is lost."""
-        self._clock.at = NOW if self._heard else NOW - SILENT_S
+        self._clock.at = NOW if self._connected else NOW - SILENT_S
         self.mirror.whole(self._clock.at)
         self._client = self._answering
         self._settled.set()
@@ -122,21 +122,26 @@ def a_home(directory: Path) -> Path:
     """A home directory with a run of the day before that is down."""
     state = directory / "yesterday"
     state.mkdir(parents=True)
-    told = {"name": "yesterday", "uuid": str(uuid.UUID(int=7)), "run_dir": "/runs/yesterday", "created_at": NOW - 86400}
-    (state / paths.RUN_FILE).write_text(json.dumps(told))
+    shown = {
+        "name": "yesterday",
+        "uuid": str(uuid.UUID(int=7)),
+        "run_dir": "/runs/yesterday",
+        "created_at": NOW - 86400,
+    }
+    (state / paths.RUN_FILE).write_text(json.dumps(shown))
     return directory
 
 
 @asynccontextmanager
 async def standing(
-    script: Scripted, size: tuple[int, int], *, heard: bool = True, settings: Settings | None = None
+    script: Scripted, size: tuple[int, int], *, connected: bool = True, settings: Settings | None = None
 ) -> AsyncIterator[Screen]:
     """A console on its first screen, with the rows of the script."""
 
     clock = Clock()
 
     def link(mirror: Mirror) -> Connection:
-        return Still(mirror, script, clock, heard=heard)
+        return Still(mirror, script, clock, connected=connected)
 
     app = Console(link, settings, clock=lambda: clock.at)
     with one_zone():

@@ -36,14 +36,14 @@ def picture(screen: Screen) -> str:
 def _toned(strips: Iterable[Strip], paint: Styles) -> list[str]:
     """Consecutive lines with the same tones are listed once."""
     names = {style: _letter(tone, ground) for (tone, ground), style in reversed(paint._styles.items())}
-    told: list[str] = []
+    shown: list[str] = []
     lines = [_runs(strip, names) for strip in strips]
     at = 0
     for runs, same in groupby(lines):
         first, at = at, at + len(list(same))
         if runs:
-            told.append(f"{_TONES}{first}{f'-{at - 1}' if at - 1 > first else ''} {runs}")
-    return told
+            shown.append(f"{_TONES}{first}{f'-{at - 1}' if at - 1 > first else ''} {runs}")
+    return shown
 
 
 def _letter(tone: str, ground: str) -> str:

@@ -30,7 +30,7 @@ def story(text: str = "") -> data_commands.RecordStory:
         "server": "shop", "tool": "lookup", "arguments": {"item": text or "flour"}, "status": "timeout",
         "error_class": "infrastructure", "latency_s": 5.0, "result": text,
     }  # fmt: skip
-    said = "\n".join(f"line {n} {text}" for n in range(9))
+    line = "\n".join(f"line {n} {text}" for n in range(9))
     return data_commands.RecordStory(
         record=row(RECORD, oldest_version=3, newest_version=4),
         task={"query": f"what does it cost {text}"},
@@ -38,7 +38,7 @@ def story(text: str = "") -> data_commands.RecordStory:
         turns=(
             {
                 "index": 0,
-                "text": said,
+                "text": line,
                 "reason": "",
                 "call": call,
                 "parsed": [{"error": "no bracket"}],
@@ -52,14 +52,14 @@ def story(text: str = "") -> data_commands.RecordStory:
 
 def segments(text: str = "") -> tuple[data_commands.TokenStretch, ...]:
     """A prompt, an answer of two versions with one unlikely token, and then two branches."""
-    said = ("it ", "costs ", f"7{text}", "\n")
+    line = ("it ", "costs ", f"7{text}", "\n")
     call = f"{RECORD}/c"
     return (
         data_commands.TokenStretch(
             0, -1, "environment", f"{call}0", 0, ids=(1, 2, 3), texts=("what ", "costs ", "flour?")
         ),
         data_commands.TokenStretch(
-            1, 0, "model", f"{call}0", 0, True, ids=(4, 2, 5, 6), texts=said,
+            1, 0, "model", f"{call}0", 0, True, ids=(4, 2, 5, 6), texts=line,
             log_probs=(-0.01, -0.02, -4.0, -1.0), versions=((3, 2), (4, 2)),
         ),
         data_commands.TokenStretch(2, 1, "environment", f"{call}1", 1, ids=(7,), texts=("go on",)),
@@ -75,10 +75,10 @@ def segments(text: str = "") -> tuple[data_commands.TokenStretch, ...]:
 
 def answers(coordinator: Scripted, text: str = "") -> list[data_commands.ListRows]:
     """Set the answers of the steward. Returns the list that receives all queries."""
-    asked: list[data_commands.ListRows] = []
+    sent: list[data_commands.ListRows] = []
 
     def records(args: Any) -> data_commands.Page:
-        asked.append(args)
+        sent.append(args)
         if "nonsense" in args.filter:
             raise RefusedError("There is no field named nonsense.", hint="Did you mean score?")
         running = row(
@@ -107,7 +107,7 @@ def answers(coordinator: Scripted, text: str = "") -> list[data_commands.ListRow
         {"train": {"trained": 30, "dead": 2}}, {"train": {"scored": 240}}, {"taken": 256}, {"committed": 7}, 64,
         {"policy": 240}, (wrong,) if text else (), not text,
     )  # fmt: skip
-    return asked
+    return sent
 
 
 def _stored(coordinator: Scripted, text: str) -> None:

@@ -77,9 +77,9 @@ def test_every_query_command_is_used_by_a_view() -> None:
     root = Path(__file__).parents[2]
     rooms = (*(root / "tui").rglob("*.py"), root / "agentrl/client/long_answers.py")
     written = "\n".join(path.read_text() for path in rooms)
-    asked = {name for name in COMMANDS if re.search(rf"\.{name}\(|\"{name}\"", written)}
+    sent = {name for name in COMMANDS if re.search(rf"\.{name}\(|\"{name}\"", written)}
     questions = {name for name, spec in COMMANDS.items() if not spec.mutates}
-    assert questions - asked == set(QUERIES) - asked, "every unused query has a reason"
+    assert questions - sent == set(QUERIES) - sent, "every unused query has a reason"
 
 
 def test_read_only_console_offers_no_action_that_changes_the_run() -> None:

@@ -49,7 +49,7 @@ async def opened_early(coordinator: Scripted) -> AsyncIterator[tuple[Screen, Hel
 
 @pytest.mark.parametrize(("keys", "told"), [(("7",), RECORD), (("7", "T"), "1 task"), (("7", "A"), "All sums agree.")])
 async def test_views_show_asking_until_the_first_connection(
-    coordinator: Scripted, keys: tuple[str, ...], told: str
+    coordinator: Scripted, keys: tuple[str, ...], shown: str
 ) -> None:
     populate(coordinator)
     answers(coordinator)
@@ -60,7 +60,7 @@ async def test_views_show_asking_until_the_first_connection(
         assert "not answered" not in screen.text
         assert "No coordinator answers" not in screen.text
         held.go_on.set()
-        await screen.shows(told)
+        await screen.shows(shown)
 
 
 async def test_views_show_not_answered_without_a_coordinator(coordinator: Scripted) -> None:

@@ -136,12 +136,12 @@ class World:
         self._tell(number, self.row(number, life=known.incarnation + 1 if known else 1))
 
     def snapshot(self, numbers: Any) -> None:
-        mirror, asked = self._mirror, self._view in ASKED
-        if asked:
+        mirror, sent = self._mirror, self._view in ASKED
+        if sent:
             self._told = {}
             for number in numbers:
                 self._tell(number, self.row(number))
-        coming = {} if asked else {self.key(number): self.row(number) for number in numbers}
+        coming = {} if sent else {self.key(number): self.row(number) for number in numbers}
         mirror.begin()
         mirror.put("run", rows.RunRow("demo", "u", "running"))
         mirror.put("group/web", rows.GroupRow("web", "sidecar", desired=9, ready=9))
@@ -166,7 +166,7 @@ class Person:
 
     def looks(self) -> bool:
         """Remember the row that is drawn under the cursor, found by the drawn text."""
-        self.app.mirror.heard(time.monotonic())
+        self.app.mirror.message_received(time.monotonic())
         self.app._paint_new_data()
         table = self.app.view.query_one(Table)
         drawn = ["".join(part.text for part in line) for line, ground in table._drawn if ground == "cursor"]

@@ -86,14 +86,14 @@ async def test_command_that_ends_units_shows_their_number_in_its_question(coordi
     ],
 )
 async def test_command_that_ended_units_offers_its_reverse_by_name(
-    coordinator: Scripted, key: str, asked: str, offered: str, reverse: Args
+    coordinator: Scripted, key: str, sent: str, offered: str, reverse: Args
 ) -> None:
     populate(coordinator)
     coordinator.effects[{"minus": "scale", "d": "drain", "s": "stop"}[key]] = DISRUPTIVE
     async with opened(coordinator.state_dir) as screen:
         await selected(screen, "web-1")
         await screen.press(key)
-        await screen.shows(asked)
+        await screen.shows(sent)
         await screen.press("enter")
         await screen.shows("done", offered)
         await screen.press("J", "3")

@@ -18,7 +18,7 @@ SILENT = "No coordinator answers: The coordinator is silent."
 @pytest.fixture
 async def screen(coordinator: Scripted) -> AsyncIterator[Screen]:
     fixed_console.narrate(coordinator, "normal")
-    async with fixed_console.standing(coordinator, (120, 30), heard=False) as made:
+    async with fixed_console.standing(coordinator, (120, 30), connected=False) as made:
         await aeventually(lambda: made.app.mirror.run is not None)
         yield made
 

@@ -10,7 +10,7 @@ from tui.model.styled_text import Line, Tone, width_of
 
 
 def text(lines: list[Line]) -> list[str]:
-    return [told for line in lines if (told := "".join(part.text for part in line).strip())]
+    return [shown for line in lines if (shown := "".join(part.text for part in line).strip())]
 
 
 def test_equal_last_lines_of_an_incident_are_shown_once() -> None:
@@ -39,10 +39,10 @@ def test_wait_chain_is_complete_on_a_narrow_screen() -> None:
     why = "is no unit of the run, so nothing more is known of it, and this is longer than a narrow line is wide"
     links = (WaitLink("a-0", "something-with-a-long-name-0", f"a thing {'very ' * 12}far away", 20.0, overdue=True),)
     lines = detail_lines.of_waits(WhyReport((WaitChain(links, "b-0", why, "a-0 ← b-0"),)), 60)
-    told = " ".join(text(lines))
-    assert "far away), 20 s" in told
-    assert "overdue" in told
-    assert f"culprit: b-0: {why}" in told
+    shown = " ".join(text(lines))
+    assert "far away), 20 s" in shown
+    assert "overdue" in shown
+    assert f"culprit: b-0: {why}" in shown
     assert all(width_of(line) <= 60 for line in lines)
 
 

@@ -51,7 +51,7 @@ def test_stale_view_allows_no_command() -> None:
     whole(mirror, clock=100.0)
     assert mirror.fresh(100.0 + STALE_S)
     assert not mirror.fresh(100.1 + STALE_S)
-    mirror.heard(110.0)
+    mirror.message_received(110.0)
     assert mirror.fresh(111.0)
     mirror.lost(111.0, "silent")
     assert not mirror.fresh(111.0), "a lost connection allows no command at once"

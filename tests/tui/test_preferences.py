@@ -51,9 +51,9 @@ def test_file_shown_in_the_docs_is_valid(tmp_path: Path) -> None:
         ("keys: {nothing: [r]}", "no action 'nothing'"),
     ],
 )
-def test_error_in_the_file_is_named(tmp_path: Path, text: str, told: str) -> None:
+def test_error_in_the_file_is_named(tmp_path: Path, text: str, shown: str) -> None:
     file = tmp_path / "console.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as refused:
         preferences.load(file)
-    assert told in refused.value.message
+    assert shown in refused.value.message

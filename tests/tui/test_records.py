@@ -21,15 +21,15 @@ from tui.views.records import Records
 
 async def test_filter_is_sent_to_the_steward_when_it_is_entered(coordinator: Scripted) -> None:
     populate(coordinator)
-    asked = answers(coordinator)
+    sent = answers(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("7")
         await screen.shows(RECORD)
         await screen.press("slash")
         await screen.type("score>0.5")
-        assert {args.filter for args in asked} == {""}
+        assert {args.filter for args in sent} == {""}
         await screen.press("enter")
-        await aeventually(lambda: asked[-1].filter == "score>0.5")
+        await aeventually(lambda: sent[-1].filter == "score>0.5")
         await screen.press("slash")
         await screen.type("nonsense")
         await screen.press("enter")
@@ -103,17 +103,17 @@ async def test_enter_opens_the_records_of_steps_tasks_and_attempts(coordinator: 
 
 async def test_running_records_are_listed_oldest_first(coordinator: Scripted) -> None:
     populate(coordinator)
-    asked = answers(coordinator)
+    sent = answers(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("7")
         await screen.shows(RECORD)
-        assert (asked[-1].filter, asked[-1].sort) == ("", "-started_at")
+        assert (sent[-1].filter, sent[-1].sort) == ("", "-started_at")
         await screen.press("s")
-        await aeventually(lambda: (asked[-1].filter, asked[-1].sort) == ("status=running", "age"))
+        await aeventually(lambda: (sent[-1].filter, sent[-1].sort) == ("status=running", "age"))
         await screen.shows("/status=running", "tool call shop.lookup")
         assert screen.app.view.cli_line() == ("records", "list", "--filter", "status=running", "--sort", "age")
         await screen.press("s")
-        await aeventually(lambda: (asked[-1].filter, asked[-1].sort) == ("", "-started_at"))
+        await aeventually(lambda: (sent[-1].filter, sent[-1].sort) == ("", "-started_at"))
 
 
 async def test_account_lists_sums_that_agree_and_sums_that_do_not(coordinator: Scripted) -> None:
@@ -176,7 +176,7 @@ async def test_list_under_a_page_is_not_queried_and_reappears_unchanged(coordina
 
 async def test_silent_coordinator_is_not_queried_until_it_is_back(coordinator: Scripted) -> None:
     populate(coordinator)
-    asked = answers(coordinator)
+    sent = answers(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("7")
         await screen.shows(RECORD)
@@ -186,16 +186,16 @@ async def test_silent_coordinator_is_not_queried_until_it_is_back(coordinator: S
         assert isinstance(view, Records)
         # A running query may still be answered.
         await aeventually(lambda: view.why_old().startswith("No coordinator answers: "), what="a question not asked")
-        before = len(asked)
+        before = len(sent)
         for _ in range(3):
             view._reason = ""
             view._ask_now.set()
             await aeventually(view.why_old, what="another question not asked")
-        assert len(asked) == before
+        assert len(sent) == before
         await screen.shows("keeps the units that run.")
         assert screen.text.count("keeps the units that run.") == 1, "the reason is shown once"
         coordinator.silent = False
-        await aeventually(lambda: len(asked) > before, what="a question")
+        await aeventually(lambda: len(sent) > before, what="a question")
         await screen.shows("▸ 2 records ", "data 0 s old")
         await aeventually(lambda: not view.why_old(), what="an answer")
 

@@ -123,9 +123,9 @@ async def test_pending_command_never_reaches_the_next_run(coordinator: Scripted,
         await screen.press("9", "enter")
         await screen.shows("x is bad")
         coordinator.let_go("restart")
-        asked = [("restart", True)]  # only the preview
+        sent = [("restart", True)]  # only the preview
         await aeventually(
-            lambda: [(name, preview) for name, _, preview in coordinator.received if name == "restart"] == asked,
+            lambda: [(name, preview) for name, _, preview in coordinator.received if name == "restart"] == sent,
             what="an answer that comes too late",
         )
         await screen.press("2")

@@ -32,9 +32,9 @@ async def test_taken_address_is_reported_as_one_json_document() -> None:
     taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     async with taken:
         listen = f"127.0.0.1:{taken.sockets[0].getsockname()[1]}"
-        asked = ("--replay", "@demo", f"--serve={listen}", "--json")
+        sent = ("--replay", "@demo", f"--serve={listen}", "--json")
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tui", *asked, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            sys.executable, "-m", "tui", *sent, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
         shown, beside = await process.communicate()
     error = json.loads(shown)["error"]
@@ -44,8 +44,8 @@ async def test_taken_address_is_reported_as_one_json_document() -> None:
 
 
 def judged(**given: Any) -> access.Verdict:
-    asked: dict[str, Any] = {"host": HOST, "origin": None, "token": None, "cookies": {}, "is_socket": False}
-    return ACCESS.judge(**(asked | given))
+    sent: dict[str, Any] = {"host": HOST, "origin": None, "token": None, "cookies": {}, "is_socket": False}
+    return ACCESS.judge(**(sent | given))
 
 
 def test_cookie_replaces_the_token_and_allows_requests() -> None:
@@ -75,8 +75,8 @@ def test_cookie_replaces_the_token_and_allows_requests() -> None:
         ({"token": ACCESS.token, "is_socket": True, "origin": f"http://{HOST}"}, access.NEEDS_ADDRESS),
     ],
 )
-def test_other_requests_are_refused_with_a_sentence(asked: dict[str, Any], why: str) -> None:
-    assert judged(**asked) == access.Verdict(Decision.REFUSED, why)
+def test_other_requests_are_refused_with_a_sentence(sent: dict[str, Any], why: str) -> None:
+    assert judged(**sent) == access.Verdict(Decision.REFUSED, why)
     assert why.endswith(".")
 
 
@@ -112,8 +112,8 @@ def test_addresses_of_other_hosts_are_refused(listen: str, why: str) -> None:
 
 
 @given(st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.lists(st.integers())))
-def test_size_of_a_page_is_limited(asked: Any) -> None:
-    assert WIDTHS[0] <= within(asked, WIDTHS, 80) <= WIDTHS[1]
+def test_size_of_a_page_is_limited(sent: Any) -> None:
+    assert WIDTHS[0] <= within(sent, WIDTHS, 80) <= WIDTHS[1]
 
 
 class Ends:
@@ -193,13 +193,13 @@ async def test_console_that_does_not_read_is_ended(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("host", "said"), [(HOST, f"ws://{HOST}"), ("evil.example:8766", "")])
-async def test_foreign_host_name_does_not_appear_in_headers(host: str, said: str) -> None:
+async def test_foreign_host_name_does_not_appear_in_headers(host: str, line: str) -> None:
     application = web_server.Server(ACCESS, ()).application()
     async with TestClient(TestServer(application)) as browser:
         answer = await browser.get("/", headers={"Host": host})
         assert answer.status == 403
         allowed = answer.headers["Content-Security-Policy"].rpartition("connect-src ")[2]
-        assert allowed == f"'self' {said}".strip()
+        assert allowed == f"'self' {line}".strip()
         assert "evil" not in f"{answer.headers}{await answer.text()}"
 
 
@@ -212,13 +212,13 @@ async def test_foreign_host_name_does_not_appear_in_headers(host: str, said: str
     ],
 )
 def test_every_page_shows_the_run_found_at_start_and_is_read_only_by_default(
-    coordinator: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: tuple[str, ...], passed: list[str]
+    coordinator: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: tuple[str, ...], passed: list[str]
 ) -> None:
     for name in ("AGENTRL_KEY", "AGENTRL_STATE_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AGENTRL_HOME", str(coordinator.state_dir.parent))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["tui", "--serve=127.0.0.1:0", *said])
+    monkeypatch.setattr(sys, "argv", ["tui", "--serve=127.0.0.1:0", *line])
     found: list[str] = []
 
     async def serve(listen: str, options: Sequence[str], *, as_json: bool) -> None:

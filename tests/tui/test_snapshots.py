@@ -84,7 +84,7 @@ async def test_every_screen_equals_its_snapshot(
     fixed_console.narrate(coordinator, times)
     walk = Walk(times, renew=bool(request.config.getoption("--renew")))
     stops = [stop for stop in (*VIEWS, *PAGES) if times in stop.times]
-    async with fixed_console.standing(coordinator, SIZES[0], heard=times != "disconnected") as screen:
+    async with fixed_console.standing(coordinator, SIZES[0], connected=times != "disconnected") as screen:
         await aeventually(lambda: screen.app.mirror.run is not None)
         # Answers from before the loss stay, so screens that open after the loss come first.
         for before, size in itertools.product((False, True), SIZES):

@@ -74,9 +74,9 @@ class Store:
 
 
 def look(steps: StepCache, store: Store) -> None:
-    asked = steps.question()
-    page = store.answer(ListRows(filter=asked, limit=steps.most))
-    steps.take(asked, page.rows, more=bool(page.after))
+    sent = steps.question()
+    page = store.answer(ListRows(filter=sent, limit=steps.most))
+    steps.take(sent, page.rows, more=bool(page.after))
 
 
 @settings(max_examples=60, deadline=None)
@@ -118,9 +118,9 @@ def test_step_rate_is_computed_from_the_steps_of_the_run() -> None:
     trainer = rows.UnitRow(
         "trainer-0", "trainer", "trainer", rows.UnitState.READY, metrics={"step": 60.0, "steps_wanted": 90.0}
     )
-    told = "".join(part.text for line in learned(report([trainer], outlook), outlook, now) for part in line)
-    assert "3 a minute" in told
-    assert "time left 10m" in told
+    shown = "".join(part.text for line in learned(report([trainer], outlook), outlook, now) for part in line)
+    assert "3 a minute" in shown
+    assert "time left 10m" in shown
 
 
 async def test_curves_have_no_gap_after_another_view_or_a_filter(coordinator: Scripted) -> None:

@@ -229,8 +229,8 @@ async def test_end_of_a_run_is_read_from_its_versions_after_a_coordinator_restar
     coordinator.rows["unit/trainer-0"] = ended()
     version: dict[str, Any] = {"id": 31, "announced_at": datetime(2001, 9, 9, tzinfo=UTC)}
 
-    def versions(asked: ListRows) -> Page:
-        return Page(({**version, "evaluated": {"evaluation": 0.9}} if asked.filter == "evaluation=done" else version,))
+    def versions(sent: ListRows) -> Page:
+        return Page(({**version, "evaluated": {"evaluation": 0.9}} if sent.filter == "evaluation=done" else version,))
 
     coordinator.answers["list_versions"] = versions
     coordinator.answers["list_checkpoints"] = coordinator.answers["list_records"] = lambda _: Page()
@@ -246,8 +246,8 @@ async def test_old_steward_without_evaluations_answers_all_other_queries(
     populate(coordinator)
     coordinator.rows["unit/trainer-0"] = reported(step=39, steps_wanted=50, evaluation=0.4)
 
-    def versions(asked: ListRows) -> Page:
-        if asked.filter:
+    def versions(sent: ListRows) -> Page:
+        if sent.filter:
             raise UsageError("The query 'evaluation=done' cannot be understood.")
         return Page()
 

@@ -38,7 +38,7 @@ class Counterpart:
         self.refusal: messages.Refused | None = None
         self.silent = False
         """Receives all messages and answers none."""
-        self.heard: list[tuple[float, object]] = []
+        self.got: list[tuple[float, object]] = []
         self.peer: Peer | None = None
         self._gate: Gate | None = None
         self._hub: Hub | None = None
@@ -61,10 +61,10 @@ class Counterpart:
         self._hub.send(self.peer, wire.encode(message))
 
     def of(self, kind: type[M]) -> list[M]:
-        return [message for _, message in self.heard if isinstance(message, kind)]
+        return [message for _, message in self.got if isinstance(message, kind)]
 
     def times_of(self, kind: type[object]) -> list[float]:
-        return [at for at, message in self.heard if isinstance(message, kind)]
+        return [at for at, message in self.got if isinstance(message, kind)]
 
     @property
     def report(self) -> messages.UnitReport:
@@ -78,7 +78,7 @@ class Counterpart:
 
     def _received(self, peer: Peer, frame: bytes) -> None:
         message = wire.decode_to_coordinator(frame)
-        self.heard.append((time.monotonic(), message))
+        self.got.append((time.monotonic(), message))
         self.peer = peer
         if self.silent:
             return

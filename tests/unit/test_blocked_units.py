@@ -26,11 +26,11 @@ async def test_phase_is_announced_before_its_body_silences_the_thread(counterpar
 
     def silent_after_it_said_so() -> bool:
         """The unit blocks repeatedly. If the start and the end of one phase arrive together, the next one counts."""
-        reports = ((at, each) for at, each in counterpart.heard if isinstance(each, messages.UnitReport))
-        said = [at for at, report in reports if report.phase == "native"]
+        reports = ((at, each) for at, each in counterpart.got if isinstance(each, messages.UnitReport))
+        reply = [at for at, report in reports if report.phase == "native"]
         beats = counterpart.times_of(messages.Beat)
-        ends = ([beat for beat in beats if beat > at + HEARTBEAT_S][:1] for at in said)
-        return any(end - at > 1.0 for at, first in zip(said, ends, strict=True) for end in first)
+        ends = ([beat for beat in beats if beat > at + HEARTBEAT_S][:1] for at in reply)
+        return any(end - at > 1.0 for at, first in zip(reply, ends, strict=True) for end in first)
 
     await aeventually(silent_after_it_said_so, what="the silence of a GIL that is held")
 
@@ -88,9 +88,9 @@ async def test_lag_of_a_blocked_async_loop_is_reported(counterpart: Counterpart,
     )
     # The unit blocks once, so search all received messages and not only the newest.
     await aeventually(lambda: any(beat.loop_lag_s > 1.0 for beat in counterpart.of(messages.Beat)))
-    heard = [message for _, message in counterpart.heard]
-    late = next(n for n, each in enumerate(heard) if isinstance(each, messages.Beat) and each.loop_lag_s > 1.0)
-    assert [each.phase for each in heard[:late] if isinstance(each, messages.UnitReport)][-1] == "blocked"
+    got = [message for _, message in counterpart.got]
+    late = next(n for n, each in enumerate(got) if isinstance(each, messages.Beat) and each.loop_lag_s > 1.0)
+    assert [each.phase for each in got[:late] if isinstance(each, messages.UnitReport)][-1] == "blocked"
     await aeventually(lambda: counterpart.of(messages.Beat)[-1].loop_lag_s < 1.0)
 
 
@@ -157,7 +157,7 @@ async def test_time_in_a_stopped_process_does_not_count_against_the_lease(
     unit.signal(signal.SIGSTOP)
     began = time.monotonic()
     await aeventually(lambda: time.monotonic() - began > 6.0)
-    counterpart.heard.clear()
+    counterpart.got.clear()
     unit.signal(signal.SIGCONT)
     await aeventually(lambda: len(counterpart.of(messages.Beat)) > 3)
     assert not any(report.draining for report in counterpart.of(messages.UnitReport))

@@ -63,7 +63,7 @@ async def test_unit_sends_hello_heartbeats_and_bye(counterpart: Counterpart, sta
     hello = counterpart.of(messages.UnitHello)[0]
     assert (hello.run, hello.unit, hello.incarnation, hello.token) == ("run-uuid", "web-3", 7, "secret")
     assert hello.pid == unit.process.pid
-    assert isinstance(counterpart.heard[0][1], messages.UnitHello)
+    assert isinstance(counterpart.got[0][1], messages.UnitHello)
     beats = counterpart.of(messages.Beat)
     assert [beat.seq for beat in beats] == list(range(1, len(beats) + 1))
     assert beats[-2].progress > beats[0].progress
@@ -102,7 +102,7 @@ async def test_unit_sends_hello_again_after_a_reconnection(counterpart: Counterp
     await ready(counterpart)
     progress = counterpart.of(messages.Beat)[-1].progress
     counterpart.close()
-    counterpart.heard.clear()
+    counterpart.got.clear()
     counterpart.start()
     await aeventually(lambda: counterpart.of(messages.Beat))
     hello = counterpart.of(messages.UnitHello)[0]
@@ -200,8 +200,10 @@ async def test_request_for_more_time_is_sent_once(counterpart: Counterpart, star
     await ready(counterpart)
     counterpart.tell(messages.Drain(grace_s=5))
     await counterpart.byes()
-    asked = [report.extend_stop_s for report in counterpart.of(messages.UnitReport) if report.extend_stop_s is not None]
-    assert asked == [42.0]
+    wanted = [
+        report.extend_stop_s for report in counterpart.of(messages.UnitReport) if report.extend_stop_s is not None
+    ]
+    assert wanted == [42.0]
 
 
 async def test_sigterm_drains(counterpart: Counterpart, start: Start) -> None:
@@ -385,7 +387,7 @@ async def test_main_loop_runs_without_a_coordinator(counterpart: Counterpart, st
     unit = start("-m", "assets.units.step_loop", "--steps", "3", supervised=False)
     assert await unit.code() == 0
     assert "running on its own" in unit.text()
-    assert counterpart.heard == []
+    assert counterpart.got == []
 
 
 async def test_ctrl_c_ends_an_unsupervised_loop(counterpart: Counterpart, start: Start) -> None:

@@ -49,10 +49,10 @@ def test_innermost_phase_is_reported_and_the_outer_one_after_it() -> None:
         clock.now += 5
         with account.phase("fetch", 10, announce=nothing):
             clock.now += 1
-            told = report(account, clock.now)
-            assert (told.phase, told.at_most_s, told.phase_age_s) == ("fetch", 10, 1)
-        told = report(account, clock.now)
-        assert (told.phase, told.phase_age_s) == ("step", 6)
+            seen = report(account, clock.now)
+            assert (seen.phase, seen.at_most_s, seen.phase_age_s) == ("fetch", 10, 1)
+        seen = report(account, clock.now)
+        assert (seen.phase, seen.phase_age_s) == ("step", 6)
     assert report(account, clock.now).phase == ""
 
 
@@ -63,8 +63,8 @@ def test_age_of_the_last_progress_is_reported() -> None:
     assert report(account, clock.now).progress_age_s == 3, "nothing yet: counted from its begin"
     account.tick(5)
     clock.now += 40
-    told = report(account, clock.now)
-    assert (told.progress, told.progress_age_s) == (5, 40)
+    seen = report(account, clock.now)
+    assert (seen.progress, seen.progress_age_s) == (5, 40)
 
 
 def test_tick_restarts_the_deadlines_around_it() -> None:
@@ -115,15 +115,15 @@ def test_oldest_waits_are_listed_and_the_others_counted() -> None:
         scopes.append(account.wait(f"w{number}", on="judge-0", at_most_s=60))
         scopes[-1].__enter__()
         clock.now += 1
-    told = report(account, clock.now)
-    assert [wait.what for wait in told.waits] == [f"w{number}" for number in range(20)]
-    assert told.waits[0].age_s == 25
-    assert told.status == "busy (25 waits, the oldest 20 listed)"
+    seen = report(account, clock.now)
+    assert [wait.what for wait in seen.waits] == [f"w{number}" for number in range(20)]
+    assert seen.waits[0].age_s == 25
+    assert seen.status == "busy (25 waits, the oldest 20 listed)"
     for scope in scopes[:10]:
         scope.__exit__(None, None, None)
-    told = report(account, clock.now)
-    assert [wait.what for wait in told.waits] == [f"w{number}" for number in range(10, 25)]
-    assert told.status == "busy"
+    seen = report(account, clock.now)
+    assert [wait.what for wait in seen.waits] == [f"w{number}" for number in range(10, 25)]
+    assert seen.status == "busy"
 
 
 def test_waits_of_others_age_and_are_reported_again_only_after_a_change() -> None:
@@ -131,14 +131,14 @@ def test_waits_of_others_age_and_are_reported_again_only_after_a_change() -> Non
     account = ReportedState(clock=clock)
     task = messages.Wait("task g1", "is not done", 10.0, 60.0, who="batch")
     account.tell_waits([task])
-    told = account.revision
+    seen = account.revision
     clock.now += 5
     with account.wait("its own", on="mongo-0", at_most_s=9):
         own, of_others = report(account, clock.now).waits
     assert (own.who, own.on) == ("", "mongo-0")
     assert of_others == messages.Wait("task g1", "is not done", 15.0, 60.0, who="batch")
     before = account.revision
-    assert before > told
+    assert before > seen
     account.tell_waits([messages.Wait("task g1", "is not done", 16.0, 60.0, who="batch")])
     assert account.revision == before, "time has passed, and nothing else"
     account.tell_waits([messages.Wait("task g2", "is not done", 1.0, 60.0, who="batch")])
@@ -188,12 +188,12 @@ def test_unknown_boundary_is_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize("boundary", ["next claim", "next version"])
 def test_value_waits_for_its_boundary(boundary: str) -> None:
     knobs = KnobSet()
-    told: list[int] = []
-    bound: LiveKnob[int] = knobs.declare(knob("bound", 4, boundary=boundary), on_change=told.append)
+    seen: list[int] = []
+    bound: LiveKnob[int] = knobs.declare(knob("bound", 4, boundary=boundary), on_change=seen.append)
     knobs.offer("bound", 5)
-    assert (bound.value, bound.pending, told) == (4, 5, [])
+    assert (bound.value, bound.pending, seen) == (4, 5, [])
     assert bound.take() == 5
-    assert (knobs.in_force(), told) == ({"bound": 5}, [5])
+    assert (knobs.in_force(), seen) == ({"bound": 5}, [5])
 
 
 def test_restart_knob_keeps_its_value_for_the_incarnation() -> None:
@@ -227,9 +227,9 @@ def test_knob_is_declared_once() -> None:
 
 async def test_threads_and_tasks_wake_at_the_same_change() -> None:
     orders = ControlFlags()
-    task = asyncio.create_task(orders.wait_async(lambda told: told.draining, 10))
-    thread = asyncio.create_task(asyncio.to_thread(orders.wait, lambda told: told.draining, 10))
-    assert not await orders.wait_async(lambda told: told.draining, 0.05)
+    task = asyncio.create_task(orders.wait_async(lambda seen: seen.draining, 10))
+    thread = asyncio.create_task(asyncio.to_thread(orders.wait, lambda seen: seen.draining, 10))
+    assert not await orders.wait_async(lambda seen: seen.draining, 0.05)
     threading.Thread(target=orders.drain).start()
     assert await task
     assert await thread
@@ -244,12 +244,12 @@ def test_stop_cannot_be_cancelled() -> None:
 
 def test_late_drain_callback_is_called_at_once() -> None:
     orders = ControlFlags()
-    told: list[str] = []
-    orders.on_drain(lambda: told.append("early"))
+    seen: list[str] = []
+    orders.on_drain(lambda: seen.append("early"))
     orders.drain()
-    orders.on_drain(lambda: told.append("late"))
+    orders.on_drain(lambda: seen.append("late"))
     orders.drain()
-    assert told == ["early", "late"]
+    assert seen == ["early", "late"]
 
 
 # ---- protocol ----

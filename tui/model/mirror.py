@@ -87,7 +87,7 @@ class Mirror:
         """The same rows by kind."""
         self._coming: dict[str, AnyRow] | None = None
         """A snapshot that is not complete yet."""
-        self._heard: float | None = None
+        self._received_at: float | None = None
         self._watching: list[Changes] = []
         self._sampled = float("-inf")
 
@@ -119,13 +119,13 @@ class Mirror:
             for key, row in coming.items():
                 if self._rows.get(key) != row:
                     self.put(key, row)
-        self.heard(clock)
+        self.message_received(clock)
         if not self.link.connected:
             self.link = Link(connected=True, since=clock, why="")
 
-    def heard(self, clock: float) -> None:
+    def message_received(self, clock: float) -> None:
         """Note a message of the coordinator: the rows are up to date."""
-        self._heard = clock
+        self._received_at = clock
 
     def lost(self, clock: float, why: str, hint: str = "") -> None:
         """The connection is lost for this reason; called again after every failed attempt."""
@@ -162,7 +162,7 @@ class Mirror:
 
     def age_s(self, clock: float) -> float | None:
         """The age of the rows; None before the first snapshot."""
-        return None if self._heard is None else max(0.0, clock - self._heard)
+        return None if self._received_at is None else max(0.0, clock - self._received_at)
 
     def fresh(self, clock: float) -> bool:
         """Whether the rows are recent enough for commands."""

@@ -50,7 +50,7 @@ class Playback:
         """Plays for the given time."""
         if self.playing and not self.over:
             self._play_to(min(self.position + seconds * self.speed, self.source.end), clock)
-        self._mirror.heard(clock)
+        self._mirror.message_received(clock)
 
     def seek(self, at: float, clock: float) -> None:
         """Shows another time."""

@@ -251,9 +251,9 @@ def _both(filter: str, besides: str) -> str:
 
 async def catch_up(steps: StepCache, client: Client) -> None:
     """Query new and changed steps."""
-    asked = steps.question()
-    page = await client.list_steps(filter=asked, sort=NEWEST_FIRST, limit=steps.most, deadline_s=ANSWER_S)
-    steps.take(asked, page.rows, more=bool(page.after))
+    wanted = steps.question()
+    page = await client.list_steps(filter=wanted, sort=NEWEST_FIRST, limit=steps.most, deadline_s=ANSWER_S)
+    steps.take(wanted, page.rows, more=bool(page.after))
 
 
 def age_of_answer(actions: Actions, at: float | None) -> str:

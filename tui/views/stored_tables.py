@@ -122,8 +122,8 @@ class Stored(QueryTable):
     follows_newest = True
 
     async def ask(self, client: Client) -> dict[str, Any]:
-        asked = ListRows(filter=self.filter_text, sort=NEWEST[self.command], limit=self._wanted)
-        return await self.listed(client, self.command, asked)
+        query = ListRows(filter=self.filter_text, sort=NEWEST[self.command], limit=self._wanted)
+        return await self.listed(client, self.command, query)
 
     def cli_line(self) -> tuple[str, ...]:
         return (self.words, "list", *(("--filter", self.filter_text) if self.filter_text else ()))

@@ -153,8 +153,8 @@ class Tuning(FeedTable[KnobRow], KnobVerbs):
             mark = self._mark_of(self._ages)
             picture = staleness_histogram.histogram(self._ages, mark, width - 2)
             made += picture if len(picture) + MOST_LINES <= height else []
-            asked = self._mark is not None and mark != row.value
-            text = f"at {mark}: {self._would or ASKING}" if asked else "← → try another bound"
+            tries_another = self._mark is not None and mark != row.value
+            text = f"at {mark}: {self._would or ASKING}" if tries_another else "← → try another bound"
             counted = Span(f"  counted {age(self.actions.clock() - self._ages_at)} ago", Tone.DIM)
             made += folded((span(text, Tone.STRONG), counted), width - 2, MOST_LINES)
             if hit := staleness_histogram.dropped(self._ages):

@@ -160,8 +160,8 @@ class ActiveConfig:
             if not owner:
                 self._take_times()
             for slot in self._context.state.of_group(owner) if owner else ():
-                told = messages.SetKnob(name, change.new, change.revision)
-                self._context.peers.send_to_unit(slot.unit, slot.incarnation, told)
+                message = messages.SetKnob(name, change.new, change.revision)
+                self._context.peers.send_to_unit(slot.unit, slot.incarnation, message)
             operation.result = {"old": change.old, "new": change.new, "revision": change.revision}
         return {}
 

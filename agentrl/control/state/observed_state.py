@@ -307,7 +307,7 @@ class ObservedState:
         facts, lease = self.facts(slot), self.leases.get(slot.unit)
         group = self.state.groups.get(slot.group)
         ends = lease.phase_ends if lease is not None else None
-        silent = now - lease.heard if lease is not None else 0.0
+        silent = now - lease.last_received if lease is not None else 0.0
         next_what, next_at = _what_next(slot)
         return UnitFacts(
             name=slot.unit,

@@ -15,10 +15,10 @@ _BYTES_EACH = 4
 
 
 async def ended_and_still_waiting(database: Database) -> Problem | None:
-    asked = [ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING]
+    open_statuses = [ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING]
     for what, waiting in (
         ("model calls", {"status": CallStatus.SENT}),
-        ("tool calls", {"tool_calls.status": {"$in": asked}}),
+        ("tool calls", {"tool_calls.status": {"$in": open_statuses}}),
     ):
         stages: list[Plain] = [
             # The indexes of what is open begin with the record, and a server uses them for a query that names it.
