@@ -81,7 +81,7 @@ class HostAgentWatch:
         stat = procfs.read_stat(identity.pid)
         if lease is None or stat is None:
             return
-        silent_s, stopped = context.clock.now() - lease.heard, stat.state in "Tt"
+        silent_s, stopped = context.clock.now() - lease.last_received, stat.state in "Tt"
         if stopped and not self._continued and silent_s >= times.suspect_after_s:
             self._continued = True
             self._signal(identity, signal.SIGCONT)

@@ -28,7 +28,7 @@ def test_used_port_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         assert both[1] not in (taken, left), "where nothing else is left, the kernel is asked"
 
 
-@pytest.mark.parametrize("told", ["1024\t65535\n", "", None], ids=["everything", "nonsense", "nothing"])
+@pytest.mark.parametrize("seen", ["1024\t65535\n", "", None], ids=["everything", "nonsense", "nothing"])
 def test_ports_are_found_without_a_free_range(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seen: str | None
 ) -> None:

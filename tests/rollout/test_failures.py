@@ -61,7 +61,7 @@ async def babbling(body: bytes, *, endless: bool = False) -> AsyncIterator[str]:
         server.close()
 
 
-@pytest.mark.parametrize("said", RUBBISH.values(), ids=RUBBISH)
+@pytest.mark.parametrize("reply", RUBBISH.values(), ids=RUBBISH)
 async def test_an_engine_that_answers_rubbish_fails_the_attempt_and_is_named(stage: Stage, reply: bytes) -> None:
     async with babbling(reply) as url:
         await stage.engine(lambda prompt: "never", url=url)

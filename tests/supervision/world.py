@@ -259,7 +259,7 @@ class World:
                     self.handle(events.UnitReady(unit=slot.unit, incarnation=slot.incarnation))
                     busy = True
                 if slot.state == "suspect" and slot.silent:
-                    self.handle(events.UnitHeard(unit=slot.unit, incarnation=slot.incarnation))
+                    self.handle(events.UnitReports(unit=slot.unit, incarnation=slot.incarnation))
                     busy = True
             if not busy:
                 if not self.timers:

@@ -47,7 +47,7 @@ async def opened_early(coordinator: Scripted) -> AsyncIterator[tuple[Screen, Hel
         yield Screen(app, pilot), held
 
 
-@pytest.mark.parametrize(("keys", "told"), [(("7",), RECORD), (("7", "T"), "1 task"), (("7", "A"), "All sums agree.")])
+@pytest.mark.parametrize(("keys", "shown"), [(("7",), RECORD), (("7", "T"), "1 task"), (("7", "A"), "All sums agree.")])
 async def test_views_show_asking_until_the_first_connection(
     coordinator: Scripted, keys: tuple[str, ...], shown: str
 ) -> None:

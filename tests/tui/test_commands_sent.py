@@ -78,7 +78,7 @@ async def test_command_that_ends_units_shows_their_number_in_its_question(coordi
 
 
 @pytest.mark.parametrize(
-    ("key", "asked", "offered", "reverse"),
+    ("key", "sent", "offered", "reverse"),
     [
         ("minus", "scale web to 2?", "u scale web to 3 (", commands.Scale("web", to=3, seen=2)),
         ("d", "drain web-1.7?", "u work on, web-1.7 (", commands.DrainUnits("web-1", incarnation=7, cancel=True)),

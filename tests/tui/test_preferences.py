@@ -42,7 +42,7 @@ def test_file_shown_in_the_docs_is_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "shown"),
     [
         ("colours: {dark: {god: '#123456'}}", "no colour 'god'"),
         ("colours: {dark: {good: green}}", "'green' is not a colour"),

@@ -57,7 +57,7 @@ def test_cookie_replaces_the_token_and_allows_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("sent", "why"),
     [
         ({}, access.NEEDS_ADDRESS),
         ({"token": ""}, access.WRONG_TOKEN),
@@ -192,7 +192,7 @@ async def test_console_that_does_not_read_is_ended(monkeypatch: pytest.MonkeyPat
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(("host", "said"), [(HOST, f"ws://{HOST}"), ("evil.example:8766", "")])
+@pytest.mark.parametrize(("host", "line"), [(HOST, f"ws://{HOST}"), ("evil.example:8766", "")])
 async def test_foreign_host_name_does_not_appear_in_headers(host: str, line: str) -> None:
     application = web_server.Server(ACCESS, ()).application()
     async with TestClient(TestServer(application)) as browser:
@@ -204,7 +204,7 @@ async def test_foreign_host_name_does_not_appear_in_headers(host: str, line: str
 
 
 @pytest.mark.parametrize(
-    ("said", "passed"),
+    ("line", "passed"),
     [
         ((), ["--run=demo", "--read-only"]),
         (("--writable", "--no-mouse"), ["--run=demo", "--no-mouse"]),
