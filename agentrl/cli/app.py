@@ -39,6 +39,7 @@ from agentrl.cli import (
     tune,
     units,
     up,
+    wait,
 )
 from agentrl.errors import AgentrlError, ExitCode
 from agentrl.formatting.sentences import ended
@@ -77,7 +78,7 @@ def root(
 
 # The order of the help: the most used first.
 for module in (
-    *(up, down, status, tui, units, tune, logs, events, alerts),
+    *(up, down, status, wait, tui, units, tune, logs, events, alerts),
     *(diagnosis, tasks, records, steps, train),
     *(runs, programs, keys, run_file, completion),
 ):

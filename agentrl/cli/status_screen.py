@@ -17,7 +17,7 @@ from agentrl.cli import output
 from agentrl.cli.alerts import headline
 from agentrl.formatting.amounts import counted
 from agentrl.formatting.row_text import active_alerts, slot_order, state_since, unit_summary, uptime
-from agentrl.protocol.commands import StatusReport
+from agentrl.protocol.commands import LearningReport, StatusReport
 from agentrl.protocol.rows import COMPLETED, GroupRow, HostRow, RunRow, UnitRow
 
 _WIDE = 120
@@ -49,6 +49,9 @@ def screen(report: StatusReport, width: int, aimed: Callable[[str], str] = str) 
     parts: list[RenderableType] = [_head(report.run, now, aimed)]
     if report.pulse is not None and report.pulse.sentence:
         parts.append(output.cell(report.pulse.sentence, "cyan"))
+    if report.learning is not None and (learned := _learned(report.learning)):
+        parts.append(output.cell(learned))
+        parts.append(output.cell(f"curves: tensorboard --logdir {report.learning.curves}", "dim"))
     parts += [headline(row, aimed) for row in active_alerts(list(report.alerts))]
     parts += [
         output.cell(
@@ -66,6 +69,22 @@ def screen(report: StatusReport, width: int, aimed: Callable[[str], str] = str) 
     if report.hosts:
         parts += [Text(), _hosts(sorted(report.hosts, key=lambda row: row.host), now, width)]
     return Group(*parts)
+
+
+def _learned(learning: LearningReport) -> str:
+    """`step 30 of 2000 · reward 0.66 · evaluation 0.92 ± 0.07, best 0.97 at version 11`; empty without any of these."""
+    parts = []
+    if learning.step:
+        parts.append(f"step {learning.step}{f' of {learning.steps_wanted}' if learning.steps_wanted else ''}")
+    if learning.reward is not None:
+        parts.append(f"reward {learning.reward:.2f}")
+    if learning.evaluation is not None:
+        margin = f" ± {learning.evaluation_margin:.2f}" if learning.evaluation_margin is not None else ""
+        best = ""
+        if learning.evaluation_best is not None and learning.evaluation_best > learning.evaluation:
+            best = f", best {learning.evaluation_best:.2f} at version {learning.evaluation_best_version}"
+        parts.append(f"evaluation {learning.evaluation:.2f}{margin}{best}")
+    return " · ".join(parts)
 
 
 def _head(run: RunRow, now: float, aimed: Callable[[str], str]) -> Text:

@@ -236,6 +236,22 @@ class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
     """This id was accepted before; it was not executed again."""
 
 
+class LearningReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What training has reached."""
+
+    step: int = 0
+    steps_wanted: int = 0
+    """0 if there is no limit."""
+    reward: float | None = None
+    """Of the last step."""
+    evaluation: float | None = None
+    evaluation_margin: float | None = None
+    evaluation_best: float | None = None
+    evaluation_best_version: int = 0
+    curves: str = ""
+    """The directory of the curves, for TensorBoard."""
+
+
 class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """All rows of the run at one moment, by kind; what `agentrl status --json` prints."""
 
@@ -248,6 +264,8 @@ class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """Operations that have not ended."""
     pulse: BottleneckRow | None = None
     """How busy the data plane is, and its bottleneck."""
+    learning: LearningReport | None = None
+    """None in a run without a trainer."""
 
 
 class WaitLink(msgspec.Struct, frozen=True, omit_defaults=True):

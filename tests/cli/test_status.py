@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from agentrl.cli.status_screen import screen
 from agentrl.errors import ExitCode
 from agentrl.formatting.row_text import unit_summary
 from agentrl.protocol import rows
-from agentrl.protocol.commands import StatusReport
+from agentrl.protocol.commands import LearningReport, StatusReport
 from agentrl.protocol.messages import HostFacts
 from tests.cli.conftest import Said, Shell
 from tests.cli.scripted import Scripted
@@ -63,6 +64,23 @@ def report_of(*found: rows.AnyRow) -> StatusReport:
         alerts=all_of(rows.AlertRow),
         operations=all_of(rows.OperationRow),
     )
+
+
+def test_status_shows_what_training_has_reached_and_where_its_curves_are() -> None:
+    learning = LearningReport(
+        step=30,
+        steps_wanted=2000,
+        reward=0.66,
+        evaluation=0.5,
+        evaluation_margin=0.07,
+        evaluation_best=0.97,
+        evaluation_best_version=11,
+        curves="/runs/demo/tensorboard",
+    )
+    picture = painted(replace(report_of(), learning=learning), 120)
+    assert "step 30 of 2000 · reward 0.66 · evaluation 0.50 ± 0.07, best 0.97 at version 11" in picture
+    assert "curves: tensorboard --logdir /runs/demo/tensorboard" in picture
+    assert "curves" not in painted(replace(report_of(), learning=LearningReport(curves="/x")), 120), "nothing yet"
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])

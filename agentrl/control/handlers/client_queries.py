@@ -19,10 +19,13 @@ from agentrl.control.persistence.journal import Journal, JournalEvent
 from agentrl.control.state.knob_registry import KnobChange
 from agentrl.errors import UnknownNameError
 from agentrl.protocol import commands, messages
-from agentrl.protocol.commands import StatusReport, WaitChain, WhyReport
+from agentrl.protocol.commands import LearningReport, StatusReport, WaitChain, WhyReport
 from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, GroupRow, HostRow, KnobRow, OperationRow, RunRow, UnitRow
+from agentrl.protocol.specs import Role
 from agentrl.protocol.wire import decode_row, raw
 from agentrl.supervision.wait_chains import explain
+from agentrl.telemetry import learning_metrics
+from agentrl.telemetry.data_plane_metrics import STEP
 
 R = TypeVar("R", bound=AnyRow)
 Handler = Callable[[Any], Any | Awaitable[Any]]
@@ -65,7 +68,7 @@ class Queries:
             pulse=self._context.bottleneck.shown,
             operations=tuple(row for row in _all_of(OperationRow, rows(("op",))) if not row.state.ended),
         )
-        return sendable(report)
+        return sendable(replace(report, learning=learning(report)))
 
     def chains(self) -> list[WaitChain]:
         context = self._context
@@ -100,6 +103,24 @@ class Queries:
 
     def _knob_history(self, args: commands.KnobHistory) -> list[AuditRow]:
         return [audit_of(change) for change in self._context.knobs.history(args.name)]
+
+
+def learning(report: StatusReport) -> LearningReport | None:
+    """What the trainer reported last; None without a trainer."""
+    trainer = next((unit for unit in report.units if unit.role == Role.TRAINER), None)
+    if trainer is None:
+        return None
+    numbers = trainer.metrics
+    return LearningReport(
+        step=round(numbers.get(STEP.name, 0)),
+        steps_wanted=round(numbers.get(learning_metrics.STEPS_WANTED.name, 0)),
+        reward=numbers.get(learning_metrics.REWARD.name),
+        evaluation=numbers.get(learning_metrics.EVALUATION.name),
+        evaluation_margin=numbers.get(learning_metrics.EVALUATION_MARGIN.name),
+        evaluation_best=numbers.get(learning_metrics.EVALUATION_BEST.name),
+        evaluation_best_version=round(numbers.get(learning_metrics.EVALUATION_BEST_VERSION.name, 0)),
+        curves=f"{report.run.run_dir}/tensorboard",
+    )
 
 
 def audit_of(change: KnobChange) -> AuditRow:
