@@ -140,11 +140,11 @@ class Fleet(FeedTable[UnitRow], UnitVerbs):
 
     # ---- actions of the table ----
 
-    def do_open(self) -> None:
-        if (row := self.under_cursor()) is not None:
-            self.actions.navigation.open_unit(row.unit.partition(PART)[0])
-        else:
-            self.selected()
+    def row_to_open(self) -> UnitRow | None:
+        return super().selected()
+
+    def open_row(self, row: UnitRow) -> None:
+        self.actions.navigation.open_unit(row.unit.partition(PART)[0])
 
     def do_scale(self, by: int) -> None:
         row = self.selected()

@@ -257,12 +257,16 @@ class TableView(View):
             self.actions.say("No row is selected: it is gone or out of view. Move the cursor to one.", Tone.WARN)
         return target[1] if target else None
 
+    def row_to_open(self) -> Any | None:
+        """The row under the cursor, also if no other key is for it."""
+        return self.selected()
+
     def open_row(self, row: Any) -> None:
         """Open everything about a row."""
         raise NotImplementedError
 
     def do_open(self) -> None:
-        if (row := self.selected()) is not None:
+        if (row := self.row_to_open()) is not None:
             self.open_row(row)
 
     def do_export(self) -> None:
