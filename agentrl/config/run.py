@@ -79,6 +79,9 @@ class Coordinator(Section):
     """How long recordings are kept."""
 
 
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
 class RunConfig(data_plane.DataPlane):
     """The configuration of a run."""
 
@@ -88,6 +91,8 @@ class RunConfig(data_plane.DataPlane):
     """The directory for logs and results, relative to the run file. Hosts may share it. Empty means `runs/NAME`."""
     sidecars: dict[str, Sidecar] = Field(default_factory=dict)
     """Groups of foreign commands, by name."""
+    inherit: tuple[VariableName, ...] = ()
+    """Variables of the environment of `agentrl up` that the units of the data plane get, besides the usual ones."""
     mongo: Mongo = Mongo()
     """The database."""
     coordinator: Coordinator = Coordinator()

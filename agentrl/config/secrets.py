@@ -38,6 +38,12 @@ def is_reference(text: str) -> bool:
     return bool(_ENV.fullmatch(text) or _FILE.fullmatch(text))
 
 
+def variable_of(text: str) -> str:
+    """The variable of a reference `env:NAME`; empty for any other text."""
+    match = _ENV.fullmatch(text)
+    return match[1] if match else ""
+
+
 def names_a_secret(name: str) -> bool:
     """True for names under which people keep secrets: `API_KEY`, `HF_TOKEN`, `PGPASSWORD`; not for `MAX_TOKENS`."""
     return _KEEPS_A_SECRET.search(name) is not None

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -74,4 +73,4 @@ def _environment(services: Services, entry: Entry) -> Mapping[str, str]:
         return spawn_environment.of_unit(spawn, services.home, services.heartbeat_s)
     except ConfigError as missing:
         log.warning("Probes of %s run without its secrets: %s", entry.name, missing)
-        return procfs.without_marks(os.environ)
+        return spawn_environment.inherited()

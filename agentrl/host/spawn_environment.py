@@ -1,13 +1,17 @@
 """The environment and the command line of the processes of a run.
 
-Every process carries the mark of its run. A secret is resolved at the spawn; neither it nor a part of it is ever in a
-message, a log or an argument list.
+Invariants:
+- Every process carries the mark of its run.
+- A unit gets the variables in INHERITED and those that the run file names, and no other variable of its operator.
+- A secret is resolved at the spawn; neither it nor a part of it is ever in a message, a log or an argument list.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -19,6 +23,18 @@ from agentrl.errors import ConfigError
 from agentrl.host import procfs
 from agentrl.protocol.messages import Spawn
 from agentrl.protocol.specs import Probe, incarnation_name, split_unit
+
+INHERITED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "TERM", "TZ", "TMPDIR", "LANG", "LANGUAGE", "LC_*"),
+    *("XDG_*", "AGENTRL_HOME", "VIRTUAL_ENV", "CONDA_*", "PYTHON*", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+    *("CUDA_*", "NVIDIA_*", "NCCL_*", "GLOO_*", "ROCR_*", "HIP_*", "TORCH*", "PYTORCH_*", "TRITON_*", "SGLANG_*"),
+    *("OMP_*", "MKL_*", "KMP_*", "OPENBLAS_*", "GOMP_*", "MALLOC_*"),
+    *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT", "TRANSFORMERS_*", "TOKENIZERS_PARALLELISM"),
+)
+"""Variables that units get from their host agent, which got them from `agentrl up`; `*` stands for any characters."""
+_INHERITED = re.compile("|".join(fnmatch.translate(pattern) for pattern in INHERITED))
 
 
 @dataclass(frozen=True)
@@ -63,7 +79,7 @@ def filled_probe(probe: Probe, home: Home, unit: str) -> Probe:
 def of_unit(spawn: Spawn, home: Home, heartbeat_s: float) -> dict[str, str]:
     """The complete environment of one incarnation. Raises ConfigError if a secret is missing."""
     spec = spawn.spec
-    env = procfs.without_marks(os.environ)
+    env = inherited()
     # A thread per core in each of fifty units would slow all of them: one thread, or the number of reserved cores.
     threads = str(max(1, math.ceil(spec.resources.cpus)))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -85,6 +101,11 @@ def of_unit(spawn: Spawn, home: Home, heartbeat_s: float) -> dict[str, str]:
     if home.key is not None:
         env["AGENTRL_KEY"] = str(home.key)
     return env
+
+
+def inherited() -> dict[str, str]:
+    """The part of this process's environment that units get."""
+    return {name: value for name, value in os.environ.items() if _INHERITED.match(name)}
 
 
 def of_probe(unit_env: Mapping[str, str], home: Home, unit: str, incarnation: int) -> dict[str, str]:

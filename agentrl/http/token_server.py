@@ -142,5 +142,5 @@ async def body_of(request: Request, kind: type[B]) -> B:
             raise BodyError(f"A body may have {MOST_BODY_BYTES} bytes at most.")
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
         raise BodyError(f"The body makes no sense: {wrong}.") from wrong

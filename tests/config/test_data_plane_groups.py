@@ -8,6 +8,7 @@ import pytest
 
 from agentrl.config.load import load_config
 from agentrl.config.run import RunConfig
+from agentrl.control.commands.data_plane_groups import SETTINGS_VARIABLE
 from agentrl.control.commands.group_specs import MONGO_STOP_RANK, specs_of
 from agentrl.errors import ConfigError
 from agentrl.protocol.specs import GroupSpec, Life, Role
@@ -159,3 +160,12 @@ def test_run_file_for_gpus_is_valid() -> None:
     groups = groups_of(config)
     assert groups["engine"].resources.gpus == 1
     assert config.engines.kind == "sglang"
+
+
+def test_units_get_the_variables_that_their_sections_name_and_the_inherited_ones(tmp_path: Path) -> None:
+    search = "  search: {url: 'https://tools.example.org/mcp', session: shared, token: env:SEARCH_TOKEN}\n"
+    groups = groups_of(config_of(tmp_path, f"{SMALL}{search}inherit: [MY_KEY]\nmongo: {{url: env:MY_URL}}\n"))
+    for name, spec in groups.items():
+        own = {"SEARCH_TOKEN"} if name == "toolbox" else set()
+        assert spec.env.keys() - {SETTINGS_VARIABLE} == {"MY_KEY", "MY_URL"} | own
+    assert groups["toolbox"].env["SEARCH_TOKEN"] == "env:SEARCH_TOKEN"

@@ -267,6 +267,7 @@ async def test_every_get_answers(raw: HttpClient) -> None:
 SENSELESS: list[tuple[str, object, str]] = [
     ("/generate", b"", "makes no sense"),
     ("/generate", b"{", "makes no sense"),
+    ("/generate", b'{"x":' + b"[" * 100_000, "makes no sense"),
     ("/generate", b"\xff\xfe", "makes no sense"),
     ("/generate", {"input_ids": "text"}, "input_ids"),
     ("/generate", {"input_ids": [1.5]}, "input_ids"),

@@ -144,6 +144,27 @@ def test_unit_computes_with_as_many_threads_as_it_reserves(
     assert found["OMP_NUM_THREADS"] == expected
 
 
+def test_unit_gets_only_the_usual_variables_and_those_of_its_spec(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {
+        "OPENAI_API_KEY": "k",
+        "MY_MONGO_URL": "m",
+        "HF_TOKEN": "t",
+        "AGENTRL_KEY": "a",
+        "AWS_SECRET_ACCESS_KEY": "s",
+    }
+    usual = {"https_proxy": "p", "CUDA_VISIBLE_DEVICES": "1", "LC_ALL": "C", "PYTHONPATH": "/x", "HF_HOME": "/h"}
+    for name, value in {**given, **usual}.items():
+        monkeypatch.setenv(name, value)
+    found = spawn_environment.of_unit(
+        spawn("web-0", "true", env={"TOKEN": "env:HF_TOKEN"}), bench.home, heartbeat_s=1.0
+    )
+    assert usual.items() <= found.items()
+    assert not given.keys() & found.keys()
+    assert found["TOKEN"] == "t"
+
+
 def test_allocator_of_a_unit_adjusts_its_own_thresholds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fixed threshold is never adjusted, and then every larger tensor is mapped, cleared and unmapped again."""
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)

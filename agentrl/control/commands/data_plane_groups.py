@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 
 from agentrl.config.run import RunConfig
+from agentrl.config.secrets import variable_of
 from agentrl.config.serialization import config_to_plain
 from agentrl.config.sglang_arguments import gpus_of
 from agentrl.protocol.specs import GroupSpec, Life, Resources, Role
@@ -84,7 +86,7 @@ def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str
         role=role,
         command=("{python}", "-m", f"daemons.{role.value}", *(READ_ONLY if reading and role is Role.STEWARD else ())),
         count=config.sizes[role.value],
-        env={SETTINGS_VARIABLE: _digest(plain, _READS[role])},
+        env={**_inherited(role, config, plain), SETTINGS_VARIABLE: _digest(plain, _READS[role])},
         cwd=run_dir,
         life=Life.JOB if role is Role.TRAINER else Life.SERVICE,
         speaks=True,
@@ -98,6 +100,20 @@ def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str
         fenced=True,
         stop_rank=_STOP_RANKS[role],
     )
+
+
+def _inherited(role: Role, config: RunConfig, plain: dict[str, object]) -> dict[str, str]:
+    """The variables that the run file names: in `inherit`, and in the sections that the role reads."""
+    named = {variable_of(text) for section in _READS[role] for text in _texts(_at(plain, section))} - {""}
+    return {name: f"env:{name}" for name in sorted({*config.inherit, *named})}
+
+
+def _texts(plain: object) -> Iterator[str]:
+    if isinstance(plain, str):
+        yield plain
+    elif isinstance(plain, dict | list):
+        for value in plain.values() if isinstance(plain, dict) else plain:
+            yield from _texts(value)
 
 
 def _gpus(role: Role, config: RunConfig) -> int:
