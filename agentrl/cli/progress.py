@@ -43,6 +43,7 @@ class Progress:
         self._head = ""
         self._row: OperationRow | None = None
         self._status: dict[str, str] = {}
+        self._problems: dict[str, tuple[str, ...]] = {}
 
     def __enter__(self) -> Progress:
         if self._alive:
@@ -77,15 +78,18 @@ class Progress:
         head = row.summary or row.command
         if row.state.ended:
             return
-        waiting = row.waiting_for
+        waiting = (*row.waiting_for, *(line for lines in self._problems.values() for line in lines))
         # Without a terminal, an operation without waits needs no line.
         if waiting or self._live is not None:
-            self._show(f"{head}: waiting for {len(waiting)}" if waiting else head, waiting)
+            self._show(f"{head}: waiting for {len(row.waiting_for)}" if row.waiting_for else head, waiting)
 
     def unit(self, row: UnitRow) -> None:
-        """The status of a unit, shown if the operation waits for it."""
+        """The status of a unit, shown if the operation waits for it, and its problems, which are always shown."""
         self._status[row.unit] = row.status or row.phase
-        if self._row is not None and any(_unit_of(line) == row.unit for line in self._row.waiting_for):
+        before, self._problems[row.unit] = self._problems.get(row.unit, ()), problem_lines(row)
+        if before != self._problems[row.unit] and self._row is not None:
+            self.operation(self._row)
+        elif self._row is not None and any(_unit_of(line) == row.unit for line in self._row.waiting_for):
             self.operation(self._row)
 
     def _show(self, head: str, plain: tuple[str, ...]) -> None:
@@ -116,6 +120,10 @@ class Progress:
         self._printed, self._printed_at, self._head = (plain, lines), now, head
         more = f", and {len(changed) - _CHANGES} more" if len(changed) > _CHANGES else ""
         output.note(f"{head}: {', '.join(changed[:_CHANGES])}{more}" if changed else head)
+
+
+def problem_lines(row: UnitRow) -> tuple[str, ...]:
+    return tuple(f"{row.unit}: {of}: {why}" for of, why in row.problems.items())
 
 
 def _unit_of(line: str) -> str:
