@@ -87,9 +87,9 @@ class Progress:
         """The status of a unit, shown if the operation waits for it, and its problems, which are always shown."""
         self._status[row.unit] = row.status or row.phase
         before, self._problems[row.unit] = self._problems.get(row.unit, ()), problem_lines(row)
-        if before != self._problems[row.unit] and self._row is not None:
-            self.operation(self._row)
-        elif self._row is not None and any(_unit_of(line) == row.unit for line in self._row.waiting_for):
+        if self._row is None:
+            return
+        if before != problem_lines(row) or any(_unit_of(line) == row.unit for line in self._row.waiting_for):
             self.operation(self._row)
 
     def _show(self, head: str, plain: tuple[str, ...]) -> None:

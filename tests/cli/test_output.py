@@ -161,3 +161,16 @@ def test_progress_without_a_terminal_prints_changes_only(
         "waiting for 2 units: a is starting",
         "waiting for 1 unit: b is ready",
     ]
+
+
+def test_progress_shows_problems_of_units_while_it_waits_for_others(capsys: pytest.CaptureFixture[str]) -> None:
+    operation = rows.OperationRow(
+        "o", "apply", "up", "ann", rows.OperationState.RUNNING, 0.0, waiting_for=("trainer-0 is starting",)
+    )
+    toolbox = rows.UnitRow(
+        "toolbox-0", "toolbox", "toolbox", rows.UnitState.READY, problems={"tool server x": "it died"}
+    )
+    with progress.Progress(Cli()) as shown:
+        shown.unit(toolbox)
+        shown.operation(operation)
+    assert capsys.readouterr().err == "up: waiting for 1: trainer-0 is starting, toolbox-0: tool server x: it died\n"
