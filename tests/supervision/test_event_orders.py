@@ -24,7 +24,12 @@ CONFIGS = (
     (spec("ranks", 3, gang=True, speaks=True), spec("once", 1, life="job")),
     (spec("web", 1, resources=Resources(cpus=0.1)), spec("full", 4, resources=Resources(cpus=63.95)), DB),
 )
-EXITS = (*tuple(ExitStatus(code=c) for c in (0, 1, 75, 78)), ExitStatus(signal=9), ExitStatus(signal=9, oom=True))
+EXITS = (
+    *tuple(ExitStatus(code=c) for c in (0, 1, 75, 78)),
+    ExitStatus(signal=9),
+    ExitStatus(signal=9, oom=True),
+    ExitStatus(unknown="no agent saw it"),
+)
 hosts = st.sampled_from(("a", "b"))
 dice = st.floats(0, 0.999)
 
@@ -155,12 +160,15 @@ class AnyOrder(RuleBasedStateMachine):
         else:
             self.world.become_silent(lost)
 
-    @rule(after=st.integers(0, 8), host=hosts)
-    def crash(self, after: int, host: str) -> None:
-        """The coordinator dies while it executes its instructions."""
+    @rule(after=st.integers(0, 8), host=hosts, hosts_connect=st.booleans(), jump_s=st.sampled_from((0, 3600, -3600)))
+    def crash(self, after: int, host: str, hosts_connect: bool, jump_s: float) -> None:
+        """The coordinator dies while it executes its instructions. The clock may be set until the next one starts, and
+        the hosts may connect later.
+        """
         reports = self.world.hosts[host].reports
         event = reports.pop(0) if reports else events.TimerFired(unit="nobody-0", at=0.0)
-        self.world.handle(event, crash_after=after)
+        self.world.carry_out(self.world.supervisor.handle(event, self.world.now)[:after])
+        self.world.crash(hosts_connect=hosts_connect, clock_jumps_s=jump_s)
 
     @precondition(lambda self: self.units())
     @rule(data=st.data(), what=st.sampled_from(("ready", "suspect", "reports", "hung", "stop", "cont", "sick", "bye")))

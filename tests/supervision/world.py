@@ -65,7 +65,7 @@ class Host:
 class World:
     def __init__(self, hosts: tuple[str, ...] = ("a", "b"), times: SupervisionTimes = TIMES) -> None:
         self.times = times
-        self.now = 1000.0
+        self.now = 1e6
         self.disk: dict[tuple[str, str], bytes] = {}
         self.supervisor = Supervisor(State(RunState(), data_host=DATA_HOST), times)
         self.hosts = {name: Host(name) for name in hosts}
@@ -81,11 +81,9 @@ class World:
 
     # ---- execution of the coordinator's instructions ----
 
-    def handle(self, event: events.Event, crash_after: int | None = None) -> list[do.Instruction]:
+    def handle(self, event: events.Event) -> list[do.Instruction]:
         out = self.supervisor.handle(event, self.now)
-        self.carry_out(out if crash_after is None else out[:crash_after])
-        if crash_after is not None:
-            self.crash()
+        self.carry_out(out)
         return out
 
     def carry_out(self, out: list[do.Instruction]) -> None:
@@ -128,8 +126,8 @@ class World:
         else:
             self.disk[kind, key] = msgspec.msgpack.encode(thing())
 
-    def crash(self, *, hosts_connect: bool = True) -> None:
-        """The coordinator dies and restarts with only the state on disk."""
+    def crash(self, *, hosts_connect: bool = True, clock_jumps_s: float = 0.0) -> None:
+        """The coordinator dies and restarts with only the state on disk; the clock is set meanwhile."""
         kinds = {"run": RunState, "group": GroupState, "slot": Slot}
         state = State(RunState(), data_host=DATA_HOST)
         for (kind, key), body in self.disk.items():
@@ -138,14 +136,19 @@ class World:
                 state.run = thing
             else:
                 (state.groups if kind == "group" else state.slots)[key] = thing
+        self.now += clock_jumps_s
+        for slot in state.slots.values():
+            slot.shift_times(clock_jumps_s)
         self.timers.clear()
         for host in self.hosts.values():
             host.orders.clear()
             host.reports.clear()
         self.supervisor = Supervisor(state, self.times)
         self.carry_out(self.supervisor.resume(self.now))
-        for host in self.hosts.values() if hosts_connect else ():
-            if host.linked:
+        for host in self.hosts.values():
+            if not hosts_connect:
+                host.linked = False
+            elif host.linked:
                 self.connect(host)
             else:
                 self.become_silent(host)
