@@ -87,6 +87,9 @@ class Ledger:
                 continue
             # Not counted as on disk: the next record replaces the file, with any incomplete line at its end.
             self._entries[entry.name] = entry
+        for path in self._folder.glob("*.status"):
+            if path.stem not in self._entries:
+                path.unlink(missing_ok=True)
 
     def entries(self) -> tuple[Entry, ...]:
         return tuple(self._entries.values())

@@ -86,7 +86,7 @@ class CoordinatorProtocol:
         self._hello_at = now
         self._beat_at = now
         self._report_at = now
-        self._environmenttrics_at = now
+        self._metrics_at = now
         self._seq = 0
         self._reported: object = None
         self._farewell_seq: int | None = None
@@ -151,8 +151,8 @@ class CoordinatorProtocol:
         if now >= self._beat_at:
             acts.append(self._beat(now))
         acts += self._due_report(now)
-        if self._state.has_metrics and now >= self._environmenttrics_at:
-            self._environmenttrics_at = now + METRICS_EVERY_S
+        if self._state.has_metrics and now >= self._metrics_at:
+            self._metrics_at = now + METRICS_EVERY_S
             acts.append(messages.UnitMetrics(self._state.take_metrics()))
         return acts
 
@@ -166,7 +166,7 @@ class CoordinatorProtocol:
         if self.report_waits:
             times.append(self._report_at)
         if self._state.has_metrics:
-            times.append(self._environmenttrics_at)
+            times.append(self._metrics_at)
         return min(times)
 
     def report_now(self, now: float) -> list[Act]:
@@ -196,7 +196,7 @@ class CoordinatorProtocol:
     def farewell(self, code: int, reason: str, now: float) -> list[Act]:
         if not self.welcomed:
             return []
-        self._environmenttrics_at = self._report_at = now
+        self._metrics_at = self._report_at = now
         last = [act for act in self.due(now) if not isinstance(act, messages.Beat)]
         # The answer to a heartbeat after the Bye proves that the Bye was read.
         self._seq += 1

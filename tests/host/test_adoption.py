@@ -231,6 +231,15 @@ def test_broken_ledger_file_is_set_aside(bench: Bench) -> None:
     assert path.with_suffix(".broken").exists()
 
 
+def test_status_of_a_forgotten_incarnation_is_removed(bench: Bench) -> None:
+    write_ledger(bench, entry_of(bench, "web-0"))
+    path = ledger_file(bench, "web-0.1")
+    for name in ("web-0.1", "web-1.1"):
+        path.with_name(f"{name}.status").write_text("0\n")
+    Ledger(path.parent).load()
+    assert [found.name for found in path.parent.glob("*.status")] == ["web-0.1.status"]
+
+
 def test_incomplete_line_is_ignored(bench: Bench) -> None:
     path = ledger_file(bench, "web-0.1")
     write_ledger(bench, entry_of(bench, "web-0"))
