@@ -18,12 +18,14 @@ from agentrl.policies.status_tables import TaskStatus
 from agentrl.steward.settings import StewardSettings
 from agentrl.store import admission_counts as counts
 from agentrl.store import lineages, service_registry, tasks
-from agentrl.store.database import Database
+from agentrl.store.database import Database, Plain
 from agentrl.store.documents import TRAINS, Task, load
 
 MOST_AT_ONCE = 16
 """Groups of one turn; where there are more, the next turn follows at once."""
 MOST_EVALUATIONS = 64
+NONE_HELD: Mapping[str, str] = MappingProxyType({})
+_IN_ORDER = [("epoch", 1), ("place", 1)]
 _GOLDEN = 0.6180339887498949
 """Multiples of it spread evenly over 0 to 1, however many there are."""
 
@@ -33,23 +35,27 @@ class Admitted(NamedTuple):
     capacity: int
     counts: Counts
     why_not: str = ""
-    held: Mapping[str, str] = MappingProxyType({})
+    held: Mapping[str, str] = NONE_HELD
     """Environments of which nothing is admitted, and why."""
     trial: str = ""
     """Why only a few are tried, one after another."""
 
 
-async def admit(database: Database, settings: StewardSettings) -> Admitted:
-    """One turn."""
+async def admit(database: Database, settings: StewardSettings, held: Mapping[str, str] = NONE_HELD) -> Admitted:
+    """One turn. `held`: what `held_environments` returned a while ago; it is read again where there is room."""
     reported = await plan_told(database)
-    held = await held_environments(database, settings)
     hold = settings.hold or str(reported.get("hold", ""))
     tries = bool(reported.get("trial")) and not settings.hold
     order = await tasks.last_order(database) + 1
-    queue = [] if hold and not tries else await _queue(database, settings, held, order)
     # Behind the place: what another steward has admitted by now counts, or has taken the place.
     counted = await counts.of_admission(database)
     rooms = _rooms(settings, reported, counted)
+    room = max(rooms.values())
+    queue: list[Task] = []
+    # The usual turn finds no room, so the queue is read last.
+    if room >= settings.n and (tries or not hold):
+        held = await held_environments(database, settings)
+        queue = await _queue(database, settings, held, order)
     granted = admission_capacity.granted((rooms[task.environment], settings.n) for task in queue)
     if tries:
         waited_s = await tasks.since_last_admission_s(database)
@@ -64,7 +70,6 @@ async def admit(database: Database, settings: StewardSettings) -> Admitted:
         rounds_max=settings.rounds_max,
         first_order=order,
     )
-    room = max(rooms.values())
     why_not = (
         "another steward admitted at the same moment" if granted else _why_none(hold, room < settings.n, held, queue)
     )
@@ -87,10 +92,13 @@ async def held_environments(database: Database, settings: StewardSettings) -> di
     }
 
 
-async def admit_evaluations(database: Database, settings: StewardSettings, held: Collection[str] = ()) -> int:
+async def admit_evaluations(database: Database, settings: StewardSettings) -> int:
     """Evaluation and probes, which need no capacity."""
-    waiting = {"status": TaskStatus.QUEUED, "purpose": {"$in": ["eval", "probe"]}, "environment": {"$nin": list(held)}}
-    found = await database.find("Task", waiting, sort=[("epoch", 1), ("place", 1)], limit=MOST_EVALUATIONS)
+    waiting: Plain = {"status": TaskStatus.QUEUED, "purpose": {"$in": ["eval", "probe"]}}
+    found = await database.find("Task", waiting, sort=_IN_ORDER, limit=MOST_EVALUATIONS)
+    if found and (held := await held_environments(database, settings)):
+        waiting["environment"] = {"$nin": list(held)}
+        found = await database.find("Task", waiting, sort=_IN_ORDER, limit=MOST_EVALUATIONS)
     left, done = [load(Task, document) for document in found], 0
     while left:
         ready = await tasks.admit(
@@ -135,7 +143,7 @@ async def _waiting(database: Database, environment: str) -> list[Task]:
     found = await database.find(
         "Task",
         queued,
-        sort=[("epoch", 1), ("place", 1)],
+        sort=_IN_ORDER,
         limit=MOST_AT_ONCE,
         projection=["environment", "purpose", "status", "reason", "round", "rounds_max", "lineage", "step"],
     )

@@ -85,6 +85,8 @@ class Steward:
         self._lease = owners.Lease(database, incarnation, unit=unit, role=dead_owners.ROLE, run=run, clock=clock)
         self._run = run
         self._admitted = Admitted(0, 0, Counts())
+        self._held: Mapping[str, str] = admission.NONE_HELD
+        """As `admission.held_environments` returned it last."""
         self._dead: set[str] = set()
         """Incarnations whose end was reported and not handled yet."""
         self._renewed_at = float("-inf")
@@ -109,13 +111,15 @@ class Steward:
         done = Done()
         if self._dead or self._clock() - self._kept_house_at >= HOUSEKEEPING_EVERY_S:
             await self._keep_house(done)
+            self._held = await admission.held_environments(self._database, self.settings)
             self._kept_house_at = self._clock()
         done.redrawn = await group_upkeep.open_next_attempts(self._database)
         hold = self.brake or (PAUSED if self.paused else "")
         settings = self.settings.changed(hold=hold) if hold else self.settings
-        done.admitted = self._admitted = await admission.admit(self._database, settings)
+        done.admitted = self._admitted = await admission.admit(self._database, settings, self._held)
+        self._held = done.admitted.held
         if not hold:
-            done.evaluations = await admission.admit_evaluations(self._database, settings, done.admitted.held)
+            done.evaluations = await admission.admit_evaluations(self._database, settings)
         return done
 
     async def rejected_version(self) -> int:
