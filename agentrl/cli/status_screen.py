@@ -18,7 +18,7 @@ from agentrl.cli.alerts import headline
 from agentrl.formatting.amounts import counted
 from agentrl.formatting.row_text import active_alerts, slot_order, state_since, unit_summary, uptime
 from agentrl.protocol.commands import LearningReport, StatusReport
-from agentrl.protocol.rows import COMPLETED, GroupRow, HostRow, RunRow, UnitRow
+from agentrl.protocol.rows import COMPLETED, PAUSED, GroupRow, HostRow, RunRow, UnitRow
 
 _WIDE = 120
 _STYLE = {
@@ -93,7 +93,7 @@ def _head(run: RunRow, now: float, aimed: Callable[[str], str]) -> Text:
     text.append_text(_state(run.state))
     details = [
         run.reason,
-        "paused" if run.paused else "",
+        "paused" if run.paused and run.state != PAUSED else "",
         f"up {up}" if (up := uptime(run, now)) else "",
     ]
     text.append(output.sanitise("".join(f" · {detail}" for detail in details if detail)), style="none")

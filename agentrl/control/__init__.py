@@ -7,7 +7,7 @@
     state/                  rows, metrics, operations, knobs      messaging/  peers and pending requests
     persistence/            journal, keys, locks                  alerts/     rules, lifecycle, delivery
     periodic_checks         leases, feed, alerts by the clock     recovery    what earlier coordinators wrote
-    own_files               restores removed files
+    own_files               restores removed files        progress_watch   runs that are well and stand still
     feed_recorder           the feed on disk                      shutdown    the proof at the end of `down`
 
 Commands change desired state only: `+1` becomes absolute when it is accepted, `restart` raises a generation. So

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from agentrl.store import checkpoints, history, publications, steps
+from agentrl.store import checkpoints, history, pruning, publications, steps
 from agentrl.store.database import Database
 from agentrl.store.documents import Lineage, load, load_if, to_bson
 
@@ -52,6 +52,7 @@ async def begin(
     await steps.roll_back(database, counts, reason)
     await steps.reinstate(database, counts, reason)
     await steps.follow(database)
+    await pruning.sample_again(database)
     await checkpoints.abandon_unfinished(database, lineage.id)
     return lineage
 

@@ -10,7 +10,8 @@
     weight_files, checkpoints, atomic_directories, disk_retention
                                          weights for engines and for the next life; what is removed again
     evaluator, step_reporting            results of versions and steps
-    trainer_knobs                        settings that may change while the run is live
+    learning_watch                       evaluation and reward against their best
+    trainer_knobs, scientific_settings   settings that may change while the run is live; what each change of them keeps
     batch_dumps, offline                 recorded batches, and training without a run
 
 Invariants: only this room and the embedded engine import torch; what learns (from packing to learner) does not know the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.errors import RefusedError, UnknownNameError
-from agentrl.store import accounting, checkpoints, lineages, rollbacks, steps, tasks
+from agentrl.store import accounting, checkpoints, lineages, pruning, rollbacks, steps, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import Checkpoint, Lineage, Publication, Task, to_bson
 from tests.store.flow import commit, ready_tasks
@@ -94,6 +94,20 @@ async def test_a_rollback_is_undone_by_another_one(db: Database) -> None:
     await balanced(db)
     assert await steps.follow(db) == 0
     assert [one.step for one in await rollbacks.to_start_from(db)] == [4, 2]
+
+
+async def test_tasks_whose_details_were_removed_are_sampled_again(db: Database) -> None:
+    ready, _lineage = await trained(db)
+    target = await rollbacks.resolve(db, "2")
+    await checkpoints.keep(db, target.id, "best evaluation")
+    names = await pruning.consumed(db, older_than_s=0, max_trained_count=1, limit=10)
+    assert sorted(names) == [task.id for task in ready], "what is kept for an operator does not keep details"
+    await pruning.remove_details(db, names)
+    await rollbacks.request(db, target, "collapsed", by="op-1")
+    await taken_over(db, 2)
+    assert await statuses(db) == [("trained", 1)] * 2 + [("queued", 0)] * 2
+    assert await db.count("Task", {"pruned": True}) == 2
+    await balanced(db)
 
 
 async def test_a_trainer_that_dies_while_steps_are_reinstated_is_followed(

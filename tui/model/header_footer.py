@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agentrl.formatting.amounts import age
 from agentrl.formatting.row_text import uptime
-from agentrl.protocol.rows import Severity
+from agentrl.protocol.rows import PAUSED, Severity
 from tui.model import actions, cell_text
 from tui.model.actions import VIEWS, Action, sign
 from tui.model.mirror import STALE_S, Mirror
@@ -54,7 +54,7 @@ def _run(mirror: Mirror, at: HeaderState) -> Line:
         return (name,)
     parts = [name, cell_text.state(run.state)]
     for detail in (
-        "paused" if run.paused else "",
+        "paused" if run.paused and run.state != PAUSED else "",
         run.reason,
         f"up {up}" if (up := uptime(run, at.now)) else "",
         f"segment {run.segment}" if run.segment else "",
