@@ -12,12 +12,16 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
+
+INTERPRETERS = ("python", "node", "bash", "sh", "ruby")
+SCRIPTS = (".py", ".js", ".mjs", ".cjs", ".sh", ".rb")
 
 
 def problems_of(config: RunConfig) -> Iterator[ConfigError]:
@@ -63,14 +67,25 @@ def problem_of_server(name: str, server: ToolServer, run_dir: Path) -> ConfigErr
     if found is None or not os.access(found, os.X_OK) or Path(found).is_dir():
         where = "" if "/" in program else " on the PATH"
         return ConfigError(f"{place}: there is no program {program}{where}.", hint="Install it, or name its path.")
-    if not Path(program).name.startswith("python"):
+    return _problem_of_script(place, program, arguments, cwd) if Path(program).name.startswith(INTERPRETERS) else None
+
+
+def _problem_of_script(place: str, program: str, arguments: Sequence[str], cwd: Path) -> ConfigError | None:
+    """Why an interpreter cannot run what it is given, or None."""
+    python = Path(program).name.startswith("python")
+    named = next((number for number, word in enumerate(arguments) if word == "-m" or not word.startswith("-")), None)
+    if named is None:
         return None
-    script = next(iter(arguments), "")
-    if not script.endswith(".py"):
+    script = arguments[named]
+    if script == "-m":
+        package = next(iter(arguments[named + 1 : named + 2]), "").partition(".")[0]
+        known = not python or program != sys.executable or find_spec(package or "-") or any(cwd.glob(f"{package}*"))
+        return None if known else ConfigError(f"{place}: there is no module {package}.", hint=f"Not in {program}.")
+    if not script.endswith(SCRIPTS):
         return None
     if not (cwd / script).is_file():
         return ConfigError(f"{place}: there is no file {cwd / script}.", hint=f"It is relative to {cwd}.")
-    return _problem_of_syntax(place, cwd / script)
+    return _problem_of_syntax(place, cwd / script) if python else None
 
 
 def _problem_of_syntax(place: str, path: Path) -> ConfigError | None:

@@ -204,7 +204,12 @@ def test_unreadable_code_is_an_error_before_anything_is_started(shell: Shell, na
     [
         ("command: no-such-program", "tools.mine.command: there is no program no-such-program on the PATH."),
         ("command: ./server", "tools.mine.command: there is no program ./server."),
-        ("command: '{python} gone.py --x'", "tools.mine.command: there is no file {folder}/gone.py."),
+        (
+            "command: '{python} -m no_such_package.server'",
+            "tools.mine.command: there is no Python module no_such_package.",
+        ),
+        ("command: 'sh gone.sh'", "tools.mine.command: there is no file {folder}/gone.sh."),
+        ("command: '{python} -u gone.py --x'", "tools.mine.command: there is no file {folder}/gone.py."),
         (
             "command: '{python} wrong.py'",
             "tools.mine.command: {folder}/wrong.py, line 1: SyntaxError: '(' was never closed.",
