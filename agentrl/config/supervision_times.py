@@ -59,7 +59,7 @@ class SupervisionTimes(Section):
     agent_restart_s: _Time = 1.0
     """Delay before a dead host agent is started again; it doubles up to `backoff_max_s`."""
     coordinator_silent_s: _Time = 60.0
-    """Silence of the coordinator after which its host agent replaces it; the units do not notice."""
+    """Silence after which a coordinator and the host agent beside it replace each other; the units do not notice."""
     late_after_s: _Time = 1.0
     """A pause of the coordinator's own loop of at least this length extends all leases by that pause."""
 

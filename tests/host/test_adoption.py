@@ -186,6 +186,7 @@ async def test_pid_of_another_process_is_not_killed(bench: Bench, stranger: subp
         inventory = {u.unit: u for u in agent.hello().inventory}
         assert "belongs to another process now" in inventory["web-0"].exit.unknown  # type: ignore[union-attr]
         assert "booted" in inventory["web-1"].exit.unknown  # type: ignore[union-attr]
+        assert [inventory[unit].exit.with_host for unit in ("web-0", "web-1")] == [False, True]  # type: ignore[union-attr]
     assert identity.alive()
 
 
