@@ -75,6 +75,8 @@ async def _oldest(database: Database, purpose: dict[str, list[str]], now: dateti
         return Group(task, records)
     found = await database.find("DispatchedSamplingTask", {"_id": within(longest.id)}, projection=calls.UNDER_WAY)
     under_way = [load(DispatchedSamplingTask, one) for one in found]
+    # Its own count of turns is written every few seconds only.
+    longest.turns = max([longest.turns, *(one.turn for one in under_way)])
     call = next((one for one in under_way if one.status == CallStatus.SENT), None)
     open_calls = [tool for one in under_way for tool in one.tool_calls if tool.status in _OPEN_TOOL_CALLS]
     tool_call = min(open_calls, key=lambda tool: tool.requested_at or now, default=None)

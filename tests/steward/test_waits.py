@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import msgspec
+
 from agentrl.policies.admission_capacity import Counts
 from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, AROUND_A_TOOL_CALL_S, Outcome
 from agentrl.policies.status_tables import CallStatus, ToolCallStatus
@@ -68,6 +70,11 @@ async def test_the_chain_leads_to_the_tool_call_without_an_answer(db: Database) 
     await writer.insert(call)
     seen = await batch_waits.look(db, ours, NOTHING)
     assert named(seen)[3:] == [(name, "model call c0 on engine-0"), ("model call c0 on engine-0", "engine-0")]
+
+    later = msgspec.structs.replace(call, id=call_id(record, 2), turn=2, index=2, status=CallStatus.DONE)
+    await writer.insert(later)
+    seen = await batch_waits.look(db, ours, NOTHING)
+    assert seen[1].what == "is under way, in turn 3", "before the record itself has that count"
 
     tool = ToolCall(id=tool_call_id(call.id, 0), server="shop", tool="lookup")
     call.status = CallStatus.DONE
