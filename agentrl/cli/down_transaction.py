@@ -23,7 +23,7 @@ from agentrl.client.discovery import forget_dead
 from agentrl.client.run_processes import RunProcess, keepers_of
 from agentrl.config import paths
 from agentrl.config.paths import RunFile
-from agentrl.errors import ExitCode, NoCoordinatorError, UsageError
+from agentrl.errors import ConfigError, ExitCode, NoCoordinatorError, UsageError
 from agentrl.formatting.sentences import ended
 from agentrl.protocol.commands import Accepted, Down
 from agentrl.protocol.effects import Effect
@@ -58,8 +58,11 @@ async def end_run(cli: Cli, *, now: bool) -> ExitCode:
 
 async def _find_run(cli: Cli) -> RunFile | None:
     """The run to stop: the named run, else the only run with living processes."""
-    known = [run for run in paths.list_runs() if not run.broken]
+    found = paths.list_runs()
+    known = [run for run in found if not run.broken]
+    unreadable = [run for run in found if run.broken and cli.named in (run.name, None)]
     if cli.named:
+        _refuse_if_any(unreadable)
         return next((run for run in known if run.name == cli.named), None)
     up = [run for run in known if keepers_of(paths.state_dir(run.name))]
     if not up and len(known) > 1:
@@ -68,7 +71,17 @@ async def _find_run(cli: Cli) -> RunFile | None:
         raise UsageError(f"Several runs are up: {', '.join(run.name for run in up)}.", hint="Name one: --run NAME.")
     if up:
         return up[0]
+    _refuse_if_any(unreadable)
     return known[0] if len(known) == 1 else None
+
+
+def _refuse_if_any(unreadable: list[RunFile]) -> None:
+    """A run whose state cannot be read may be up, so it is never reported as stopped."""
+    for run in unreadable:
+        raise ConfigError(
+            f"{run.broken} The run {run.name} may be up.",
+            hint="Make the file readable, and say `agentrl down` again.",
+        )
 
 
 class _Stop(Transaction):
@@ -252,13 +265,15 @@ def report_end(
         failed = f"{row.state}: {row.reason}"
     elif row is None and found is None:
         failed = "The coordinator ended, or could not be reached any more, before it reported the end of the run."
+    unproven = found.unproven if found is not None else ""
     proven = not remaining and not failed
     if proven and found is not None:
         lines.append(f"Nothing of {name} is left: none of {found.examined} processes on {found.host} belongs to it.")
     elif proven:
         lines.append("The run is down, says its coordinator.")
-    if found is not None and found.unproven:
-        lines.append(f"Not proven: {found.unproven}")
+    proven = proven and not unproven
+    if unproven:
+        lines.append(f"Not proven: {unproven}")
     if cli.json:
         document = {"run": name, "proven": proven, "was_up": True, "operation": row, "scan": found}
         output.emit({**document, "lines": lines, "left": remaining})

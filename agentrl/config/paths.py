@@ -147,11 +147,19 @@ def restore_run(state: Path, run: RunFile) -> None:
 
 
 def list_runs(environ: Mapping[str, str] | None = None) -> list[RunFile]:
-    """All runs of this user on this host, by name. A run with a damaged file is in the list as `broken`."""
+    """All runs of this user on this host, by name. A run with a damaged file is in the list as `broken`.
+
+    Raises ConfigError if the directory of the runs cannot be read.
+    """
     try:
         names = sorted(entry.name for entry in home(environ).iterdir() if is_run_name(entry.name) and entry.is_dir())
-    except OSError:
+    except FileNotFoundError:
         return []
+    except OSError as unreadable:
+        raise ConfigError(
+            f"The directory of the runs, {home(environ)}, cannot be read: {unreadable.strerror}.",
+            hint="Make it readable, or set AGENTRL_HOME.",
+        ) from unreadable
     found = (_read_or_broken(name, home(environ) / name) for name in names)
     return [run for run in found if run is not None]
 

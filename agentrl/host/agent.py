@@ -225,12 +225,13 @@ class Agent:
             return
         try:
             incarnation.start(command, env, cwd)
-        except (OSError, ValueError) as failed:
+        except (AgentrlError, OSError, ValueError) as failed:
             # Nothing runs, so the entry goes: the same Spawn may come again.
             self.ledger.forget(incarnation.name)
             incarnation.tree.group.kill()
             incarnation.tree.group.remove()
-            self._failed(spawn, f"{command[0]}: {_why(failed)}.", final=_is_final(failed))
+            reason = str(failed) if isinstance(failed, AgentrlError) else f"{command[0]}: {_why(failed)}."
+            self._failed(spawn, reason, final=_is_final(failed))
             return
         self.incarnations[incarnation.name] = incarnation
         self.services.logs.prune(spawn.unit)
@@ -342,9 +343,11 @@ def _why(failed: OSError | ValueError) -> str:
     return (isinstance(failed, OSError) and failed.strerror) or str(failed)
 
 
-def _is_final(failed: OSError | ValueError) -> bool:
+def _is_final(failed: Exception) -> bool:
     """Whether a retry cannot help: the command or the program's file is the cause."""
-    return isinstance(failed, ValueError) or failed.errno in (errno.ENOEXEC, errno.EACCES, errno.E2BIG)
+    if isinstance(failed, OSError):
+        return failed.errno in (errno.ENOEXEC, errno.EACCES, errno.E2BIG)
+    return isinstance(failed, ValueError)
 
 
 def _without_tail(unit: UnitOnHost) -> UnitOnHost:

@@ -167,12 +167,14 @@ def usable() -> bool:
 
 
 def remove_of_run(run: str) -> None:
-    """Remove the empty cgroups that the run's agents left in the place of this process."""
-    v2, v1_memory = _mounts()
-    for mount, controller in ((v2, ""), (v1_memory, "memory")):
-        if mount is not None:
-            for base in (mount / _own_path(controller).lstrip("/")).glob(f"{run_prefix(run)}.*"):
-                _remove_tree(base)
+    """Remove the empty cgroups that agents of the run left, wherever on this host they were started."""
+    for mount in _mounts():
+        if mount is None:
+            continue
+        for folder, names, _ in os.walk(mount):
+            for name in [name for name in names if name.startswith(f"{run_prefix(run)}.")]:
+                _remove_tree(Path(folder) / name)
+                names.remove(name)
 
 
 def nothing() -> Cgroups:

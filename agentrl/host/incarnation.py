@@ -92,9 +92,15 @@ class Incarnation:
         return self.prober.ready if self.prober is not None else None
 
     def start(self, command: tuple[str, ...], env: Mapping[str, str], cwd: Path | None) -> None:
-        """Start the process of an intent. Raises OSError, or ValueError for an impossible command."""
+        """Start the process of an intent. Raises OSError, ValueError for an impossible command, or DiskError."""
         services, entry = self.services, self.entry
-        output = services.logs.open(entry.unit, entry.incarnation)
+        try:
+            output = services.logs.open(entry.unit, entry.incarnation)
+        except OSError as failed:
+            path = services.logs.path(entry.unit, entry.incarnation)
+            raise DiskError(
+                f"Its log {path} cannot be written: {failed.strerror}.", hint="The program was not started."
+            ) from failed
         try:
             self.process = services.processes.spawn_unit(
                 command,

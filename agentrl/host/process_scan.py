@@ -44,8 +44,8 @@ def scan(
             kill_all_and_wait(left, _ROUND_S)
             left, examined, unproven = _look(run, control, in_cgroups)
         found = left
-        if control and not found:
-            cgroups.remove_of_run(run)
+    if control and not found:
+        cgroups.remove_of_run(run)
     return ScanReport(host=host, examined=examined, found=tuple(found), killed=tuple(killed), unproven=unproven)
 
 

@@ -14,6 +14,9 @@ from agentrl.cli.down_transaction import report_end
 from agentrl.cli.options import Cli
 from agentrl.cli.run_transaction import Transaction, carry_out
 from agentrl.errors import ExitCode, RefusedError
+from agentrl.protocol.messages import ScanReport
+from agentrl.protocol.rows import OperationRow, OperationState
+from tests.cli.conftest import Shell
 
 
 class Recorded(Transaction):
@@ -112,3 +115,21 @@ def test_down_without_a_report_of_the_coordinator_and_without_a_scan_is_not_prov
     code = report_end(Cli(json=True), "demo", None, None, [])
     document = json.loads(capsys.readouterr().out)
     assert (code, document["proven"]) == (ExitCode.NOT_PROVEN, False)
+
+
+def test_down_that_could_not_prove_the_end_is_not_proven(capsys: pytest.CaptureFixture[str]) -> None:
+    row = OperationRow("1", "down", "down", "ann", OperationState.SUCCEEDED, 1.0)
+    scan = ScanReport("here", 100, unproven="Units were not in cgroups.")
+    assert report_end(Cli(json=True), "demo", row, scan, []) is ExitCode.NOT_PROVEN
+    assert "Not proven: Units were not in cgroups." in capsys.readouterr().out
+
+
+def test_down_of_an_unreadable_run_is_an_error(shell: Shell) -> None:
+    (shell.home / "demo" / "run.json").mkdir(parents=True)
+    for named in ([], ["--run", "demo"]):
+        said = shell("down", *named, expect=ExitCode.CONFIG)
+        assert "run.json cannot be read" in said.err
+        assert "The run demo may be up." in said.err
+    file = shell.home.parent / "file"
+    file.touch()
+    assert "cannot be read" in shell("down", expect=ExitCode.CONFIG, AGENTRL_HOME=str(file)).err

@@ -6,6 +6,7 @@ import os
 import signal
 
 from agentrl.errors import ExitCode
+from agentrl.host import cgroups
 from tests.e2e.running import Run
 from tests.waiting import eventually
 
@@ -29,6 +30,10 @@ def test_up_after_a_power_loss_starts_every_unit_again_before_it_ends(run: Run) 
         assert report["kept"] == []
         assert sorted(report["came_up_again"]) == sorted(before)
         assert all(run.alive(row.pid) for row in run.units().values())
+    prefix = cgroups.run_prefix(run.uuid())
+    run.cli("down", check=False)
+    left = [name for mount in cgroups._mounts() if mount for _, names, _ in os.walk(mount) for name in names]
+    assert not [name for name in left if name.startswith(prefix)], "empty cgroups are removed too"
 
 
 def test_up_ends_soon_when_the_run_is_killed_meanwhile(run: Run) -> None:

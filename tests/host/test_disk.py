@@ -26,6 +26,15 @@ def full_disk_bench(bench: Bench, tmp_path: Path) -> Iterator[tuple[Bench, Path]
         yield Bench(dataclasses.replace(bench.home, state_dir=folder)), folder
 
 
+async def test_log_that_cannot_be_written_is_named_and_not_the_program(bench: Bench) -> None:
+    async with bench.tidy_agent() as agent:
+        (bench.home.run_dir / "logs").write_text("a file in place of the directory")
+        agent.receive(spawn("web-0", *SLEEP))
+        failed = await bench.sent.one(SpawnFailed)
+        assert f"Its log {bench.home.run_dir}/logs/web-0/1.log cannot be written" in failed.reason
+        assert not failed.final
+
+
 async def test_on_a_full_disk_nothing_is_started_and_nothing_is_lost(full_disk_bench: tuple[Bench, Path]) -> None:
     bench, folder = full_disk_bench
     async with bench.tidy_agent() as agent:
