@@ -32,7 +32,7 @@ from agentrl.unit import Unit, run_unit
 
 LOOK_EVERY_S = 0.5
 NO_VERSION = "it serves no version yet"
-STANDS_AT_MOST_S = 120.0
+NO_PROGRESS_AT_MOST_S = 120.0
 """A computing round takes far less than a second; an engine without progress for this long hangs."""
 DRAIN_WITHIN_S = 30.0
 LEAVE_WITHIN_S = 5.0
@@ -66,7 +66,7 @@ async def main(unit: Unit) -> None:
             unit.incomplete(NO_VERSION)
             async with _following(follower) as following:
                 unit.ready()
-                with unit.phase("serving", at_most_s=STANDS_AT_MOST_S):
+                with unit.phase("serving", at_most_s=NO_PROGRESS_AT_MOST_S):
                     await _serve(unit, running, following)
                     await _drain(unit, running, follower)
             await follower.leave("gone")

@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.store import database_identity
 from agentrl.store.mongod_binary import find_mongod, mongod_version
 from agentrl.store.mongod_files import MongoFiles, prepare
-from agentrl.store.mongod_server import Mongod, lack_of_room, wait_until_data_is_free
+from agentrl.store.mongod_server import Mongod, missing_space, wait_until_data_is_free
 from agentrl.unit import Unit, run_unit
 
 FORMER_SERVER_ENDS_WITHIN_S = 60.0
@@ -26,7 +26,7 @@ RECOVERY_AT_MOST_S = 600.0
 """After a kill the server reads its journal before it answers."""
 SHUTDOWN_WITHIN_S = 60.0
 CHECK_EVERY_S = 0.5
-ROOM_AT_MOST_S = 3600.0
+SPACE_AT_MOST_S = 3600.0
 """A longer wait is reported as late, and the unit continues to wait."""
 
 
@@ -38,7 +38,7 @@ def main(unit: Unit, state_dir: Path | None) -> None:
     with unit.phase("data in use", at_most_s=FORMER_SERVER_ENDS_WITHIN_S + 10):
         if not wait_until_data_is_free(files, within_s=FORMER_SERVER_ENDS_WITHIN_S, keep_trying=unit.sleep):
             return
-    if not _wait_for_room(unit, files):
+    if not _wait_for_space(unit, files):
         return
     exists = database_identity.check(state_dir, files)
     server = Mongod(binary, files, may_create=not exists)
@@ -54,15 +54,15 @@ def main(unit: Unit, state_dir: Path | None) -> None:
         _shut_down(unit, server)
 
 
-def _wait_for_room(unit: Unit, files: MongoFiles) -> bool:
+def _wait_for_space(unit: Unit, files: MongoFiles) -> bool:
     """Wait until the disk has room; returns False if the unit was drained before."""
-    if not lack_of_room(files):
+    if not missing_space(files):
         return True
     with (
         unit.phase("no room on the disk", at_most_s=CHECK_EVERY_S + 60),
-        unit.wait(f"room on the disk of {files.root}", on="a person who makes room", at_most_s=ROOM_AT_MOST_S),
+        unit.wait(f"room on the disk of {files.root}", on="a person who makes room", at_most_s=SPACE_AT_MOST_S),
     ):
-        while lack := lack_of_room(files):
+        while lack := missing_space(files):
             unit.status(f"does not start: {lack}")
             if not unit.sleep(CHECK_EVERY_S):
                 return False

@@ -35,7 +35,7 @@ from agentrl.unit import Unit, run_unit
 
 log = logging.getLogger("sampler")
 LOOK_EVERY_S = 0.5
-STANDS_AT_MOST_S = 120.0
+NO_PROGRESS_AT_MOST_S = 120.0
 """The loop turns several times a second; a sampler without progress for this long hangs."""
 START_AT_MOST_S = 600.0
 """Datasets may be large."""
@@ -75,7 +75,7 @@ async def main(unit: Unit) -> None:
             )
             knobs.of(sampler)
             async with reporting(unit, sampler, waits):
-                with unit.phase("sampling", at_most_s=STANDS_AT_MOST_S):
+                with unit.phase("sampling", at_most_s=NO_PROGRESS_AT_MOST_S):
                     await sampler.run()
         await lease.close()
     finally:

@@ -36,7 +36,7 @@ two free seats.
 """
 MOST_IDLE_S = 0.5
 """The pause between rounds while nothing changes: nothing is sampled, or the bound is reached and a step trains."""
-TELL_WAITS_EVERY_S = 2.0
+PUBLISH_WAITS_EVERY_S = 2.0
 ROUND_AT_MOST_S = 120.0
 START_AT_MOST_S = 600.0
 """Datasets may be large."""
@@ -55,7 +55,7 @@ async def main(unit: Unit) -> None:
         with unit.phase("starting", at_most_s=START_AT_MOST_S):
             unit.status("reading datasets")
             sources = epochs.read_sources(config)
-            _tell_leaks(unit, sources)
+            _report_leaks(unit, sources)
             await indexes.ensure(database)
             steward = Steward(
                 database,
@@ -88,7 +88,7 @@ async def _only_answer(unit: Unit, config: RunConfig, database: Database) -> Non
         await unit.sleep_async(MOST_IDLE_S)
 
 
-def _tell_leaks(unit: Unit, sources: Mapping[str, Source]) -> None:
+def _report_leaks(unit: Unit, sources: Mapping[str, Source]) -> None:
     """Log each leak. The status has only their number and the place of the first, because the feed carries no
     prompts.
     """
@@ -100,16 +100,16 @@ def _tell_leaks(unit: Unit, sources: Mapping[str, Source]) -> None:
 
 
 async def _serve(unit: Unit, steward: Steward) -> None:
-    told_at, pause_s, before = float("-inf"), PACE_S, steward.counts
+    published_at, pause_s, before = float("-inf"), PACE_S, steward.counts
     with unit.phase("serving", at_most_s=ROUND_AT_MOST_S):
         while not unit.draining:
             steward.paused = unit.paused
             try:
                 done = await steward.round()
-                if time.monotonic() - told_at >= TELL_WAITS_EVERY_S:
-                    unit.tell_waits(await steward.waits())
+                if time.monotonic() - published_at >= PUBLISH_WAITS_EVERY_S:
+                    unit.publish_waits(await steward.waits())
                     unit.metric(REJECTED.name, await steward.rejected_version())
-                    told_at = time.monotonic()
+                    published_at = time.monotonic()
             except (StoreUnavailableError, DiskError) as away:
                 log.warning("%s", away.message)
                 unit.status(f"waits for MongoDB: {away.message}")

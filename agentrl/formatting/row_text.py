@@ -13,7 +13,7 @@ from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, GroupRow, KnobRo
 
 SEVERITY_ORDER = (Severity.PAGE, Severity.WARNING, Severity.INFO)
 SOON_S = 60.0
-STANDS_S = 5.0
+LONG_PHASE_S = 5.0
 
 
 def unit_summary(row: UnitRow, now: float) -> str:
@@ -30,8 +30,8 @@ def unit_summary(row: UnitRow, now: float) -> str:
         parts.append(row.reason)
     if row.phase and row.phase != row.state.value:
         # Loops restart their phase in every round, so a phase lasts long only if the loop is stuck.
-        stands = row.phase_since_at and now - row.phase_since_at >= STANDS_S
-        parts.append(f"{row.phase} for {since(row.phase_since_at, now)}" if stands else row.phase)
+        long = row.phase_since_at and now - row.phase_since_at >= LONG_PHASE_S
+        parts.append(f"{row.phase} for {since(row.phase_since_at, now)}" if long else row.phase)
     if row.status:
         parts.append(row.status)
     waited_for = dict.fromkeys(wait.on for wait in row.waits if not wait.who)

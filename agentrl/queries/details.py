@@ -68,7 +68,7 @@ async def whole(database: Database, kind: str, id: str, *, hint: str) -> Plain:
 async def _records(database: Database, filter: Mapping[str, Any]) -> tuple[tuple[Plain, ...], int]:
     found = await database.find("Record", filter, sort=[("_id", 1)], limit=MOST_RECORDS)
     short = [pages.shortened("Record", lists.shown(document)) for document in found]
-    await pages.tell_what_they_do(database, short)
+    await pages.add_activity(database, short)
     more = await database.count("Record", filter) - len(short) if len(short) == MOST_RECORDS else 0
     return tuple(short), more
 

@@ -34,7 +34,7 @@ from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.store import checkpoints, datasets, rollbacks, tasks
 from agentrl.store.database import Database
 from agentrl.store.datasets import Row
-from agentrl.store.documents import Said
+from agentrl.store.documents import ConversationMessage
 
 SHOWN = 5
 
@@ -142,7 +142,7 @@ class Changes:
         before = [
             Row(
                 query=task["query"],
-                earlier=msgspec.convert(task.get("earlier", []), tuple[Said, ...]),
+                earlier=msgspec.convert(task.get("earlier", []), tuple[ConversationMessage, ...]),
                 where=task["_id"],
             )
             for task in added

@@ -30,9 +30,9 @@ async def page(database: Database, kind: str, args: ListRows, *, also: Query | N
     )
     rows = [shortened(kind, row) for row in found.rows]
     if kind == "Record":
-        await tell_what_they_do(database, rows)
+        await add_activity(database, rows)
     if kind == "Publication":
-        await _tell_who_serves(database, rows)
+        await _add_serving_engines(database, rows)
     return Page(tuple(rows), found.after or "")
 
 
@@ -55,7 +55,7 @@ def cut(value: Any, most: int = LONGEST_TEXT) -> Any:
     return f"{value[: most - 1]}…" if isinstance(value, str) and len(value) > most else value
 
 
-async def tell_what_they_do(database: Database, rows: list[Plain]) -> None:
+async def add_activity(database: Database, rows: list[Plain]) -> None:
     """To those that are running: for how long, and in which call."""
     running = [row for row in rows if row["status"] == RecordStatus.RUNNING]
     if not running:
@@ -67,7 +67,7 @@ async def tell_what_they_do(database: Database, rows: list[Plain]) -> None:
         row["doing"] = doing.get(row["id"])
 
 
-async def _tell_who_serves(database: Database, rows: list[Plain]) -> None:
+async def _add_serving_engines(database: Database, rows: list[Plain]) -> None:
     engines = await database.find(
         "Service", {"kind": "engine", "state": {"$in": service_registry.PRESENT}}, projection=["version", "state"]
     )

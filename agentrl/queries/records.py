@@ -38,7 +38,7 @@ async def show(database: Database, args: ShowRecord) -> RecordStory:
     record = await whole(database, "Record", args.id, hint="See `agentrl records list`.")
     task = await whole(database, "Task", record["task"], hint="Its record has lost it; see `agentrl accounting`.")
     row = pages.shortened("Record", record)
-    await pages.tell_what_they_do(database, [row])
+    await pages.add_activity(database, [row])
     turns, more = await _turns(database, args)
     return RecordStory(
         record=row,

@@ -106,9 +106,9 @@ class Attempt:
         """Stop where it can be taken up again. To be called for resumable loops only."""
         if not self._leaving:
             self._leaving = True
-            await self._tell_calls()
+            await self._leave_calls()
 
-    async def _tell_calls(self) -> None:
+    async def _leave_calls(self) -> None:
         if self._tool_calls is not None:
             self._tool_calls.leave()
         if self._model_calls is not None:
@@ -126,7 +126,7 @@ class Attempt:
         clock = EpisodeClock(self.settings.episode_s)
         episode = self._episode(recorder, clock)
         if self._leaving:
-            await self._tell_calls()
+            await self._leave_calls()
         try:
             ended = await self._act(self.loop, episode, clock)
             episode.over()

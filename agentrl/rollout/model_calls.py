@@ -109,7 +109,7 @@ class ModelCalls:
             kept += made.ids
             if made.finish != "abort":
                 return Made(kept, made.finish)
-            self._leave_if_told()
+            self._raise_if_leaving()
             known = self._recorder.calls_of(wanted.turn)
             if made.ids:
                 failures.clear()
@@ -175,7 +175,7 @@ class ModelCalls:
 
     async def _engine(self, version: int | None) -> Candidate:
         """The engine for this conversation; waits for one, for a while."""
-        self._leave_if_told()
+        self._raise_if_leaving()
         found = self._directory.engine(self._recorder.record.id, version, self._failed_at)
         if found is not None:
             return found
@@ -184,7 +184,7 @@ class ModelCalls:
         with self._wait(what, "engine", ENGINE_WITHIN_S):
             while time.monotonic() < give_up_at:
                 await self._pause(LOOK_EVERY_S)
-                self._leave_if_told()
+                self._raise_if_leaving()
                 await self._directory.look_soon()
                 if (found := self._directory.engine(self._recorder.record.id, version, self._failed_at)) is not None:
                     return found
@@ -210,7 +210,7 @@ class ModelCalls:
             async with asyncio.timeout(seconds):
                 await self._leaving.wait()
 
-    def _leave_if_told(self) -> None:
+    def _raise_if_leaving(self) -> None:
         if self._leaving.is_set():
             raise HandedOverError
 

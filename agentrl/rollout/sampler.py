@@ -144,7 +144,7 @@ class Sampler:
                 await self._drain_further()
                 continue
             self.idle_because = self._obstacle()
-            self._tell_wait()
+            self._report_wait()
             if self.idle_because:
                 await self._wait(FEW_WAIT_S)
                 continue
@@ -177,7 +177,7 @@ class Sampler:
         free = self._concurrency - self.running
         return free <= 0 or (8 * free < self._concurrency and time.monotonic() < self._claimed_at + FEW_WAIT_S)
 
-    def _tell_wait(self) -> None:
+    def _report_wait(self) -> None:
         """Reports that nothing can be claimed without an engine or a toolbox."""
         missing = _MISSING.get(self.idle_because, "")
         if missing != self._waits_for:

@@ -174,7 +174,7 @@ class ToolCalls:
         before = [one for one in stored if _number(one.id) % RETRIES_APART == number]
         document = before[-1] if before else None
         if document is not None and document.status in _ANSWERED:
-            return self._told(document, await self._recorder.whole_result(document))
+            return self._result_text(document, await self._recorder.whole_result(document))
         if document is None or document.status == ToolCallStatus.LOST:
             server, tool = place or ("", call.name)
             document = await self._recorder.requested(
@@ -231,9 +231,9 @@ class ToolCalls:
             self._recorder.tool_moved(document, ToolCallStatus.LOST, lost)
             raise
         self._recorder.tool_moved(document, ToolCallStatus(answer.status), answer)
-        return self._told(document, answer.content, free=answer.breaker_open)
+        return self._result_text(document, answer.content, free=answer.breaker_open)
 
-    def _told(self, document: ToolCall, text: str, *, free: bool = False) -> str:
+    def _result_text(self, document: ToolCall, text: str, *, free: bool = False) -> str:
         """What the model reads of a call that ended; EndedError if it is not for the model."""
         if document.error_class == "infrastructure":
             timeout = document.status == ToolCallStatus.TIMEOUT

@@ -43,7 +43,7 @@ class Admitted(NamedTuple):
 
 async def admit(database: Database, settings: StewardSettings, held: Mapping[str, str] = NONE_HELD) -> Admitted:
     """One turn. `held`: what `held_environments` returned a while ago; it is read again where there is room."""
-    reported = await plan_told(database)
+    reported = await reported_plan(database)
     hold = settings.hold or str(reported.get("hold", ""))
     tries = bool(reported.get("trial")) and not settings.hold
     order = await tasks.last_order(database) + 1
@@ -115,7 +115,7 @@ async def admit_evaluations(database: Database, settings: StewardSettings) -> in
     return done
 
 
-async def plan_told(database: Database) -> Mapping[str, object]:
+async def reported_plan(database: Database) -> Mapping[str, object]:
     """What the trainer says of itself."""
     lineage = await lineages.current(database)
     return {} if lineage is None else lineage.plan

@@ -48,7 +48,7 @@ class Group:
 
 
 async def look(database: Database, settings: StewardSettings, admitted: Admitted) -> list[Wait]:
-    """For `Unit.tell_waits`. `admitted` is the last result of admission."""
+    """For `Unit.publish_waits`. `admitted` is the last result of admission."""
     now = await database.now()
     training = await _oldest(database, {"$in": list(TRAINS)}, now)
     evaluation = await _oldest(database, {"$in": ["eval"]}, now)

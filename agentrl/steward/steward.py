@@ -178,7 +178,7 @@ class Steward:
         done.repaired = await tasks.repair(self._database)
         done.closed = await group_upkeep.close(self._database, self.settings)
         if self.settings.max_trained_count > 1:
-            await group_upkeep.retrain(self._database, self.settings, await admission.plan_told(self._database))
+            await group_upkeep.retrain(self._database, self.settings, await admission.reported_plan(self._database))
         done.queued = await epochs.refill(self._database, self.settings, self._sources)
         done.queued += await evaluations.queue(self._database, self.settings, self._sources)
         for version in await dead_owners.tidy(self._database):

@@ -21,7 +21,7 @@ import msgspec
 
 from agentrl.config.data_plane import problem_of_schema
 from agentrl.errors import ConfigError
-from agentrl.store.documents import Said
+from agentrl.store.documents import ConversationMessage
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "id": ("id", "task_id", "uid", "uuid"),
@@ -54,7 +54,7 @@ class DatasetError(ConfigError):
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     query: str
-    earlier: tuple[Said, ...] = ()
+    earlier: tuple[ConversationMessage, ...] = ()
     """Of a conversation: its instructions, and what was said before the query."""
     answer: str = ""
     id: str = ""
@@ -313,11 +313,11 @@ def _first(fields: Mapping[str, Any], names: Iterable[str]) -> str | None:
     return next((name for name in names if name in fields), None)
 
 
-def _query(fields: Mapping[str, Any], name: str | None, where: str) -> tuple[str, tuple[Said, ...]]:
+def _query(fields: Mapping[str, Any], name: str | None, where: str) -> tuple[str, tuple[ConversationMessage, ...]]:
     if name is None:
         raise DatasetError(f"{where} has no query: one of {', '.join(ALIASES['query'])} is needed.")
     value = fields[name]
-    earlier: tuple[Said, ...] = ()
+    earlier: tuple[ConversationMessage, ...] = ()
     if isinstance(value, list):
         said = _conversation(value, name, where)
         value, earlier = said[-1].content, said[:-1]
@@ -326,7 +326,7 @@ def _query(fields: Mapping[str, Any], name: str | None, where: str) -> tuple[str
     return value, earlier
 
 
-def _conversation(messages: list[Any], name: str, where: str) -> tuple[Said, ...]:
+def _conversation(messages: list[Any], name: str, where: str) -> tuple[ConversationMessage, ...]:
     """Up to what the user said last; an answer that follows is not the model's to read."""
     for message in messages:
         if not isinstance(message, Mapping) or "role" not in message:
@@ -342,7 +342,7 @@ def _conversation(messages: list[Any], name: str, where: str) -> tuple[Said, ...
             )
         if not isinstance(message.get("content"), str) or message.get("tool_calls"):
             raise DatasetError(f"{where}: {name} must be of texts, and number {place + 1} is not.")
-    return tuple(Said(message["role"], message["content"]) for message in messages[: last + 1])
+    return tuple(ConversationMessage(message["role"], message["content"]) for message in messages[: last + 1])
 
 
 def _name(fields: Mapping[str, Any], name: str | None, where: str) -> str:

@@ -61,7 +61,7 @@ class Task(Named):
     sampling: dict[str, Any] = {}
     """Frozen at admission."""
     query: str = ""
-    earlier: list[Said] = []
+    earlier: list[ConversationMessage] = []
     """Of a conversation: its instructions, instead of those of the environment, and the messages before the
     query."""
     answer: str = ""
@@ -96,7 +96,7 @@ class Task(Named):
     """Calls, turns and tool calls of its records were removed."""
 
 
-class Said(msgspec.Struct):
+class ConversationMessage(msgspec.Struct):
     """A message of a conversation."""
 
     role: str

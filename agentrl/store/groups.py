@@ -1,6 +1,6 @@
 """Closing a group in the store; what follows from its scores is decided in `agentrl.policies.group_closing`.
 
-Invariants: a group closes by one conditional update that stores baseline and shares together, so whoever comes second
+Invariants: a group closes by one conditional update that stores baseline and shares together, so a second closing
 changes nothing; DBRecordData follows from the shares and can be written again at any time (`settle`); a sampler only
 closes what is settled and has enough valid members, everything else is the steward's.
 """
@@ -104,23 +104,24 @@ async def close_group(database: Database, group: Group, rule: GroupRule, actor: 
     admitted = {"_id": task.id, "status": TaskStatus.ADMITTED, "round": task.round}
     if not await database.update_one("Task", admitted, setting(fields, closed_at=NOW)):
         return "gone"
-    await _tell(database, shares)
+    await _write_advantages(database, shares)
     if group.past_deadline:
         await _mark_late(database, [task])
     return "ready"
 
 
 async def settle(database: Database, closed: Sequence[Task]) -> None:
-    """Write what follows from the shares, where whoever closed the group did not come to it: advantages, and who came
-    too late."""
+    """Write what follows from the shares if the process that closed the group ended before it wrote it: advantages, and
+    which records came too late."""
     shares = {share.record: share for task in closed for share in task.shares}
     found = await database.find("DBRecordData", {"_id": {"$in": list(shares)}}, projection=["advantage", "capped"])
     stored = {data["_id"]: (data.get("advantage"), data.get("capped")) for data in found}
-    await _tell(database, [one for one in shares.values() if stored.get(one.record) != (one.advantage, one.capped)])
+    unwritten = [one for one in shares.values() if stored.get(one.record) != (one.advantage, one.capped)]
+    await _write_advantages(database, unwritten)
     await _mark_late(database, closed)
 
 
-async def _tell(database: Database, shares: Sequence[Share]) -> None:
+async def _write_advantages(database: Database, shares: Sequence[Share]) -> None:
     """Records of a group that scored alike have the same advantage, and each statement costs the server more than its
     documents do."""
     alike: dict[tuple[float | None, bool], list[str]] = defaultdict(list)

@@ -107,13 +107,13 @@ async def ensure(database: Database) -> None:
         except AlreadyThereError:
             if collection != "Task":
                 raise
-            await _tell_places_apart(database)
+            await _separate_equal_places(database)
             await database.create_indexes(collection, indexes)
     for collection, indexes in RETIRED.items():
         await database.drop_indexes(collection, indexes)
 
 
-async def _tell_places_apart(database: Database) -> None:
+async def _separate_equal_places(database: Database) -> None:
     """Two stewards of a former version may have given the same place; all but one of them get others, at the end. Who
     does so at the same moment does the same."""
     given = {"$match": {"admitted_order": {"$gt": 0}}}

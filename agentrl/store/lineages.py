@@ -66,7 +66,7 @@ async def current(database: Database) -> Lineage | None:
     return load_if(Lineage, newest)
 
 
-async def tell_plan(database: Database, lineage: str, plan: Mapping[str, Any]) -> bool:
+async def report_plan(database: Database, lineage: str, plan: Mapping[str, Any]) -> bool:
     """What admission must know of the trainer: bound, groups, publish_every; hold, why nothing is to be admitted, and
     trial, whether a few are tried meanwhile. False if the lineage was closed."""
     return await database.update_one("Lineage", {"_id": lineage, "closed": False}, {"$set": {"plan": dict(plan)}})

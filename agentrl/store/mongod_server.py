@@ -94,7 +94,7 @@ def wait_until_data_is_free(files: MongoFiles, *, within_s: float, keep_trying: 
             return False
 
 
-def lack_of_room(files: MongoFiles) -> str:
+def missing_space(files: MongoFiles) -> str:
     """Empty, or why no server can live on that disk now."""
     free = shutil.disk_usage(files.root).free
     if free >= LEAST_FREE_BYTES:
@@ -132,12 +132,12 @@ class Mongod:
         """Raise ServerDiedError, with the last words of the log, if it ended; DiskError if its disk is full."""
         code = self._process.poll() if self._process else None
         if code is not None:
-            if lack := lack_of_room(self._files):
+            if lack := missing_space(self._files):
                 raise DiskError(
                     f"mongod ended: {lack}.", hint="Make room, and it starts by itself; what it acknowledged is there."
                 )
             raise ServerDiedError(
-                f"mongod ended with status {code}: {' | '.join(last_words(self._files)) or 'it left no words'}"
+                f"mongod ended with status {code}: {' | '.join(last_log_lines(self._files)) or 'it left no log lines'}"
             )
 
     def bring_up(self, *, keep_trying: KeepTrying) -> bool:
@@ -173,7 +173,7 @@ class Mongod:
                 self._process.send_signal(signal.SIGUSR1)
 
 
-def last_words(files: MongoFiles) -> list[str]:
+def last_log_lines(files: MongoFiles) -> list[str]:
     """The last lines of what mongod wrote, as sentences."""
     words: list[str] = []
     for path in (files.log, files.root / "mongod.out"):

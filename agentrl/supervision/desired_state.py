@@ -163,7 +163,7 @@ def pause(life: Lifecycle, event: events.Paused) -> None:
         life.touch(slot)
         concerned = [slot]
     for slot in concerned:
-        life.tell_paused(slot)
+        life.send_paused(slot)
 
 
 def down(life: Lifecycle, event: events.DownWanted) -> None:

@@ -294,9 +294,9 @@ class Lifecycle:
         slot.failed_starts = slot.attempts = 0
         self.move(slot, S.READY, why, now)
         if self.paused(slot):
-            self.tell_paused(slot)
+            self.send_paused(slot)
 
-    def tell_paused(self, slot: Slot) -> None:
+    def send_paused(self, slot: Slot) -> None:
         if slot.spec is not None and slot.spec.speaks and slot.state in WITH_PROCESS:
             self.out.append(SendToUnit(slot.unit, slot.incarnation, SetPaused(self.paused(slot))))
         self.out.append(Publish("unit", slot.unit))

@@ -352,7 +352,7 @@ class Trainer:
         now = self.state
         wanted = plan.for_admission(self._hold, trial=self._trial)
         if wanted != self._announced_plan:
-            if not await lineages.tell_plan(self._database, self._lineage, wanted):
+            if not await lineages.report_plan(self._database, self._lineage, wanted):
                 raise steps.closed(self._lineage)
             self._announced_plan = wanted
         if self._unannounced or (now.trained and (last or now.steps_published >= plan.publish_every)):

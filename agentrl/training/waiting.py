@@ -83,7 +83,7 @@ class Retrying:
             except StoreUnavailableError as away:
                 await self._wait_for_store(away)
             except DiskError as full:
-                await self._wait_for_room(full)
+                await self._wait_for_space(full)
             self._unit.tick()
 
     async def _wait_for_store(self, away: StoreUnavailableError) -> None:
@@ -94,7 +94,7 @@ class Retrying:
         with self._unit.wait("MongoDB", on="mongo-0", at_most_s=self._at_most_s):
             await asyncio.sleep(STORE_AGAIN_S)
 
-    async def _wait_for_room(self, full: DiskError) -> None:
+    async def _wait_for_space(self, full: DiskError) -> None:
         """No step begins before what is due is written: otherwise its weights would not be published."""
         log.error("%s", full.message)
         self._unit.status(f"waits for room: {full.message}")

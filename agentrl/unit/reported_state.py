@@ -175,7 +175,7 @@ class ReportedState:
                 del self._waits[number]
             self.changed()
 
-    def tell_waits(self, waits: Iterable[Wait]) -> None:
+    def publish_waits(self, waits: Iterable[Wait]) -> None:
         foreign, now = tuple(waits), self._clock()
         with self._lock:
             if _same(self._foreign, foreign, now - self._foreign_at):

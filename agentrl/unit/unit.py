@@ -228,9 +228,9 @@ class Unit:
         """
         return self._state.wait(what, on=on, at_most_s=at_most_s)
 
-    def tell_waits(self, waits: Iterable[Wait]) -> None:
+    def publish_waits(self, waits: Iterable[Wait]) -> None:
         """Replace the waits of others that this unit reports (`Wait.who` names who waits)."""
-        self._state.tell_waits(waits)
+        self._state.publish_waits(waits)
 
     def metric(self, name: str, value: float) -> None:
         """Set the value of a metric. The newest values are sent at most once a second."""

@@ -134,9 +134,9 @@ class Circus(_Daemon):
 
     def scale(self, by: int) -> None:
         verb = "incr" if by > 0 else "decr"
-        self._tell(verb, "unit", str(abs(by)))
+        self._run(verb, "unit", str(abs(by)))
 
-    def _tell(self, *words: str) -> None:
+    def _run(self, *words: str) -> None:
         command = [str(BIN / "circusctl"), "--endpoint", f"ipc://{self.folder}/endpoint", *words]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
 

@@ -81,7 +81,7 @@ def a_sampler_more_and_one_less(run: Run, terminal: Terminal) -> None:
     terminal.keys("+")
     terminal.shows("scale sampler to 2: done", "sampler 2/2", within_s=UP_WITHIN_S)
     assert strength(run) == (2, 2)
-    eventually(lambda: rows_of(run, "records", "list", "--filter", "owner=sampler-1.1"), what="work of the second one")
+    eventually(lambda: rows_of(run, "records", "list", "--filter", "owner=sampler-1.1"), what="work of the second unit")
     terminal.keys("-")
     terminal.shows("scale sampler to 1?", "sampler-1")
     assert strength(run) == (2, 2), "a question changes nothing"

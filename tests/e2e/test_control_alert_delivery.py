@@ -27,7 +27,7 @@ def test_waiting_page_is_delivered_after_up_and_a_coordinator_death(run: Run) ->
     run.write()
     run.cli("up", str(run.file), "--no-wait")
     before = lines(tries)
-    eventually(lambda: lines(tries) > before, what="it to be tried on after another `up`")
+    eventually(lambda: lines(tries) > before, what="it to be tried again after another `up`")
 
     pid, before = run.coordinator_pid(), lines(tries)
     run.kill(pid)

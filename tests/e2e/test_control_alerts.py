@@ -151,7 +151,7 @@ def test_abnormal_number_sends_a_page_with_evidence_and_a_command(run: Run) -> N
     assert page["alert"]["evidence"]
     assert (page["run"], page["uuid"]) == (run.name, run.uuid())
     line = f"firing {REWARD} agentrl pause judge-0\n"
-    eventually(lambda: line in written(run.dir / "told"), what="the command to have been told")
+    eventually(lambda: line in written(run.dir / "told"), what="the command to be reported")
     status = run.cli("status")
     assert [each["id"] for each in status["alerts"]] == [REWARD]
     assert run.raw("status", "--check").returncode == ExitCode.UNHEALTHY
@@ -186,7 +186,7 @@ def test_silenced_alert_stays_visible_and_sends_no_page(run: Run) -> None:
     eventually(lambda: time.time() > at + 2 * REPEAT_S, what="two repetitions to be due")
     assert len(pages(run, "repeated", QUEUE)) <= got + 1
     run.cli("alerts", "silence", "queue-full", "--for", "0")
-    eventually(lambda: len(pages(run, "repeated", QUEUE)) > got + 1, what="to be heard again")
+    eventually(lambda: len(pages(run, "repeated", QUEUE)) > got + 1, what="another notification")
 
 
 def test_unknown_alert_cannot_be_acknowledged_or_silenced(run: Run) -> None:
@@ -203,9 +203,9 @@ def test_new_coordinator_keeps_fired_alerts_and_their_acknowledgements(run: Run)
     assert {id: each["state"] for id, each in before.items()} == {REWARD: "acknowledged", QUEUE: "firing"}
     former = run.coordinator_pid()
     run.kill(former)
-    eventually(lambda: not run.alive(former), what="the end of the former")
+    eventually(lambda: not run.alive(former), what="the end of the former incarnation")
     got = len(pages(run, "repeated", QUEUE))
-    eventually(lambda: len(pages(run, "repeated", QUEUE)) > got, what="the new one to go on")
+    eventually(lambda: len(pages(run, "repeated", QUEUE)) > got, what="the new incarnation to continue")
     after = {each["id"]: each for each in run.cli("alerts", "list")}
     for same in ("state", "since_at", "acknowledged_by", "sentence"):
         assert {id: each[same] for id, each in after.items()} == {id: each[same] for id, each in before.items()}

@@ -31,7 +31,7 @@ def many(run: Run) -> Run:
 
 def test_dead_coordinator_is_restarted_and_adopts_all_units(many: Run) -> None:
     eventually(lambda: many.unit_row("once-0").progress == 1)
-    eventually(lambda: time.time() - many.unit_row("once-0").progress_at > APART_S, what="its progress to be past")
+    eventually(lambda: time.time() - many.unit_row("once-0").progress_at > APART_S, what="its progress to end")
     before, pid, killed = many.units(), many.coordinator_pid(), time.time()
     many.kill(pid)
     eventually(lambda: many.run_row().coordinator_pid not in (0, pid))

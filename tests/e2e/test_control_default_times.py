@@ -47,7 +47,7 @@ def test_run_works_with_the_default_times(run: Run) -> None:
     run.cli("tune", "supervision.suspect_after_s", "7")
     # Long enough for every heartbeat, measurement and rule at its default interval.
     seen = run.unit_row("step-0").progress
-    eventually(lambda: run.unit_row("step-0").progress > seen + 80, within_s=120, what="a quiet while")
+    eventually(lambda: run.unit_row("step-0").progress > seen + 80, within_s=120, what="a time without changes")
     assert {unit: row.state for unit, row in run.units().items()} == dict.fromkeys(
         ("step-0", "web-0", "web-1", "web-2", "web-3", "late-0"), "ready"
     )

@@ -43,7 +43,7 @@ async def test_feed_of_two_hundred_units_is_below_20_kb_per_second(run: Run) -> 
     subscriber.start()
     loop = asyncio.get_running_loop()
     try:
-        await aeventually(lambda: frames, what="the first beat")
+        await aeventually(lambda: frames, what="the first heartbeat")
         frames.clear()
         began = loop.time()
         await aeventually(lambda: loop.time() - began >= WHILE_S, within_s=WHILE_S + 30)

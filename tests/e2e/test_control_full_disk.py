@@ -125,7 +125,7 @@ def test_full_disk_of_logs_stops_no_unit_and_makes_no_unit_fatal(run: Run) -> No
 
         row = eventually(said_why, what="the reason, between two attempts")
         goes_on(run)
-        eventually(lambda: str(run.dir) in run.host().disk_full, what="its host's word, with the next measurement")
+        eventually(lambda: str(run.dir) in run.host().disk_full, what="its host to report it with the next measurement")
         shown = alert(run, f"host-cannot-write:{run.host().host}")
         assert "cannot write" in shown["sentence"]
         assert log.stat().st_size - size < 4096

@@ -15,10 +15,10 @@ from tests.waiting import PATIENCE_S, eventually
 def test_logs_and_events_can_be_read_after_down(run: Run) -> None:
     run.sidecar("web", ["sh", "-c", "echo a last word from $AGENTRL_INCARNATION; exec sleep 1000"])
     run.up()
-    eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log of the first life")
+    eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log of the first incarnation")
     run.kill(run.unit_row("web-0").pid)
     run.wait_incarnation("web-0", above=1)
-    eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log of the second life")
+    eventually(lambda: "word" in run.raw("logs", "web-0").stdout, what="the log of the second incarnation")
     living = run.cli("events", "--kind", "incident")
     run.cli("down", "--yes")
 

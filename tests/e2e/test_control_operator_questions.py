@@ -103,7 +103,7 @@ def test_dead_unit_is_shown_with_time_reason_and_next_action(run: Run) -> None:
             # It may be starting at this moment.
             assert "exit 3" in blamed[0]["because"]
 
-        answer(run, is_blamed, "why", what="the collector to be the culprit")
+        answer(run, is_blamed, "why", what="the collector to be named as the cause")
 
         def is_alerted(found: Any) -> None:
             assert [each for each in found if each["id"] == "unit-restarting:collector-0"]
@@ -247,7 +247,7 @@ def mark(run: Run) -> dict[str, str]:
 def stray(mark: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """A process that a crash left behind: it has the mark of the run, and no living unit is its parent."""
     with subprocess.Popen(["sleep", "3333"], env=mark, start_new_session=True) as process:
-        eventually(lambda: psutil.Process(process.pid).cmdline() == ["sleep", "3333"], what="it to be itself")
+        eventually(lambda: psutil.Process(process.pid).cmdline() == ["sleep", "3333"], what="its real state")
         try:
             yield process
         finally:

@@ -56,7 +56,7 @@ def test_recording_spans_deaths_of_units_and_of_the_coordinator(run: Run) -> Non
         found = Recording.open(recordings)
         return found if len(found.frames) >= 2 and "unit/tick-0" in rows_at(found, found.end) else None
 
-    recording = eventually(told_again, what="a second life's frame")
+    recording = eventually(told_again, what="a frame of the second incarnation")
     assert not recording.damaged
 
     calm = rows_at(recording, calm_at)

@@ -119,7 +119,7 @@ def test_coordinator_whose_port_is_taken_works_locally_and_tries_again(alone: Ru
     alone.kill(agent, signal.SIGSTOP)
     alone.kill(before)
     port = int(listen.rpartition(":")[2])
-    eventually(lambda: not why_not_free(f"tcp://127.0.0.1:{port}"), what="the dead one's port to be free")
+    eventually(lambda: not why_not_free(f"tcp://127.0.0.1:{port}"), what="the port of the dead process to be free")
     with somebody_at(port):
         alone.kill(agent, signal.SIGCONT)
         eventually(lambda: alone.run_row().coordinator_pid not in (0, before), what="the next coordinator")

@@ -227,7 +227,7 @@ def test_broken_link_makes_units_lost_and_starts_no_unit_twice(
     eventually(lambda: run.unit_row("far-0").progress > progress + 5, what="its progress again")
     assert after["fenced-0"].incarnation == replaced.incarnation
     lives = {unit: {f"{unit}.{row.incarnation}"} for unit, row in after.items()}
-    eventually(lambda: {unit: run.lives_of(unit) for unit in lives} == lives, what="one life of each unit")
+    eventually(lambda: {unit: run.lives_of(unit) for unit in lives} == lives, what="one incarnation of each unit")
 
 
 def test_drained_host_stays_empty_until_the_drain_is_cancelled(hosts: TwoHosts) -> None:

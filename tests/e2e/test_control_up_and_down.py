@@ -211,7 +211,7 @@ def test_up_during_down_brings_the_run_up_again(run: Run) -> None:
     down = run.start("down", "--yes", "--json")
     eventually(lambda: {(row.state, row.desired) for row in run.units().values()} == {("stopping", False)})
     up = run.start("up", str(run.file), "--json")
-    eventually(lambda: all(row.desired for row in run.units().values()), what="the run to be wanted again")
+    eventually(lambda: all(row.desired for row in run.units().values()), what="the run to be desired again")
     # The graces end only now, on a slow machine too.
     for row in before:
         run.kill(row.pid)

@@ -99,9 +99,7 @@ def test_killed_sampler_loses_no_record(run: Run) -> None:
     eventually(lambda: asyncio.run(sampled(run)) >= 20 or None, within_s=UP_WITHIN_S, what="episodes")
     run.kill(before.pid)
     life = f"sampler-0.{before.incarnation}"
-    eventually(
-        lambda: asyncio.run(freed(run, life)), what="what it held free for others, long before its lease is past"
-    )
+    eventually(lambda: asyncio.run(freed(run, life)), what="its records to be free long before its lease ends")
     run.wait_incarnation("sampler-0", above=before.incarnation)
     run.wait_state("trainer-0", "stopped", within_s=UP_WITHIN_S)
     found = asyncio.run(look(run))

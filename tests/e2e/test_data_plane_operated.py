@@ -194,7 +194,7 @@ def test_run_with_one_dead_engine_of_two_is_degraded_and_continues(run: Run) -> 
         assert row.state == "degraded"
         return row.reason
 
-    assert "engine-1" in eventually(degraded, within_s=WITHIN_S, what="a run that says so")
+    assert "engine-1" in eventually(degraded, within_s=WITHIN_S, what="a run that shows it")
     dead = f"engine-1.{before.incarnation}"
     told = ("events", "--kind", "incident")
     eventually(lambda: dead in str(run.cli(*told)) or None, within_s=WITHIN_S, what="its incident")
@@ -202,7 +202,7 @@ def test_run_with_one_dead_engine_of_two_is_degraded_and_continues(run: Run) -> 
     goes_on(run)
     life = run.wait_incarnation("engine-1", above=before.incarnation).incarnation
     serves_newest(run, "engine-1", life)
-    eventually(lambda: run.cli("status")["run"]["state"] == "running" or None, within_s=WITHIN_S, what="a whole run")
+    eventually(lambda: run.cli("status")["run"]["state"] == "running" or None, within_s=WITHIN_S, what="a complete run")
 
 
 # ---- scale down ----
@@ -362,9 +362,9 @@ def test_nearly_full_disk_stops_only_new_work(run: Run) -> None:
     eventually(
         lambda: "is nearly full" in unit(run, "steward-0")["status"] or None,
         within_s=WITHIN_S,
-        what="the steward's word",
+        what="the steward's report",
     )
-    eventually(lambda: not under_way(run) or None, within_s=WITHIN_S, what="what is under way to end")
+    eventually(lambda: not under_way(run) or None, within_s=WITHIN_S, what="running records to end")
     ended = newest_record(run)
     assert unit(run, "sampler-0")["state"] == "ready"
     run.cli("accounting")
@@ -372,7 +372,9 @@ def test_nearly_full_disk_stops_only_new_work(run: Run) -> None:
 
     run.cli("tune", "disk_reserve_bytes", "--undo")
     eventually(
-        lambda: "is nearly full" not in unit(run, "steward-0")["status"] or None, within_s=WITHIN_S, what="room again"
+        lambda: "is nearly full" not in unit(run, "steward-0")["status"] or None,
+        within_s=WITHIN_S,
+        what="free space",
     )
     goes_on(run)
 

@@ -98,7 +98,7 @@ def test_utilisation_of_every_unit_is_computed_from_intervals(run: Run) -> None:
         assert shown["in_tools"] + shown["in_model"] > 0.0, shown
         return shown
 
-    shown = eventually(busy, what="a pulse")
+    shown = eventually(busy, what="the bottleneck row")
     assert all(0.0 <= share <= 1.0 for share in shown["units"].values())
     (lookup,) = (tool for tool in shown["tools"] if tool["name"] == "shop.lookup")
     assert 0.0 < lookup["p95_s"] < 10.0
@@ -114,8 +114,8 @@ def test_slow_tool_is_named_as_the_bottleneck_with_the_time_of_the_change(run: R
         return next(tool for tool in shown["tools"] if tool["name"] == "shop.lookup")
 
     begun = time.time()
-    eventually(lambda: time.time() - begun > USUAL_S or None, within_s=WITHIN_S, what="a latency that is usual")
-    before = eventually(lambda: pulse(run), what="a pulse")
+    eventually(lambda: time.time() - begun > USUAL_S or None, within_s=WITHIN_S, what="a usual latency")
+    before = eventually(lambda: pulse(run), what="the bottleneck row")
     assert before["bottleneck"] != "tools"
     slowed = time.time()
     mood(run).write_text(f"slow {SLOW_S:g}")

@@ -61,7 +61,7 @@ def test_knob_of_the_example_takes_effect_at_the_next_claim(run: Run, knob: str)
 
     eventually(in_force, what="the knob in force")
     if knob == "pool.work_s":
-        eventually(lambda: run.unit_row("pool-0").status == "pieces of 0.05 s", what="the new pace")
+        eventually(lambda: run.unit_row("pool-0").status == "pieces of 0.05 s", what="the new speed")
 
 
 def test_unit_gets_the_url_of_the_database_by_reference(run: Run) -> None:

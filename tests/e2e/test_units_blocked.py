@@ -92,7 +92,7 @@ def test_loop_with_200_waits_is_alive_and_reports_their_number(run: Run) -> None
     assert before.status == "200 records under way (200 waits, the oldest 20 listed)"
     assert [wait.what for wait in before.waits] == [f"record {number}" for number in range(20)]
     assert {wait.on for wait in before.waits} == {"judge-0"}
-    eventually(lambda: run.unit_row("waiter-0").progress > before.progress + 5, what="its loop to turn on")
+    eventually(lambda: run.unit_row("waiter-0").progress > before.progress + 5, what="its loop to continue")
 
     (chain,) = [chain for chain in run.cli("why")["chains"] if chain["culprit"] == "judge-0"]
     assert [(link["who"], link["what"]) for link in chain["links"]] == [

@@ -72,7 +72,7 @@ def replaced(run: Run, before: UnitRow) -> UnitRow:
 
 def test_killed_unit_is_replaced_at_once_and_shown_with_its_last_lines(run: Run) -> None:
     before = run.wait_state("victim-0", "ready")
-    eventually(lambda: b"last words" in run.client.read_logs("victim-0").data, what="its words")
+    eventually(lambda: b"last words" in run.client.read_logs("victim-0").data, what="its output")
     run.kill(before.pid)
     after = replaced(run, before)
     assert after.restarts == 1
@@ -123,7 +123,7 @@ def test_unit_beyond_the_deadline_of_its_phase_is_stacked_and_replaced(run: Run)
     order = Path(run.dir) / "hang-hanger-0"
     order.touch()
     try:
-        eventually(lambda: run.unit_row("hanger-0").incarnation > before.incarnation, what="the hung life to end")
+        eventually(lambda: run.unit_row("hanger-0").incarnation > before.incarnation, what="the hung one to end")
     finally:
         order.unlink()
     run.wait_incarnation("hanger-0", above=before.incarnation)

@@ -59,7 +59,7 @@ def following(run: Run, unit: str) -> Iterator[list[dict[str, object]]]:
     os.set_blocking(process.stdout.fileno(), False)
     output = _Growing(process)
     try:
-        eventually(lambda: output.read(), what="the past of the log")
+        eventually(lambda: output.read(), what="older lines of the log")
         yield output
     finally:
         process.send_signal(signal.SIGINT)
@@ -140,7 +140,7 @@ def test_follower_gets_new_lines_and_the_next_incarnation(run: Run) -> None:
             words = [str(entry.get("line")) for entry in output.read() if entry["incarnation"] == after.incarnation]
             return bool(words) and words[0].endswith(f"long ago in talker-0.{after.incarnation}")
 
-        eventually(first_words, what="the first line of the next life")
+        eventually(first_words, what="the first line of the next incarnation")
     assert [entry["incarnation"] for entry in output] == sorted(int(str(entry["incarnation"])) for entry in output)
 
 
@@ -148,7 +148,7 @@ def test_log_of_the_previous_incarnation_can_be_read(run: Run) -> None:
     if run.wait_state("talker-0", "ready").incarnation == 1:
         run.cli("restart", "talker-0")
     now = run.wait_state("talker-0", "ready").incarnation
-    eventually(lambda: lines_of(run, "talker-0"), what="lines of the new life")
+    eventually(lambda: lines_of(run, "talker-0"), what="lines of the new incarnation")
     assert lines_of(run, "talker-0")[0].endswith(f"talker-0.{now}")
     assert lines_of(run, "talker-0", "--previous")[0].endswith(f"talker-0.{now - 1}")
     assert lines_of(run, f"talker-0.{now - 1}")[0].endswith(f"talker-0.{now - 1}")

@@ -240,7 +240,7 @@ def test_pause_reaches_the_units_and_a_resume_lets_them_work_again(run: Run, tar
         # A new incarnation of a paused unit starts paused.
         run.cli("restart", "many-1")
         before["many-1"] += 1
-        eventually(lambda: exactly(parked), what="the new life to be paused")
+        eventually(lambda: exactly(parked), what="the new incarnation to be paused")
     run.cli("resume", target)
     eventually(lambda: exactly(set()), what=f"{target} to be resumed")
     assert {unit: run.unit_row(unit).incarnation for unit in workers} == before

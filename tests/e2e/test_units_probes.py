@@ -87,7 +87,7 @@ def test_unit_whose_liveness_fails_is_suspect_first_and_then_replaced(run: Run, 
     assert suspect.reason == f"liveness probe: {SICK[kind]}"
     assert suspect.next_what == "is replaced unless well"
     assert suspect.incarnation == before.incarnation
-    eventually(lambda: run.unit_row(before.unit).incarnation > before.incarnation, what="the sick life to end")
+    eventually(lambda: run.unit_row(before.unit).incarnation > before.incarnation, what="the unhealthy one to end")
     heal(run, kind)
     run.wait_incarnation(before.unit, above=before.incarnation)
     found = [row for row in run.client.events(kinds=("incident",), limit=1000) if isinstance(row, IncidentRow)]
@@ -109,7 +109,7 @@ def test_unit_that_recovers_in_time_is_kept(run: Run, kind: str) -> None:
             row = run.unit_row(before.unit)
             return row if row.reason == "is well again" else None
 
-        assert eventually(well, what="it to be well again").incarnation == before.incarnation
+        assert eventually(well, what="it to be ready again").incarnation == before.incarnation
     finally:
         run.cli("tune", "supervision.dead_after_s", str(DEAD_AFTER_S))
 

@@ -123,14 +123,14 @@ def test_resources_without_a_unit_are_one_chain(run: Run) -> None:
     assert chain["because"] == "is, like 19 others, no unit of the run, so nothing more is known of it"
     assert sorted(on for _, on in links_of(chain)) == sorted(f"record {number}" for number in range(20))
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         """A wait of less than a second is not reported."""
         about = [line for line in run.raw("why").stdout.splitlines() if "nameless-0" in line]
         assert len(about) == 4, about
         assert "nameless-0 has 18 more such waits" in about[-1]
         return True
 
-    eventually(is_told, what="the waits of nameless-0")
+    eventually(is_reported, what="the waits of nameless-0")
 
 
 def test_wait_for_a_trainer_shows_its_versions(run: Run) -> None:
@@ -183,7 +183,7 @@ def test_unplaceable_unit_is_pending_with_its_reason(run: Run, unit: str, reason
 
     eventually(is_about_to_fire, what="the alert that is about to fire")
     # On a busy machine another unit may be suspect for a moment.
-    eventually(lambda: run.cli("status")["run"]["state"] == "starting", what="a run that is not whole yet")
+    eventually(lambda: run.cli("status")["run"]["state"] == "starting", what="a run that is not complete yet")
 
 
 def test_dependents_of_an_unplaceable_unit_show_the_reason(run: Run) -> None:
@@ -205,4 +205,4 @@ def test_suspect_unit_recovers_after_a_coordinator_restart(run: Run) -> None:
         file.unlink()
     eventually(lambda: run.coordinator_pid() != former, what="another coordinator")
     assert run.wait_state("judge-0", "ready").incarnation == life
-    eventually(lambda: "has not registered" in run.unit_row("far-0").reason, what="what is pending to be told anew")
+    eventually(lambda: "has not registered" in run.unit_row("far-0").reason, what="the pending alert to be sent again")

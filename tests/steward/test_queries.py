@@ -552,7 +552,7 @@ async def test_ages_and_what_other_bounds_would_void(db: Database) -> None:
     assert (await asked(db, "staleness", Staleness())).version is None
     await db.insert_many("Publication", [{"_id": 1, "parent": None}, *({"_id": n, "parent": n - 1} for n in (2, 3, 4))])
     lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
-    assert await lineages.tell_plan(db, lineage.id, {"bound": 1})
+    assert await lineages.report_plan(db, lineage.id, {"bound": 1})
     [old] = await flow.ready_tasks(db, 1, scores=(0.0, 1.0, 1.0), version=1)
     report = await asked(db, "staleness", Staleness())
     assert isinstance(report, StalenessReport)

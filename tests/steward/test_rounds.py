@@ -106,9 +106,9 @@ async def test_what_the_trainer_tells_counts_more_than_the_file(db: Database) ->
     made = steward(db)
     await made.start()
     lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
-    assert await lineages.tell_plan(db, lineage.id, {"bound": 0, "groups": 1, "publish_every": 1})
+    assert await lineages.report_plan(db, lineage.id, {"bound": 0, "groups": 1, "publish_every": 1})
     assert (await made.round()).admitted.groups == 1
-    assert await lineages.tell_plan(db, lineage.id, {"bound": 1, "groups": 2, "hold": "the trainer holds"})
+    assert await lineages.report_plan(db, lineage.id, {"bound": 1, "groups": 2, "hold": "the trainer holds"})
     held = (await made.round()).admitted
     assert (held.groups, held.why_not) == (0, "the trainer holds")
 
@@ -118,11 +118,11 @@ async def test_while_most_fail_a_few_are_tried_every_minute(db: Database) -> Non
     await made.start()
     lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
     holds = {"bound": 1, "groups": 8, "hold": "most fail", "trial": True}
-    assert await lineages.tell_plan(db, lineage.id, holds)
+    assert await lineages.report_plan(db, lineage.id, holds)
     assert (await made.round()).admitted.groups == 0, "as if one had been admitted this moment"
-    assert await lineages.tell_plan(db, lineage.id, holds | {"groups": 1, "hold": "", "trial": False})
+    assert await lineages.report_plan(db, lineage.id, holds | {"groups": 1, "hold": "", "trial": False})
     assert (await made.round()).admitted.groups == 2
-    assert await lineages.tell_plan(db, lineage.id, holds)
+    assert await lineages.report_plan(db, lineage.id, holds)
     an_hour_ago = await db.now() - timedelta(hours=1)
     await db.update_many("Task", {"status": "admitted"}, {"$set": {"admitted_at": an_hour_ago}})
     held = (await made.round()).admitted

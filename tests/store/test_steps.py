@@ -145,7 +145,7 @@ async def test_a_new_lineage_releases_rolls_back_and_frees_and_the_old_one_write
     assert not await steps.commit(db, third.id, {"loss": 0.0})
     with pytest.raises(LineageClosedError):
         await steps.lease(db, step_of(old.id, 4, training[3:]))
-    assert not await lineages.tell_plan(db, old.id, {"bound": 9})
+    assert not await lineages.report_plan(db, old.id, {"bound": 9})
     assert await lineages.is_open(db, new.id)
     assert not await lineages.is_open(db, old.id)
     again = [await tasks.get(db, task.id) for task in training[1:]]

@@ -345,19 +345,19 @@ async def test_a_complete_run_that_restarts_samples_nothing(
     await closed_groups(db, 6)
     await trainer(db, configuration(tmp_path, tiny, steps=2), tmp_path).run()
     holds = []
-    begun, tell_plan = lineages.begin, lineages.tell_plan
+    begun, report_plan = lineages.begin, lineages.report_plan
 
     async def begin(*arguments: Any, **named: Any) -> Lineage:
         lineage = await begun(*arguments, **named)
         holds.append(lineage.plan["hold"])
         return lineage
 
-    async def tell(database: Database, lineage: str, plan: Mapping[str, Any]) -> bool:
+    async def report(database: Database, lineage: str, plan: Mapping[str, Any]) -> bool:
         holds.append(plan["hold"])
-        return await tell_plan(database, lineage, plan)
+        return await report_plan(database, lineage, plan)
 
     monkeypatch.setattr(lineages, "begin", begin)
-    monkeypatch.setattr(lineages, "tell_plan", tell)
+    monkeypatch.setattr(lineages, "report_plan", report)
     await trainer(db, configuration(tmp_path, tiny, steps=2), tmp_path, life=2).run()
     assert set(holds) == {"complete: all 2 steps are done"}
     holds.clear()

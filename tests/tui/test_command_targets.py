@@ -78,7 +78,7 @@ class World:
     def __init__(self, app: Noting, view: str) -> None:
         self._app, self._mirror, self._view = app, app.mirror, view
         self._change = 0
-        self._told: dict[str, Any] = {}
+        self._answer: dict[str, Any] = {}
         """The next answer of a queried list."""
         self.snapshot(NUMBERS)
 
@@ -113,34 +113,34 @@ class World:
     def answer(self) -> None:
         """Deliver the answer while the list is shown."""
         if isinstance(self._app.view, QueryTable):
-            self._app.view.take_answer(dict(self._told), self._app.view.filter_text)
+            self._app.view.take_answer(dict(self._answer), self._app.view.filter_text)
 
-    def _tell(self, number: int, row: Any) -> None:
+    def _put(self, number: int, row: Any) -> None:
         if self._view not in ASKED:
             self._mirror.put(self.key(number), row)
             return
         name = f"{'key' if self._view == 'keys' else 'row'}-{number}"
-        self._told.pop(name, None)
-        self._told |= {name: row} if row is not None else {}
+        self._answer.pop(name, None)
+        self._answer |= {name: row} if row is not None else {}
         self.answer()
 
     def put(self, number: int) -> None:
-        self._tell(number, self.row(number))
+        self._put(number, self.row(number))
 
     def drop(self, number: int) -> None:
-        self._tell(number, None)
+        self._put(number, None)
 
     def replaced(self, number: int) -> None:
         """Replace the row by another incarnation, if its kind has any."""
         known = self._mirror.unit(f"web-{number}")
-        self._tell(number, self.row(number, life=known.incarnation + 1 if known else 1))
+        self._put(number, self.row(number, life=known.incarnation + 1 if known else 1))
 
     def snapshot(self, numbers: Any) -> None:
         mirror, sent = self._mirror, self._view in ASKED
         if sent:
-            self._told = {}
+            self._answer = {}
             for number in numbers:
-                self._tell(number, self.row(number))
+                self._put(number, self.row(number))
         coming = {} if sent else {self.key(number): self.row(number) for number in numbers}
         mirror.begin()
         mirror.put("run", rows.RunRow("demo", "u", "running"))

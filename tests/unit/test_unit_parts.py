@@ -130,7 +130,7 @@ def test_waits_of_others_age_and_are_reported_again_only_after_a_change() -> Non
     clock = Clock()
     account = ReportedState(clock=clock)
     task = messages.Wait("task g1", "is not done", 10.0, 60.0, who="batch")
-    account.tell_waits([task])
+    account.publish_waits([task])
     seen = account.revision
     clock.now += 5
     with account.wait("its own", on="mongo-0", at_most_s=9):
@@ -139,11 +139,11 @@ def test_waits_of_others_age_and_are_reported_again_only_after_a_change() -> Non
     assert of_others == messages.Wait("task g1", "is not done", 15.0, 60.0, who="batch")
     before = account.revision
     assert before > seen
-    account.tell_waits([messages.Wait("task g1", "is not done", 16.0, 60.0, who="batch")])
+    account.publish_waits([messages.Wait("task g1", "is not done", 16.0, 60.0, who="batch")])
     assert account.revision == before, "time has passed, and nothing else"
-    account.tell_waits([messages.Wait("task g2", "is not done", 1.0, 60.0, who="batch")])
+    account.publish_waits([messages.Wait("task g2", "is not done", 1.0, 60.0, who="batch")])
     assert account.revision == before + 1
-    account.tell_waits([])
+    account.publish_waits([])
     assert report(account, clock.now).waits == ()
 
 

@@ -34,7 +34,7 @@ LEAST_LINES = 4
 SEVERAL = "≡"
 """The sign for several kinds of events in one cell."""
 _GRAVITY = "✖◆○"
-_MOST_TOLD = 3
+_MOST_SHOWN = 3
 _MARGIN = 1.96
 
 
@@ -210,9 +210,9 @@ class Chart:
             return (Span("no Step of the curves is under the cursor", Tone.DIM),)
         parts = [Span(f"step {point.step}", Tone.STRONG), Span(f" · {moment(point.at)[-8:]}", Tone.DIM)]
         found = self.ticks.get(cursor, [])
-        if (earlier := len(found) - _MOST_TOLD) > 0:
+        if (earlier := len(found) - _MOST_SHOWN) > 0:
             parts.append(Span(f"  {earlier} more before these, e lists all", Tone.ACCENT))
-        for tick in found[-_MOST_TOLD:]:
+        for tick in found[-_MOST_SHOWN:]:
             parts += [
                 Span(f"  {tick.sign} ", tick.tone),
                 span(f"{moment(tick.at)[-8:]} {tick.what}"),

@@ -32,11 +32,11 @@ class StepCache:
         """Committed steps, the oldest first."""
         self.more = False
         """Whether the run has older steps."""
-        self._all_anew = True
+        self._read_all = True
 
     def question(self) -> str:
         """The filter of new and changed steps; an empty string for all."""
-        at = None if self._all_anew else self._settled_until()
+        at = None if self._read_all else self._settled_until()
         return f"leased_at>={_spelled(at)}" if at is not None else ""
 
     def take(self, question: str, rows: Iterable[Row], *, more: bool) -> None:
@@ -45,7 +45,7 @@ class StepCache:
         unseen = {row.get("lineage") for row in answer} - {row.get("lineage") for row in self.rows}
         # A cut answer may leave a gap before the cached steps.
         whole = not question or more
-        self._all_anew = bool(unseen) and bool(self.rows) and not whole
+        self._read_all = bool(unseen) and bool(self.rows) and not whole
         if whole:
             self.more, merged = more, answer
         else:

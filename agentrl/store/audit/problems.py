@@ -61,6 +61,11 @@ def listed(names: Sequence[str], what: str) -> Problem | None:
     return Problem(what, len(names), tuple(sorted(names)[:NAMED])) if names else None
 
 
+def repeated(filter: Mapping[str, Any], key: Any) -> list[Plain]:
+    """Stages that leave the keys which more than one document has."""
+    return [{"$match": filter}, {"$group": {"_id": key, "times": {"$sum": 1}}}, {"$match": {"times": {"$gt": 1}}}]
+
+
 def attempts(fields: Mapping[str, Any]) -> Plain:
     """A stage that brings in what the records of the present round say."""
     return {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from agentrl.policies import outcomes
 from agentrl.policies.status_tables import HOLDS_SEAT, TOOL_CALL, RecordStatus, Table, TaskStatus
 from agentrl.store import owners
-from agentrl.store.audit.problems import SEATED, Check, Problem, attempts, found
+from agentrl.store.audit.problems import SEATED, Check, Problem, attempts, found, repeated
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 
@@ -92,11 +92,7 @@ async def tasks_without_all_seats(database: Database) -> Problem | None:
 
 
 async def seats_held_twice(database: Database) -> Problem | None:
-    stages: list[Plain] = [
-        {"$match": {"status": {"$in": HOLDING}}},
-        {"$group": {"_id": {"task": "$task", "round": "$round", "seat": "$seat"}, "holders": {"$sum": 1}}},
-        {"$match": {"holders": {"$gt": 1}}},
-    ]
+    stages = repeated({"status": {"$in": HOLDING}}, {"task": "$task", "round": "$round", "seat": "$seat"})
     return await found(database, "Record", stages, "seats held by more than one record")
 
 
@@ -176,9 +172,5 @@ async def records_of_the_dead(database: Database) -> Problem | None:
 
 
 async def units_with_two_owners(database: Database) -> Problem | None:
-    stages: list[Plain] = [
-        {"$match": {"expired": False}},
-        {"$group": {"_id": "$unit", "lives": {"$sum": 1}}},
-        {"$match": {"lives": {"$gt": 1}}},
-    ]
+    stages = repeated({"expired": False}, "$unit")
     return await found(database, "Owner", stages, "units of which more than one life holds a lease")

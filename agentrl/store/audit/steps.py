@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from agentrl.formatting.amounts import counted
 from agentrl.policies.status_tables import StepStatus, TaskStatus
 from agentrl.store import history
-from agentrl.store.audit.problems import Check, Problem, beside, found, listed, the_one
+from agentrl.store.audit.problems import Check, Problem, beside, found, listed, repeated, the_one
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import Lineage, load
 
@@ -58,11 +58,7 @@ async def ends_that_disagree(database: Database) -> Problem | None:
 
 
 async def steps_that_stand_twice(database: Database) -> Problem | None:
-    stages: list[Plain] = [
-        {"$match": {"status": StepStatus.COMMITTED}},
-        {"$group": {"_id": "$step", "times": {"$sum": 1}}},
-        {"$match": {"times": {"$gt": 1}}},
-    ]
+    stages = repeated({"status": StepStatus.COMMITTED}, "$step")
     return await found(database, "Step", stages, "numbers of steps given more than once")
 
 
