@@ -364,7 +364,7 @@ ACTIONS: tuple[Action, ...] = (
           args=(pending_commands.down(),)),
     ),
     replace(
-        _("run.up", "", "bring the run up", "Starts the dead processes of its control plane.", CliRunner.do_run_up),
+        _("run.up", "B", "bring the run up", "Starts the dead processes of its control plane.", CliRunner.do_run_up),
         target=CliRunner, when=When.LIVE, shells=True,
     ),
     *_recorded(

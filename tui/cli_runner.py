@@ -72,6 +72,9 @@ class CliRunner:
         if not console.settings.local or not name or console.read_only:
             console.say("A run can be brought up only on its own host: agentrl up --run NAME.", Tone.WARN)
             return
+        if console.mirror.link.connected:
+            console.say(f"The coordinator answers. `agentrl up --run {name}` makes the run equal to its file.")
+            return
         await self._show_and_run("up", "--run", name, "--yes")
         console.connection.try_now()
 

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -73,14 +74,15 @@ class Exporter:
             return
 
         def check(values: Values) -> str:
-            wrong = export_formats.wrong_with(values[0], known)
-            return wrong or ("This file exists already." if Path(values[0].strip()).expanduser().exists() else "")
+            return export_formats.wrong_with(values[0], known) or _refusal(Path(values[0].strip()).expanduser())
 
         def answered(values: Values | None) -> None:
             if values is not None:
                 then(Path(values[0].strip()).expanduser().absolute())
 
-        field = Field("file", str(self._path(name, known[0])), f"its suffix decides the format: {' '.join(known)}")
+        field = Field(
+            "file", str(self._path(name, known[0])), f"its suffix decides the format: {' '.join(known)}", replaced=True
+        )
         self._console.push_screen(Form(Question(title, (), (field,), "write it", check)), answered)
 
     def _write(self, path: Path, rows: Iterable[Any]) -> None:
@@ -107,3 +109,15 @@ class Exporter:
             console.report(f"{path} has {counted(records, 'records')}; then: {error}", Tone.BAD)
         else:
             console.report(f"{path} has {counted(records, 'records')}, {size(written)}")
+
+
+def _refusal(path: Path) -> str:
+    """Why a file cannot be made there; empty if it can."""
+    try:
+        if path.exists():
+            return "This file exists already."
+        if not path.parent.is_dir():
+            return f"There is no directory {path.parent}."
+    except OSError as error:
+        return f"{path}: {error.strerror}."
+    return "" if os.access(path.parent, os.W_OK) else f"{path.parent} is not writable."

@@ -17,7 +17,7 @@ from textual.screen import Screen
 
 from tui.console_interface import Host
 from tui.model import header_footer
-from tui.model.actions import Action
+from tui.model.actions import Action, sign
 from tui.model.mirror import STALE_S
 from tui.model.styled_text import Line, Tone, span
 from tui.navigation import Navigation
@@ -130,11 +130,16 @@ class Frame:
             # The reason stays on the screen as long as it holds, also beside other messages.
             return [*header_footer.notice(message, width), *header_footer.notice(old, width)]
         if not message and link.tries and not link.connected:
-            message = (span(f"{link.why} {link.hint}", Tone.WARN),)
+            message = (span(f"{link.why} {link.hint}{self._way_up()}", Tone.BAD),)
         message = message or old
         if not message and app.playback and app.playback.problem:
             message = (span(app.playback.problem, Tone.WARN),)
         return header_footer.notice(message, width)
+
+    def _way_up(self) -> str:
+        """The key that starts the dead processes of the control plane."""
+        up = next((each for each in self._app.possible() if each.id == "run.up" and each.keys), None)
+        return f" {sign(up.keys[0])}: {up.title}." if up is not None and not self._app.settings.in_browser else ""
 
     def _footer(self, width: int, _: int) -> list[Line]:
         return [header_footer.footer(self._app.possible(), width)]

@@ -176,7 +176,7 @@ class Navigation:
 
     def do_filter(self) -> None:
         field = self._field
-        field.value = self.view.filter_text
+        field.value = self.view.filter_to_edit
         field.display = True
         # The field opens at once, because the next keys belong to the filter and not to the actions of the view.
         self._console.screen.set_focus(field, scroll_visible=False)

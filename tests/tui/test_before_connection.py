@@ -63,6 +63,14 @@ async def test_views_show_asking_until_the_first_connection(
         await screen.shows(shown)
 
 
+async def test_needs_are_unknown_before_the_first_data(coordinator: Scripted) -> None:
+    async with opened_early(coordinator) as (screen, held):
+        await screen.shows("connecting", "not known yet")
+        assert "nothing" not in screen.text
+        held.go_on.set()
+        await screen.shows("✓ nothing")
+
+
 async def test_views_show_not_answered_without_a_coordinator(coordinator: Scripted) -> None:
     async with opened_early(coordinator) as (screen, held):
         held.in_vain = True

@@ -123,7 +123,7 @@ async def test_file_that_cannot_be_written_is_reported(
         await typed(screen, "old.json")
         await screen.shows("This file exists already.")
         await typed(screen, "no/rows.jsonl")
-        await screen.shows("No such file or directory")
+        await screen.shows("There is no directory no.")
     assert (tmp_path / "old.json").read_text() == "mine"
 
 

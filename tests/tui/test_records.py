@@ -47,6 +47,7 @@ async def test_refused_filter_shows_its_reason_and_keeps_the_cursor(coordinator:
         await screen.type("nonsense = 1")
         await screen.press("enter")
         await screen.shows(f"▸ {RECORD}", why)
+        assert "/nonsense" not in screen.lines[1], "the rows are not those of the refused filter"
         await screen.press("f5")
         await screen.shows("means nothing here", why)
         screen.app.say("Something else.")

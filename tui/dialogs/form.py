@@ -35,6 +35,8 @@ class Field:
     title: str
     value: str = ""
     hint: str = ""
+    replaced: bool = False
+    """The value is selected, so that the first key replaces it; a move of the cursor keeps it."""
 
 
 Values = tuple[str, ...]
@@ -90,7 +92,7 @@ class Form(Modal[Values | None]):
                 with Horizontal(classes="field"):
                     yield Lines(_constant((Span(field.title, Tone.DIM),)))
                     hint = sanitise(field.hint)
-                    yield TextField(field.value, placeholder=hint, id=f"field-{number}", select_on_focus=False)
+                    yield TextField(field.value, placeholder=hint, id=f"field-{number}", select_on_focus=field.replaced)
             yield Lines(self._below, id="below")
 
     def on_mount(self) -> None:

@@ -129,6 +129,8 @@ def what_next(possible: Iterable[Action], *, up: bool) -> Line:
 def _needs_you(mirror: Mirror, now: float) -> list[Line]:
     firing = mirror.firing
     if not firing:
+        if not mirror.link.connected and not mirror.link.tries:
+            return [(Span("not known yet: connecting", Tone.BUSY),)]
         state = mirror.run.state if mirror.run else ""
         if state == "running" and not mirror.link.connected:
             return [(Span("not known without a connection", Tone.WARN),)]

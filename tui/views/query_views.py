@@ -3,6 +3,7 @@ while they are shown.
 
 Invariants:
 - Only the view on the screen is queried, and only one query runs at a time.
+- Rows are never shown under a filter that was not applied to them: a refused filter leaves the one before in force.
 - A filter is in the language of `agentrl records list --filter`, and the steward applies it.
 - Without an answer the view shows the reason in place of the rows, or below the old rows, as long as the reason holds.
 - A command on a row is refused if the list is stale, even if the feed is fresh.
@@ -75,6 +76,10 @@ class QueryTable(TableView):
         """Clock of the last answer."""
         self._selected_before: str | None = None
         """The row under the cursor before the filter that is not answered yet."""
+        self._applied = ""
+        """The filter of the rows that are shown."""
+        self._refused_filter = ("", "")
+        """The text of the last filter, if it was refused, and the reason."""
         self._coming: tuple[dict[str, Any], str] | None = None
         """An answer that is not painted yet, and its filter."""
 
@@ -146,7 +151,11 @@ class QueryTable(TableView):
         return f"{counted(self.table.model.all_count, self.what)}{more}{newer}{old}"
 
     def why_old(self) -> str:
-        return self._reason if self._answered_at is not None else ""
+        return self._refused_filter[1] or (self._reason if self._answered_at is not None else "")
+
+    @property
+    def filter_to_edit(self) -> str:
+        return self._refused_filter[0] or self._filter
 
     def shown(self) -> None:
         super().shown()
@@ -185,6 +194,13 @@ class QueryTable(TableView):
         """The query was refused or not answered."""
         self._reason = self.table.empty = str(why)
         model = self.table.model
+        if (
+            isinstance(why, RefusedError | UsageError)
+            and self._filter != self._applied
+            and self._answered_at is not None
+        ):
+            self._refused_filter = self._filter, str(why)
+            self._filter, self._reason = self._applied, ""
         if isinstance(why, RefusedError | UsageError) and model.cursor is None:
             # The old rows stay, so the old selection is valid again.
             if self._selected_before is None or not model.select(self._selected_before):
@@ -202,6 +218,7 @@ class QueryTable(TableView):
     def update(self) -> None:
         if self._coming is not None:
             (found, filter), self._coming = self._coming, None
+            self._applied = filter
             model = self.table.model
             selected = model.get(model.cursor) if model.cursor is not None and not model.untouched else None
             model.gone = frozenset()
@@ -219,6 +236,7 @@ class QueryTable(TableView):
         """Select nothing among the rows of the old filter until the new one is answered or refused."""
         asks = not self.filters_at_once and text != self._filter
         before = self.table.model.cursor
+        self._refused_filter = "", ""
         wrong = super().take_filter(text)
         if asks:
             self._selected_before = before or self._selected_before

@@ -143,6 +143,11 @@ class View(Vertical):
     def filter_text(self) -> str:
         return ""
 
+    @property
+    def filter_to_edit(self) -> str:
+        """The text in the field of the filter when it opens."""
+        return self.filter_text
+
     def heading(self) -> str:
         """The title for the header; empty if the name of the tab is enough."""
         return ""

@@ -125,11 +125,14 @@ class Styles:
 
 def _coloured(table: tuple[dict[Tone, str], tuple[str, ...]], tone: Tone, ground: str, dimmed: bool) -> Style:
     tones, (plain, bar, cursor, match) = table
-    shown = tones[Tone.DIM] if dimmed else tones[tone]
+    # What is wrong keeps its colour on a dimmed screen.
+    shown = tones[Tone.DIM] if dimmed and tone is not Tone.BAD else tones[tone]
     if ground == "cursor" and tone is Tone.DIM:
         shown = tones[Tone.PLAIN]
     behind = {"": plain, "bar": bar, "cursor": cursor, "match": match}[ground]
-    return Style(color=Color.parse(shown), bgcolor=Color.parse(behind), bold=tone in _BOLD and not dimmed)
+    return Style(
+        color=Color.parse(shown), bgcolor=Color.parse(behind), bold=tone in _BOLD and (not dimmed or tone is Tone.BAD)
+    )
 
 
 def _plain(tone: Tone, ground: str, dimmed: bool) -> Style:
