@@ -112,9 +112,9 @@ async def test_training_resumes_from_any_checkpoint_to_the_same_bits(
 
 
 async def test_one_batch_may_be_tried_with_the_settings_of_the_file(recorded: RunConfig, tmp_path: Path) -> None:
-    (start,) = (tmp_path / "checkpoints").glob("step-000004.*")
+    (start,) = (tmp_path / "checkpoints").glob("step-000003.*")
     one, other = Reports(), Reports()
-    file = tmp_path / "dumps" / "step-000005.msgpack"
+    file = tmp_path / "dumps" / "step-000004.msgpack"
     tight = recorded.training.model_copy(update={"clip_low": 0.0, "clip_high": 0.0})
     changed = recorded.model_copy(update={"training": tight})
     for reports, config, own in ((one, changed, False), (other, changed, True)):
