@@ -7,15 +7,17 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
-from agentrl.errors import ExitCode
+from agentrl.config.this_host import this_host
 from agentrl.host.agent import Agent
 from agentrl.host.agent_lock import AgentLock
 from agentrl.host.coordinator_watchdog import CoordinatorWatchdog
 from agentrl.host.spawn_environment import Home
 from agentrl.protocol import wire
 from agentrl.transport.addresses import hub_address
-from agentrl.transport.curve_keys import ClientKey
+from agentrl.transport.curve_keys import ClientKey, new_keypair
 from agentrl.transport.dealer import Dealer
 
 log = logging.getLogger("host")
@@ -25,19 +27,34 @@ def run_agent(
     args: argparse.Namespace, uuid: str, lock: AgentLock, coordinator_pid: int, *, ended_early: Callable[[], bool]
 ) -> int:
     """Run until the agent has nothing more to do or a signal ends it. `coordinator_pid` is a child started before."""
-    home = Home(
-        run=uuid,
-        host=args.name,
-        state_dir=args.state_dir,
-        run_dir=args.run_dir,
-        key=args.key,
-        coordinator=args.coordinator or hub_address(uuid),
-    )
-    return asyncio.run(_run(args, home, lock, coordinator_pid, ended_early))
+    own = ClientKey.load(args.key) if args.key else None
+    home = Home(uuid, args.name, args.state_dir, args.run_dir, coordinator=args.coordinator or hub_address(uuid))
+    if own is not None:
+        path = args.state_dir / "hosts" / args.name / "units.key"
+        units = key_for_units(path, own)
+        home = replace(home, key=path, units_key=units.public, host_key=this_host(args.state_dir).key)
+    return asyncio.run(_run(args, home, own, lock, coordinator_pid, ended_early))
+
+
+def key_for_units(path: Path, own: ClientKey) -> ClientKey:
+    """The key of the units of this host, which may not register a host. Made once for each coordinator."""
+    if path.exists():
+        known = ClientKey.load(path)
+        if replace(known, name=own.name, public=own.public, secret=own.secret) == own:
+            return known
+    pair = new_keypair()
+    made = replace(own, name=f"{own.name}.units", public=pair.public, secret=pair.secret)
+    made.save(path)
+    return made
 
 
 async def _run(
-    args: argparse.Namespace, home: Home, lock: AgentLock, coordinator_pid: int, ended_early: Callable[[], bool]
+    args: argparse.Namespace,
+    home: Home,
+    key: ClientKey | None,
+    lock: AgentLock,
+    coordinator_pid: int,
+    ended_early: Callable[[], bool],
 ) -> int:
     loop, finished = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -47,7 +64,7 @@ async def _run(
         finished.set()
     dealer = Dealer(
         home.coordinator,
-        key=ClientKey.load(home.key) if home.key else None,
+        key=key,
         on_message=lambda frame: agent.receive_frame(frame),
         on_connected=lambda: agent.connected(),
         on_disconnected=lambda: agent.disconnected(),
@@ -80,4 +97,4 @@ async def _run(
         dealer.close()
         await agent.close()
         lock.release()
-    return ExitCode.OK
+    return agent.exit_code

@@ -35,11 +35,12 @@ _EVERYWHERE = ("", "*", "0.0.0.0", "[::]", "::")
 
 
 class Permission(enum.StrEnum):
-    """The permission of a person's key, or with `unit` of the key of a host agent on another host and its units."""
+    """The permission of a person's key, or with `host` of a host agent on another host, or with `unit` of one unit."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"
+    HOST = "host"
     UNIT = "unit"
 
 

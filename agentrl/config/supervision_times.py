@@ -30,6 +30,8 @@ class SupervisionTimes(Section):
     """Silence after which a unit outside any announced phase counts as hung and is replaced."""
     host_silent_after_s: _Time = 20.0
     """Silence after which a host and everything on it are lost."""
+    forget_host_after_s: _Time = 600.0
+    """Silence after which a host that holds no unit is forgotten; its name is then free."""
     restart_window_s: _Time = 300.0
     """The window in which deaths are counted. A unit without a death for this long starts with a count of 0."""
     max_deaths: _Limit = 5

@@ -112,7 +112,9 @@ class Context:
 
     def show_host(self, name: str) -> None:
         host = self.state.hosts.get(name)
-        if host is not None:
+        if host is None:
+            self.feed.remove(f"host/{name}")
+        else:
             units, full_in_s = self.supervisor.units_on(name), self.disks.full_in_s(name)
             self.feed.set(f"host/{name}", self.observed.host_row(host, units=units, full_in_s=full_in_s))
 

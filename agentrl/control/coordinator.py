@@ -39,6 +39,7 @@ from agentrl.control.handlers.command_forwarding import ServedCommands
 from agentrl.control.handlers.hosts import HostHandler
 from agentrl.control.handlers.rollback import Rollback
 from agentrl.control.handlers.units import UnitHandler
+from agentrl.control.host_admission import HostAdmission
 from agentrl.control.host_agent_watch import HostAgentWatch
 from agentrl.control.incidents import SHOWN, Incidents
 from agentrl.control.instruction_handler import InstructionHandler
@@ -157,7 +158,8 @@ class Coordinator:
         requests = PendingRequests(context.peers)
         self._incidents = Incidents(context)
         units = UnitHandler(context, requests, self._incidents)
-        hosts = HostHandler(context, requests, self._incidents)
+        self._admission = HostAdmission(context, recovery.load_hosts(self._stored), self._state_dir)
+        hosts = HostHandler(context, requests, self._incidents, self._admission)
         self._settings = ActiveConfig(context, self._state_dir)
         self._queries = Queries(context, requests, lambda all: self._alerting.rows(all))
         self._alerting = AlertService(context, self._queries.chains)
@@ -174,7 +176,7 @@ class Coordinator:
             **dict.fromkeys(rollback.table, rollback.ask_steward),
         }
         self._clients = ClientHandler(context, self._queries.handlers, commands, owners, served)
-        router = MessageRouter(context, units, hosts, self._clients)
+        router = MessageRouter(context, units, hosts, self._clients, self._admission)
         self._hub = Hub(
             self._address,
             addresses.former_hub_address(run.uuid),
@@ -213,7 +215,8 @@ class Coordinator:
         """Returns after `down` has ended, or `stop` was called."""
         self._open()
         progress = ProgressWatch(self._context, self._queries.chains)
-        ticks = (progress.tick, self._alerting.tick, self._recorder.tick, self._own_files().tick)
+        shown = (progress.tick, self._alerting.tick, self._recorder.tick)
+        ticks = (*shown, self._own_files().tick, self._admission.forget_silent)
         checks = PeriodicChecks(self._context, self._marker, ticks)
         watch = HostAgentWatch(self._context, self._state_dir, self._incidents.host_agent_failed)
         tasks = [restarting_task("periodic checks", checks.run), restarting_task("host agent watch", watch.run)]

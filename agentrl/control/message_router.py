@@ -18,10 +18,11 @@ from agentrl.control.handlers import truncation
 from agentrl.control.handlers.client_requests import ClientHandler
 from agentrl.control.handlers.hosts import HostHandler
 from agentrl.control.handlers.units import UnitHandler
+from agentrl.control.host_admission import HostAdmission
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.errors import ExitCode, ProtocolError
 from agentrl.protocol import messages
-from agentrl.protocol.messages import Permission, Refused, ToCoordinator, served_commands
+from agentrl.protocol.messages import Refused, ToCoordinator, served_commands
 from agentrl.protocol.wire import decode_to_coordinator
 from agentrl.transport.hub import Peer
 from agentrl.transport.log_limiter import LogLimiter
@@ -30,8 +31,16 @@ limited_log = LogLimiter(logging.getLogger(__name__))
 
 
 class MessageRouter:
-    def __init__(self, context: Context, units: UnitHandler, hosts: HostHandler, clients: ClientHandler) -> None:
+    def __init__(
+        self,
+        context: Context,
+        units: UnitHandler,
+        hosts: HostHandler,
+        clients: ClientHandler,
+        admission: HostAdmission,
+    ) -> None:
         self._context = context
+        self._may_register = admission.may_register
         self._units = units
         self._hosts = hosts
         self._clients = clients
@@ -47,7 +56,7 @@ class MessageRouter:
             return
         # The most frequent message by far comes first.
         if type(message) is messages.Beat and known is not None and known.kind is Kind.UNIT:
-            if peer.local or self._trusted(peer):
+            if self._may_register(peer, Kind.UNIT):
                 self._units.beat(peer, known.name, message)
             return
         try:
@@ -59,19 +68,16 @@ class MessageRouter:
     def on_gone(self, peer: Peer) -> None:
         self._context.peers.gone(peer)
 
-    def _trusted(self, peer: Peer) -> bool:
-        """Whether a peer may send the messages of units and hosts."""
-        if peer.local:
-            return True
-        return self._context.keyring.permission(peer.key_name or "") in (Permission.UNIT, Permission.ADMIN)
-
     def _route(self, peer: Peer, known: Known | None, message: ToCoordinator) -> None:
         if isinstance(message, messages.ClientHello):
             self._clients.hello(peer, message)
         elif isinstance(message, messages.UnitHello | messages.HostHello):
-            if not self._trusted(peer):
-                refusal = "This key may not register units or hosts."
-                self._context.peers.send(peer, Refused(ExitCode.KEY_REFUSED, refusal, "It needs the permission unit."))
+            kind = Kind.UNIT if isinstance(message, messages.UnitHello) else Kind.HOST
+            if not self._may_register(peer, kind):
+                what = kind.name.lower()
+                refusal = f"The key {peer.key_name} may not register a {what}."
+                hint = f"It needs the permission {what}: `agentrl keys new NAME --permission {what}`."
+                self._context.peers.send(peer, Refused(ExitCode.KEY_REFUSED, refusal, hint))
             elif isinstance(message, messages.UnitHello):
                 self._units.hello(peer, replace(message, declared=truncation.declarations(message.declared)))
             else:
@@ -81,7 +87,7 @@ class MessageRouter:
         elif known.kind is Kind.CLIENT:
             if isinstance(message, messages.Request):
                 self._clients.request(peer, known, message)
-        elif not self._trusted(peer):
+        elif not self._may_register(peer, known.kind):
             refusal = f"The key {peer.key_name} was revoked."
             self._context.peers.send(peer, Refused(ExitCode.KEY_REFUSED, refusal, final=True))
         elif known.kind is Kind.UNIT:

@@ -26,6 +26,7 @@ from agentrl.errors import ProtocolError
 from agentrl.protocol.rows import IncidentRow, UnitState
 from agentrl.protocol.specs import split_unit
 from agentrl.protocol.wire import decode_row, encode
+from agentrl.supervision.joined_hosts import JoinedHost
 from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
 
 log = logging.getLogger(__name__)
@@ -110,6 +111,11 @@ def follow_clock(stored: StoredValues, clock: Clock, boot_id: str) -> None:
             operation.deadline += jump_s
             batch.put("operation", operation.id, encode(operation))
     stored.journal.commit(batch)
+
+
+def load_hosts(stored: StoredValues) -> dict[str, JoinedHost]:
+    """The machines that have joined the run."""
+    return stored.all("host", JoinedHost)
 
 
 def load_operations(stored: StoredValues) -> list[Operation]:

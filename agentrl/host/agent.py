@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from agentrl.config.this_host import machine_id
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ProtocolError
 from agentrl.host import adoption, cgroups, procfs, resource_usage, spawn_environment
 from agentrl.host.child_processes import ChildProcesses
@@ -64,6 +65,7 @@ class Agent:
         self.ledger = Ledger(home.state_dir / "hosts" / home.host / "ledger")
         self.finished = finished or asyncio.Event()
         """Set when the agent ends."""
+        self.exit_code: int = ExitCode.OK
         self.watchdog: CoordinatorWatchdog | None = None
         self._send = send
         self._greeted = False
@@ -155,6 +157,9 @@ class Agent:
             inventory=inventory,
             state_dir=str(self.home.state_dir),
             agent_age_s=procfs.age_s(self._periodic.own_start_ticks),
+            key=self.home.host_key,
+            machine_id=machine_id(),
+            units_key=self.home.units_key,
         )
         if len(wire.encode(hello)) <= _HELLO_BYTES:
             return hello
@@ -290,6 +295,7 @@ class Agent:
         log.error("The coordinator refuses this agent: %s %s", refused.message, refused.hint)
         if refused.final:
             self._greeted = False
+            self.exit_code = refused.code
             self._exit_when_empty()
 
     def _exit_when_empty(self) -> None:

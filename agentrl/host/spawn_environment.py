@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.config.secrets import is_reference, resolve_secret
@@ -46,8 +46,13 @@ class Home:
     state_dir: Path
     run_dir: Path
     key: Path | None = None
+    """The key file with which units reach the coordinator; None on the coordinator's own host."""
     coordinator: str = ""
     """The coordinator's address for the agent itself."""
+    host_key: str = field(default="", repr=False)
+    """Proves to the coordinator on another host that this machine is this host. Units do not get it."""
+    units_key: str = ""
+    """The public half of `key`."""
 
 
 def filled(text: str, home: Home, unit: str) -> str:

@@ -296,6 +296,8 @@ class KeyRow(msgspec.Struct, frozen=True, omit_defaults=True):
     permission: Permission
     created_at: float = 0.0
     revoked_at: float = 0.0
+    of: str = ""
+    """The key of the host agent whose units use this one. It is revoked with that key."""
 
 
 Happenings = list[OperationRow | IncidentRow | AuditRow | AlertRow]

@@ -113,6 +113,12 @@ class HostSilent(Event, frozen=True):
     """The units on it whose own heartbeats still arrive."""
 
 
+class HostForgotten(Event, frozen=True):
+    """A silent host that holds no unit is no longer a host of the run."""
+
+    host: str
+
+
 class Spawned(HostEvent, frozen=True):
     pid: int
     start_ticks: int

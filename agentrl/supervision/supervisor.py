@@ -53,6 +53,7 @@ class Supervisor:
             events.DeathVouched: self._death_vouched,
             events.HostConnected: self._host_connected,
             events.HostSilent: self._host_silent,
+            events.HostForgotten: self._host_forgotten,
             events.Spawned: self._spawned,
             events.SpawnFailed: self._spawn_failed,
             events.Exited: self._exited,
@@ -228,6 +229,11 @@ class Supervisor:
             self._life.touch(slot)
             if slot.unit not in event.reporting:
                 self._life.lose(slot, f"host {event.host} is silent for {event.for_s:.0f} s", now)
+
+    def _host_forgotten(self, event: events.HostForgotten, now: float) -> None:
+        if not self.state.holds_units(event.host):
+            self.state.hosts.pop(event.host, None)
+            self._life.host_changed(event.host)
 
     def _death_vouched(self, event: events.DeathVouched, now: float) -> None:
         slot = self._present(event)

@@ -208,6 +208,13 @@ class State(msgspec.Struct):
         self._indexed = -1
         self.run.retired[slot.group] = max(slot.incarnation, self.run.retired.get(slot.group, 0))
 
+    def holds_units(self, host: str) -> bool:
+        """Return whether an incarnation may live on this host."""
+        return any(
+            (slot.host == host and not slot.tree_gone) or any(ghost.host == host for ghost in slot.ghosts)
+            for slot in self.slots.values()
+        )
+
     def left_alone(self, group: str) -> bool:
         """Return whether only the groups that are needed to read the run are up, and this group is not one of them."""
         known = self.groups.get(group)

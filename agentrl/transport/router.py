@@ -14,6 +14,9 @@ thread, which costs more than the message.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import struct
 from collections import deque
 from collections.abc import Callable
 
@@ -43,14 +46,16 @@ _RCVMORE = int(zmq.RCVMORE)
 class Peer:
     """One connection to the hub; usable as a key of dictionaries."""
 
-    __slots__ = ("gone", "identity", "key_name", "local", "outbox", "outbox_bytes", "router")
+    __slots__ = ("gone", "identity", "key_name", "local", "outbox", "outbox_bytes", "pid", "router")
 
-    def __init__(self, router: Router, identity: bytes, key_name: str | None) -> None:
+    def __init__(self, router: Router, identity: bytes, key_name: str | None, pid: int = 0) -> None:
         self.router = router
         self.identity = identity
         self.key_name = key_name
         """Name of its key; None for a local peer."""
         self.local = not router.guarded
+        self.pid = pid
+        """The process that connected, as the kernel knows it; 0 for a peer on tcp."""
         self.gone = False
         self.outbox: deque[bytes] = deque()
         self.outbox_bytes = 0
@@ -196,7 +201,8 @@ class Router:
         self._monitor.run()
         if known:
             self._leave(known)
-        peer = self._peers[identity] = Peer(self, identity, key_name)
+        pid = 0 if self.guarded else _process_at(descriptor)
+        peer = self._peers[identity] = Peer(self, identity, key_name, pid)
         former = self._by_fd.pop(descriptor, None)
         if former:
             # Two connections never share a descriptor: the earlier one had ended when its first message was read.
@@ -284,3 +290,14 @@ class Router:
             if not self._empty(peer):
                 self._flush_later(peer)
         self._reader.kick()
+
+
+def _process_at(descriptor: int) -> int:
+    """The pid of the process at the other end of a local connection; 0 if it has ended."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    except OSError:
+        return 0
+    pid, _, _ = struct.unpack("3i", credentials)
+    return int(pid)

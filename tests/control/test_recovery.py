@@ -24,6 +24,7 @@ from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision import events
 from agentrl.supervision.instructions import KillTree, Spawn
+from agentrl.supervision.joined_hosts import JoinedHost
 from agentrl.supervision.supervisor import Supervisor
 from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
 from tests.protocol.samples import bare, filled
@@ -31,7 +32,18 @@ from tests.protocol.samples import bare, filled
 GOLDEN = Path(__file__).with_name("golden_journal.json")
 STORED: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (RunState, GroupState, Slot, Operation, StoredConfig, StoredKnob, Silence, LastDelivery, ClockMark)
+    for kind in (
+        RunState,
+        GroupState,
+        Slot,
+        Operation,
+        StoredConfig,
+        StoredKnob,
+        Silence,
+        LastDelivery,
+        ClockMark,
+        JoinedHost,
+    )
 }
 SPEC = GroupSpec("web", Role.SIDECAR, ("sleep", "1"), count=1)
 

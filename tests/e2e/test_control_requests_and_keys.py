@@ -273,7 +273,7 @@ async def test_subscriber_that_never_reads_delays_no_other(talking: Run) -> None
 @pytest.fixture(scope="module")
 def keys(talking: Run) -> dict[str, Path]:
     made = {}
-    for permission in ("viewer", "operator", "admin", "unit"):
+    for permission in ("viewer", "operator", "admin", "unit", "host"):
         file = talking.file.parent / f"{permission}.key"
         talking.cli("keys", "new", f"a-{permission}", "--permission", permission, "--out", str(file))
         assert file.stat().st_mode & 0o777 == 0o600
@@ -311,14 +311,27 @@ def test_key_may_do_what_its_permission_allows(talking: Run, keys: dict[str, Pat
     assert "a-operator" in {row["who"] for row in audit if row["command"] == "scale"}
 
 
-async def test_viewer_key_cannot_register_a_unit(talking: Run, keys: dict[str, Path]) -> None:
-    key = ClientKey.load(keys["viewer"])
+@pytest.mark.parametrize("permission", ["viewer", "operator", "unit", "local"])
+async def test_only_a_host_agent_registers_a_host(talking: Run, keys: dict[str, Path], permission: str) -> None:
+    key = None if permission == "local" else ClientKey.load(keys[permission])
     run = await asyncio.to_thread(talking.uuid)
-    async with talk(talking, key) as peer:
-        answer = await peer.ask(messages.HostHello(PROTOCOL_MAJOR, 0, run, "far", 1, 1, messages.HostFacts()))
+    (own,) = [name for name in await asyncio.to_thread(talking.rows) if name.startswith("host/")]
+    agent = await asyncio.to_thread(talking.agent_pid)
+    for host in ("far", own.removeprefix("host/")):
+        async with talk(talking, key) as peer:
+            answer = await peer.ask(messages.HostHello(PROTOCOL_MAJOR, 0, run, host, agent, 1, messages.HostFacts()))
+        assert isinstance(answer, messages.Refused)
+        assert answer.code == ExitCode.KEY_REFUSED
+    rows = await asyncio.to_thread(talking.rows)
+    assert [(name, rows[name].agent_pid) for name in rows if name.startswith("host/")] == [(own, agent)]
+
+
+async def test_key_of_a_host_registers_no_unit(talking: Run, keys: dict[str, Path]) -> None:
+    run = await asyncio.to_thread(talking.uuid)
+    async with talk(talking, ClientKey.load(keys["host"])) as peer:
+        answer = await peer.ask(messages.UnitHello(PROTOCOL_MAJOR, 0, run, "tick-0", 1, "guessed", 1))
     assert isinstance(answer, messages.Refused)
-    assert answer.code == ExitCode.KEY_REFUSED
-    assert not [key for key in await asyncio.to_thread(talking.rows) if key == "host/far"]
+    assert "The key a-host may not register a unit." in answer.message
 
 
 def test_unknown_key_is_refused(talking: Run, keys: dict[str, Path]) -> None:

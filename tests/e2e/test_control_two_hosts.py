@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from agentrl.config.this_host import default_name
+from agentrl.errors import ExitCode
 from agentrl.protocol.rows import HostRow, UnitRow, UnitState
 from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import PATIENCE_S, eventually
@@ -95,6 +96,20 @@ class TwoHosts:
             stderr=self._log,
         )
 
+    def run_agent_elsewhere(self, directory: str, key: str, *more: str) -> subprocess.CompletedProcess[str]:
+        """An agent of a further machine, until it ends."""
+        where = ["--state-dir", f"{directory}/state", "--run-dir", f"{directory}/run", "--run", self.run.uuid()]
+        command = [*_inside(self.link.there), PYTHON, "-m", "agentrl", "daemon", "host", *where, *more]
+        return subprocess.run(
+            [*command, "--coordinator", ADDRESS, "--key", key],
+            cwd=self._folder,
+            env=self.run.environ,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
     def close(self) -> None:
         self._log.close()
         if self.agent is not None and self.agent.poll() is None:
@@ -163,7 +178,7 @@ def _bring_up(hosts: TwoHosts) -> None:
     run.sidecar("mute", ["sleep", "1000"], hosts=[THERE])
     run.unit("fenced", "step_loop", "--every", "0.05", fenced=True, count=0)
     hosts.up()
-    run.cli("keys", "new", THERE, "--permission", "unit", "--out", str(run.file.parent / "b.key"))
+    run.cli("keys", "new", THERE, "--permission", "host", "--out", str(run.file.parent / "b.key"))
     run.wait_state("far-0", "pending")
     eventually(lambda: f"{THERE}: has not registered" in run.unit_row("far-0").reason, what="why it waits")
     hosts.start_agent()
@@ -177,7 +192,9 @@ def test_units_on_the_other_host_are_supervised_like_local_ones(hosts: TwoHosts)
     assert _network(units["near-0"].pid) != _network(units["far-0"].pid)
     environ = psutil.Process(units["far-0"].pid).environ()
     assert environ["AGENTRL_COORDINATOR"] == ADDRESS
-    assert Path(environ["AGENTRL_KEY"]) == run.file.parent / "b.key"
+    assert Path(environ["AGENTRL_KEY"]) == run.file.parent / "b/state/hosts/b/units.key"
+    keys = {row["name"]: (row["permission"], row.get("of", "")) for row in run.cli("keys", "list")}
+    assert keys == {THERE: ("host", ""), f"{THERE}.units": ("unit", THERE)}
     eventually(lambda: run.unit_row("far-0").progress > units["far-0"].progress + 5, what="its progress")
 
     run.kill(units["mute-0"].pid)
@@ -187,6 +204,24 @@ def test_units_on_the_other_host_are_supervised_like_local_ones(hosts: TwoHosts)
     run.cli("restart", "far-1")
     assert run.unit_row("far-1").incarnation == units["far-1"].incarnation + 1
     assert "far-1" in run.raw("logs", "far-1", "--previous").stdout
+
+
+def test_second_machine_with_the_name_of_a_host_is_refused(hosts: TwoHosts) -> None:
+    run, before = hosts.run, hosts.all_ready()
+    run.cli("keys", "new", "c", "--permission", "host", "--out", str(run.file.parent / "c.key"))
+    for name, sentence in (
+        (THERE, f"Another machine has joined the run as host {THERE}."),
+        (HERE, f"Host {HERE} is the machine of the coordinator."),
+    ):
+        ended = hosts.run_agent_elsewhere(f"c-{name}", "c.key", "--name", name)
+        assert ended.returncode == ExitCode.CONFLICT, ended.stderr
+        assert sentence in ended.stderr
+    ended = hosts.run_agent_elsewhere("d", "b.key", "--name", "d")
+    assert ended.returncode == ExitCode.CONFLICT, ended.stderr
+    assert f"The key {THERE} belongs to host {THERE}, not to d." in ended.stderr
+    after = hosts.all_ready()
+    assert {unit: row.incarnation for unit, row in after.items()} == {u: row.incarnation for u, row in before.items()}
+    assert {key for key in run.rows() if key.startswith("host/")} == {f"host/{HERE}", f"host/{THERE}"}
 
 
 @pytest.mark.parametrize("coordinator_dies", [False, True], ids=["the link alone", "the coordinator as well"])

@@ -14,7 +14,8 @@ from agentrl.supervision import events
 from agentrl.supervision.scheduling import HostUse
 from agentrl.supervision.transitions import IN_SERVICE, WITH_PROCESS
 from agentrl.supervision.unit_lifecycle import Lifecycle
-from tests.supervision.world import DATA_HOST, World, spec
+from agentrl.supervision.unit_slots import HostState
+from tests.supervision.world import DATA_HOST, Host, World, spec
 
 DB = msgspec.structs.replace(spec("db", 1, stop_rank=100, speaks=True), role=Role.MONGO)
 CONFIGS = (
@@ -30,7 +31,8 @@ EXITS = (
     ExitStatus(signal=9, oom=True),
     ExitStatus(unknown="no agent saw it"),
 )
-hosts = st.sampled_from(("a", "b"))
+hosts = st.sampled_from(("a", "b", "c"))
+"""`c` joins late; before that its faults are those of `b`."""
 dice = st.floats(0, 0.999)
 
 
@@ -42,6 +44,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.config = 0
         self.promised: dict[str, int] = {}
         """The units that the last `up` starts or changes, and the incarnation that each must exceed."""
+
+    def host(self, name: str) -> Host:
+        return self.world.hosts.get(name) or self.world.hosts["b"]
 
     def by(self) -> str:
         self.operation += 1
@@ -111,17 +116,17 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(host=hosts, draining=st.booleans())
     def drain_host(self, host: str, draining: bool) -> None:
-        self.world.handle(events.HostDrained(host=host, by=self.by(), draining=draining))
+        self.world.handle(events.HostDrained(host=self.host(host).name, by=self.by(), draining=draining))
 
     # ---- faults ----
 
     @rule(host=hosts, data=st.data(), exit=st.sampled_from(EXITS), children=st.integers(0, 1))
     def die(self, host: str, data: st.DataObject, exit: ExitStatus, children: int) -> None:
-        running = [p for p in self.world.hosts[host].ledger.values() if p.exit is None]
+        running = [p for p in self.host(host).ledger.values() if p.exit is None]
         if running:
             process = data.draw(st.sampled_from(running))
             process.children = children
-            self.world.die(self.world.hosts[host], process, exit)
+            self.world.die(self.host(host), process, exit)
 
     @precondition(lambda self: self.units())
     @rule(data=st.data())
@@ -135,23 +140,23 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(host=hosts, reporting=st.booleans())
     def cut(self, host: str, reporting: bool) -> None:
         """The host agent is silent; the heartbeats of the units there may still arrive."""
-        if self.world.hosts[host].linked:
-            self.world.cut(self.world.hosts[host])
+        if self.host(host).linked:
+            self.world.cut(self.host(host))
             slots = self.world.supervisor.state.slots.values()
             speak = frozenset(s.unit for s in slots if s.host == host and s.spec is not None and s.spec.speaks)
-            self.world.become_silent(self.world.hosts[host], speak if reporting else frozenset())
+            self.world.become_silent(self.host(host), speak if reporting else frozenset())
 
     @rule(host=hosts)
     def blink(self, host: str) -> None:
         """A link that breaks and returns before the coordinator notices."""
-        if not self.world.hosts[host].gone:
-            self.world.cut(self.world.hosts[host])
-            self.world.connect(self.world.hosts[host])
+        if not self.host(host).gone:
+            self.world.cut(self.host(host))
+            self.world.connect(self.host(host))
 
     @rule(host=hosts, ledger_survives=st.booleans(), then=st.sampled_from(("back", "silent", "gone")))
     def power_loss(self, host: str, ledger_survives: bool, then: str) -> None:
         """The host is back before the coordinator notices, later, or never."""
-        lost = self.world.hosts[host]
+        lost = self.host(host)
         self.world.lose_power(lost, ledger_survives=ledger_survives)
         if lost.gone or then == "gone":
             lost.gone = True
@@ -160,12 +165,28 @@ class AnyOrder(RuleBasedStateMachine):
         else:
             self.world.become_silent(lost)
 
+    @precondition(lambda self: "c" not in self.world.hosts)
+    @rule()
+    def third_host_joins(self) -> None:
+        self.world.join("c")
+
+    @rule(host=hosts, copied=st.booleans())
+    def second_machine_with_the_name_is_refused(self, host: str, copied: bool) -> None:
+        known = self.host(host)
+        connected = self.world.supervisor.state.hosts.get(known.name, HostState("", connected=False)).connected
+        if copied and not connected:
+            return  # After a reboot the same machine looks like this.
+        before = msgspec.msgpack.encode(self.world.supervisor.state.slots)
+        machine = Host(known.name, key=known.key if copied else "another", boot_id="another")
+        assert self.world.second_machine(machine) is not None
+        assert msgspec.msgpack.encode(self.world.supervisor.state.slots) == before
+
     @rule(after=st.integers(0, 8), host=hosts, hosts_connect=st.booleans(), jump_s=st.sampled_from((0, 3600, -3600)))
     def crash(self, after: int, host: str, hosts_connect: bool, jump_s: float) -> None:
         """The coordinator dies while it executes its instructions. The clock may be set until the next one starts, and
         the hosts may connect later.
         """
-        reports = self.world.hosts[host].reports
+        reports = self.host(host).reports
         event = reports.pop(0) if reports else events.TimerFired(unit="nobody-0", at=0.0)
         self.world.carry_out(self.world.supervisor.handle(event, self.world.now)[:after])
         self.world.crash(hosts_connect=hosts_connect, clock_jumps_s=jump_s)
@@ -193,7 +214,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data(), what=st.sampled_from(("spawned", "failed", "exited", "gone", "ready", "stop")))
     def another_host_reports(self, data: st.DataObject, what: str) -> None:
         slot = self.world.slot(data.draw(st.sampled_from(self.units())))
-        who = {"host": "c", "unit": slot.unit, "incarnation": slot.incarnation}
+        who = {"host": "stranger", "unit": slot.unit, "incarnation": slot.incarnation}
         report = {
             "spawned": lambda: events.Spawned(**who, pid=8, start_ticks=2),
             "failed": lambda: events.SpawnFailed(**who, reason="no such program", final=True),
@@ -210,18 +231,18 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(host=hosts, n=st.integers(1, 5))
     def obey(self, host: str, n: int) -> None:
-        for _ in range(min(n, len(self.world.hosts[host].orders))):
-            self.world.obey(self.world.hosts[host])
+        for _ in range(min(n, len(self.host(host).orders))):
+            self.world.obey(self.host(host))
 
     @rule(host=hosts, n=st.integers(1, 5))
     def deliver(self, host: str, n: int) -> None:
-        for _ in range(min(n, len(self.world.hosts[host].reports))):
-            self.world.deliver(self.world.hosts[host])
+        for _ in range(min(n, len(self.host(host).reports))):
+            self.world.deliver(self.host(host))
 
     @rule(host=hosts)
     def sweep(self, host: str) -> None:
-        if self.world.hosts[host].linked:
-            self.world.sweep(self.world.hosts[host])
+        if self.host(host).linked:
+            self.world.sweep(self.host(host))
 
     @rule(by=st.sampled_from((0.1, 1.0, 7.0, 70.0, 4000.0)))
     def pass_time(self, by: float) -> None:

@@ -17,6 +17,7 @@ from agentrl.protocol.messages import ExitStatus, HostFacts, UnitOnHost
 from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision import events
 from agentrl.supervision import instructions as do
+from agentrl.supervision.joined_hosts import HostRefusal, JoinedHost, JoinedHosts, hash_of
 from agentrl.supervision.supervisor import Supervisor
 from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
 
@@ -52,11 +53,16 @@ class Host:
     linked: bool = True
     gone: bool = False
     """It never comes back."""
+    key: str = ""
+    boot_id: str = ""
     ledger: dict[tuple[str, int], Process] = field(default_factory=dict)
     orders: list[do.Instruction] = field(default_factory=list)
     """Messages from the coordinator on their way; a broken link loses them."""
     reports: list[events.Event] = field(default_factory=list)
     """Messages to the coordinator on their way."""
+
+    def claim(self) -> JoinedHost:
+        return JoinedHost(self.name, hash_of(self.key or self.name), "image", self.boot_id)
 
     def live(self) -> list[Process]:
         return [p for p in self.ledger.values() if p.alive]
@@ -68,6 +74,7 @@ class World:
         self.now = 1e6
         self.disk: dict[tuple[str, str], bytes] = {}
         self.supervisor = Supervisor(State(RunState(), data_host=DATA_HOST), times)
+        self.joined = JoinedHosts()
         self.hosts = {name: Host(name) for name in hosts}
         self.timers: list[tuple[float, str]] = []
         self.incidents: list[do.Report] = []
@@ -156,8 +163,24 @@ class World:
     def connect(self, host: Host) -> None:
         host.linked = True
         host.reports.clear()
+        assert self.joined.refusal(host.claim(), connected=False) is None
+        self.joined.join(host.claim())
         inventory = tuple(p.entry() for p in host.ledger.values())
         self.handle(events.HostConnected(host=host.name, facts=HostFacts(cpus=64), inventory=inventory))
+
+    def join(self, name: str) -> None:
+        """A further host connects for the first time."""
+        self.hosts[name] = Host(name)
+        self.connect(self.hosts[name])
+
+    def second_machine(self, machine: Host) -> HostRefusal | None:
+        """A machine with the name of a host says hello. If it is admitted, it is that host from now on."""
+        known = self.supervisor.state.hosts.get(machine.name)
+        refusal = self.joined.refusal(machine.claim(), connected=known is not None and known.connected)
+        if refusal is None:
+            self.hosts[machine.name] = machine
+            self.connect(machine)
+        return refusal
 
     def cut(self, host: Host) -> None:
         host.linked = False

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from agentrl.control.context import Context
+from agentrl.control.host_admission import HostAdmission
 from agentrl.control.incidents import Incidents
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.control.messaging.pending_requests import PendingRequests
@@ -20,8 +21,10 @@ from agentrl.protocol import messages
 from agentrl.protocol.messages import Welcome
 from agentrl.supervision import events
 from agentrl.transport.hub import Peer
+from agentrl.transport.log_limiter import LogLimiter
 
 log = logging.getLogger(__name__)
+limited_log = LogLimiter(log)
 
 _EVENTS: dict[type[Any], type[Any]] = {
     messages.Spawned: events.Spawned,
@@ -33,17 +36,22 @@ _EVENTS: dict[type[Any], type[Any]] = {
 
 
 class HostHandler:
-    def __init__(self, context: Context, requests: PendingRequests, incidents: Incidents) -> None:
+    def __init__(
+        self, context: Context, requests: PendingRequests, incidents: Incidents, admission: HostAdmission
+    ) -> None:
         self._context = context
+        self._admission = admission
         self._requests = requests
         self._incidents = incidents
 
     def hello(self, peer: Peer, hello: messages.HostHello) -> None:
         context = self._context
-        refusal = context.refuse_handshake("host agent", hello.major, hello.facts.agent_version, hello.run, final=True)
+        refusal = self._admission.refusal(peer, hello)
         if refusal is not None:
+            limited_log.warning(peer, "%r is refused as host %s: %s", peer, hello.host[:64], refusal.message)
             context.peers.send(peer, refusal)
             return
+        self._admission.admitted(peer, hello)
         context.peers.welcome(peer, Known(Kind.HOST, hello.host))
         context.lease_host(hello.host)
         context.observed.hosts[hello.host] = ObservedHost(

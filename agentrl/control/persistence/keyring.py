@@ -23,6 +23,8 @@ from agentrl.protocol.messages import Permission
 from agentrl.transport.curve_keys import ServerKeys, load_server_keys
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+UNITS = ".units"
+"""Ends the name of a key for the units of a host. The names that people give have no dot."""
 _Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 
@@ -102,14 +104,21 @@ class Keyring:
         self._write((*self._rows, added))
         return added
 
+    def add_for_units(self, of: str, public: str, at: float) -> None:
+        """Admit the key of the units of a host, which its agent makes. A new one replaces the former."""
+        if not _Z85.fullmatch(public) or public in self._valid:
+            return
+        row = KeyRow(f"{of}{UNITS}", public, Permission.UNIT, created_at=at, of=of)
+        self._write((*(each for each in self._rows if (each.name, each.of) != (row.name, of)), row))
+
     def revoke(self, name: str, at: float) -> KeyRow:
-        """Refuse a key from now on. The caller closes its open connections."""
+        """Refuse a key from now on, and that of its units. The caller closes its open connections."""
         row = self.find(name)
         if row.revoked_at:
             return row
-        revoked = replace(row, revoked_at=at)
-        self._write(tuple(revoked if each is row else each for each in self._rows))
-        return revoked
+        gone = [each for each in self._rows if not each.revoked_at and name in (each.name, each.of)]
+        self._write(tuple(replace(each, revoked_at=at) if each in gone else each for each in self._rows))
+        return self.find(name)
 
     def find(self, name: str) -> KeyRow:
         """The key of that name, also if it is revoked. Raises UnknownNameError."""

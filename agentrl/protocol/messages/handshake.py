@@ -14,15 +14,18 @@ MAX_MESSAGE_BYTES = 4 << 20
 
 
 class Permission(enum.StrEnum):
-    """What a key may do. `unit` is separate: such a key may only register and report."""
+    """What a key may do. `host` and `unit` are separate: such a key may only register a host agent or units, and
+    report.
+    """
 
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"
+    HOST = "host"
     UNIT = "unit"
 
     def allows(self, needed: Permission) -> bool:
-        if self is Permission.UNIT or needed is Permission.UNIT:
+        if self not in _RANK or needed not in _RANK:
             return self is needed
         return _RANK[self] >= _RANK[needed]
 

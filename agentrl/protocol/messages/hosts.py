@@ -25,6 +25,11 @@ class HostHello(Message, tag="host_hello", frozen=True):
     state_dir: str = ""
     agent_age_s: float = 0.0
     """How long ago this agent started; a restarted coordinator did not see its start."""
+    key: str = ""
+    """Proves that it is the machine that joined as this host. Sent only to a coordinator that has proved itself."""
+    machine_id: str = ""
+    units_key: str = ""
+    """The public half of the key that its units connect with, on another host than the coordinator's."""
 
 
 class HostBeat(Message, tag="host_beat", frozen=True):
