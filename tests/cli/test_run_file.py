@@ -206,7 +206,7 @@ def test_unreadable_code_is_an_error_before_anything_is_started(shell: Shell, na
         ("command: ./server", "tools.mine.command: there is no program ./server."),
         (
             "command: '{python} -m no_such_package.server'",
-            "tools.mine.command: there is no Python module no_such_package.",
+            "tools.mine.command: there is no module no_such_package.",
         ),
         ("command: 'sh gone.sh'", "tools.mine.command: there is no file {folder}/gone.sh."),
         ("command: '{python} -u gone.py --x'", "tools.mine.command: there is no file {folder}/gone.py."),
