@@ -75,6 +75,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("tasks", "tasks"),
         _index("filtered", "filtered"),
         _index("leased", "leased_at _id"),
+        _index("reinstating", "reinstating", partialFilterExpression={"reinstating": True}),
     ],
     "Lineage": [_index("closed", "closed"), _index("opened", "opened_at")],
     "Checkpoint": [_index("status", "status step"), _index("saved", "at _id")],

@@ -15,6 +15,9 @@ from agentrl.store import checkpoints, history, pruning, publications, steps
 from agentrl.store.database import Database
 from agentrl.store.documents import Lineage, load, load_if, to_bson
 
+OPENED = {"opened_at": {"$type": "date"}}
+"""All lineages, by an index."""
+
 
 async def begin(
     database: Database, owner: str, *, parent_checkpoint: str, after_step: int, first_version: int | None = None
@@ -47,7 +50,7 @@ async def begin(
     for step in await steps.leased(database):
         if step.lineage != lineage.id:
             await steps.release(database, step.id, f"{lineage.id} took over", died=True)
-    every = [load(Lineage, document) for document in await database.find("Lineage", {}, projection={"plan": 0})]
+    every = [load(Lineage, document) for document in await database.find("Lineage", OPENED, projection={"plan": 0})]
     counts, reason = history.last_steps(every), f"{lineage.id} starts from step {after_step}"
     await steps.roll_back(database, counts, reason)
     await steps.reinstate(database, counts, reason)

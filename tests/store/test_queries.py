@@ -45,7 +45,8 @@ FEW_ENOUGH_TO_SORT = {
     ("Task", "epoch place"): "the tasks of an evaluation",
     ("Task", "trained_at"): "what may train once more, a few hundred of them",
     ("Task", "admitted_order"): "what is consumed and not pruned yet, a few hundred of them",
-    ("Checkpoint", "step at"): "the checkpoints that are kept",
+    ("Checkpoint", "at step"): "the checkpoints that are kept",
+    ("Step", "step"): "the steps that a rollback reinstates",
 }
 """What the server may put in order by itself. Whatever grows with the run comes in the order of an index."""
 
