@@ -286,6 +286,8 @@ class Coordinator:
     def _lease_living_units(self) -> None:
         """Units and hosts that lived when the last coordinator died must send heartbeats within their usual time."""
         for slot in self._context.state.slots.values():
+            for ghost in slot.ghosts:
+                self._context.lease_host(ghost.host)
             if slot.tree_gone:
                 continue
             self._context.lease_host(slot.host)

@@ -230,8 +230,8 @@ class Lifecycle:
             silent = f"; host {slot.host} is silent" if self.state.is_out_of_reach(slot) else ""
             return f"waits until nothing of {slot.name} is left{silent}"
         for ghost in slot.ghosts:
-            host = self.state.hosts.get(ghost.host)
-            if host is not None and host.connected:
+            # A host that has not connected to a new coordinator yet may still do so.
+            if not self.state.is_silent(ghost.host):
                 return f"waits until {slot.unit}.{ghost.incarnation} on {ghost.host} has ended"
         return "" if self._lacking(slot.group) else self._gang_obstacle(slot, now)
 

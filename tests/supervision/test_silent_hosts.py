@@ -103,3 +103,21 @@ def test_down_before_a_host_has_connected_waits_for_it() -> None:
     world.connect(host)
     world.quiesce()
     assert (world.slot("web-0").state, world.all_stopped) == (UnitState.STOPPED, 1)
+
+
+def test_unit_waits_until_the_host_of_its_ghost_has_connected_to_a_new_coordinator() -> None:
+    world, host = world_with(fenced=True)
+    silent(world, host)
+    other = next(h for h in world.hosts.values() if h is not host)
+    assert world.slot("web-0").host == other.name
+    world.connect(host)
+    world.crash(hosts_connect=False)
+    world.handle(events.RestartWanted(units=("web-0",), by="op2", at_once=True))
+    world.connect(other)
+    world.obey(other)
+    while other.reports:
+        world.deliver(other)
+    assert world.state_of("web-0") in ("starting", "pending", "stopping")
+    world.connect(host)
+    world.quiesce()
+    assert [p.incarnation for h in world.hosts.values() for p in h.live()] == [world.slot("web-0").incarnation]
