@@ -24,7 +24,6 @@ import psutil
 import zmq
 
 from agentrl.config.run import RunConfig
-from agentrl.host import procfs
 from agentrl.protocol import feed
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.wire import decode_feed
@@ -35,11 +34,11 @@ from tests.waiting import eventually
 
 UNITS = int(os.environ.get("BENCH_UNITS", "1000"))
 HOSTS = int(os.environ.get("BENCH_HOSTS", "100"))
-WAITING = UNITS // 10
-"""Units that wait for GPUs which no host has, so `up` does not complete either."""
+WAITING_SHARE = 10
+"""Every tenth unit waits for GPUs that no host has, so `up` does not complete either."""
 STATS_S = 2.0
 FOR_S = 20.0
-DEATHS, WITHIN_S = 300, 15.0
+DEATHS, WITHIN_S = 3 * UNITS // 10, 15.0
 EVENTS_PER_DEATH = 5
 """Exited, GroupEmpty, Spawned, the hello of the next incarnation, and its first row."""
 MEMORY_WINDOW_S = 12.0
@@ -54,9 +53,9 @@ def measure() -> Outcome:
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         fake_fleet(Path(folder)) as real,
-        _fleet(real.address, real.run.uuid) as fleet,
+        fleet_of(real, HOSTS) as fleet,
     ):
-        accepted_s = _bring_up(real)
+        accepted_s = bring_up(real, UNITS, HOSTS)
         fleet.tell(f"stats {STATS_S / 10}")
         time.sleep(WARM_UP_S)
         fleet.tell(f"stats {STATS_S}")
@@ -64,7 +63,7 @@ def measure() -> Outcome:
         rest, seen = _share_of_a_core(real.psutil, fleet, FOR_S)
         fleet.tell(f"die {DEATHS} {WITHIN_S}")
         busy, deaths = _share_of_a_core(real.psutil, fleet, WITHIN_S + 2)
-        eventually(lambda: _all_ready(real), within_s=60, what="every unit is ready again")
+        eventually(lambda: all_ready(real, UNITS), within_s=60, what="every unit is ready again")
         snapshot_s = _snapshot_s(real)
         fleet.tell("change")
         refresh_s = _seconds_until_all_rows_were_sent(real)
@@ -81,27 +80,30 @@ def measure() -> Outcome:
     return outcome
 
 
-def _bring_up(real: FakeFleet) -> float:
-    hosts = [f"host-{number:03d}" for number in range(HOSTS)]
-    peer = {"command": ["true"], "speaks": True, "start_deadline_s": PATIENCE_S, "hosts": hosts}
-    waiting = peer | {"count": WAITING, "resources": {"gpus": 8}}
+def bring_up(real: FakeFleet, units: int, hosts: int) -> float:
+    """Start the units on the simulated hosts. Returns the seconds until all of them are ready."""
+    names = [f"host-{number:03d}" for number in range(hosts)]
+    peer = {"command": ["true"], "speaks": True, "start_deadline_s": PATIENCE_S, "hosts": names}
+    count = units // WAITING_SHARE
+    waiting = peer | {"count": count, "resources": {"gpus": 8}}
     config = RunConfig.model_validate(
         {
             "name": real.name,
             "dir": real.run.run_dir,
-            "sidecars": {"peer": peer | {"count": UNITS - WAITING}, "waiting": waiting},
+            "sidecars": {"peer": peer | {"count": units - count}, "waiting": waiting},
             "alerts": {"memory_window_s": MEMORY_WINDOW_S},
         }
     )
     began = time.monotonic()
     real.client.apply(config.model_dump(mode="json"))
-    eventually(lambda: _all_ready(real), within_s=PATIENCE_S, every_s=0.5, what="every unit is ready")
+    eventually(lambda: all_ready(real, units), within_s=PATIENCE_S, every_s=0.5, what="every unit is ready")
     return time.monotonic() - began
 
 
-def _all_ready(real: FakeFleet) -> bool:
+def all_ready(real: FakeFleet, units: int) -> bool:
+    """Whether all units are ready except those that wait for GPUs."""
     rows = real.units()
-    return sum(row.state is UnitState.READY for row in rows) == UNITS - WAITING
+    return sum(row.state is UnitState.READY for row in rows) == units - units // WAITING_SHARE
 
 
 def _snapshot_s(real: FakeFleet) -> float:
@@ -144,22 +146,20 @@ class _Process:
 
 
 @contextmanager
-def _fleet(address: str, run: str) -> Iterator[_Process]:
+def fleet_of(real: FakeFleet, hosts: int) -> Iterator[_Process]:
+    """The process of the simulated hosts, all welcomed by the coordinator."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.benchmarks.simulated_fleet"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    own = procfs.read_stat(os.getpid())
-    assert own is not None
     settings: dict[str, Any] = {
-        "address": address,
-        "run": run,
-        "hosts": HOSTS,
+        "address": real.address,
+        "run": real.run.uuid,
+        "state_dir": str(real.state_dir),
+        "hosts": hosts,
         "stats_every_s": STATS_S,
-        "pid": os.getpid(),
-        "ticks": own.start_ticks,
     }
     fleet = _Process(process)
     try:

@@ -1,27 +1,32 @@
 """Simulates a fleet in one process: host agents and the units that they start, each with a connection of its own.
 
-The first line on stdin is a JSON object: `address`, `run`, `hosts`, `stats_every_s`, `pid`, `ticks`. `ready` is printed
+The first line on stdin is a JSON object: `address`, `run`, `state_dir`, `hosts`, `stats_every_s`. `ready` is printed
 when every host is welcomed; then each line on stdin is a command:
 
 * `stats S`: hosts measure their units every S seconds;
 * `die N S`: N units end within S seconds, one after another, and are started again;
 * `change`: the next measurement of every unit differs from the last;
 * `report`: answers with what happened since the last report.
+
+Invariant: this process holds the lock of every host, because a coordinator admits only the process in `agent.json`.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 
 from agentrl import __version__
+from agentrl.host.agent_lock import AgentLock
 from agentrl.protocol import messages
 from agentrl.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, ExitStatus, HostFacts, UnitStats
 from agentrl.protocol.wire import decode_from_coordinator, encode
@@ -49,6 +54,7 @@ class Unit:
 class Host:
     name: str
     socket: zmq.Socket[bytes]
+    lock: AgentLock
     units: dict[str, Unit] = field(default_factory=dict)
     seq: int = 0
 
@@ -71,9 +77,10 @@ class Fleet:
         self._by_socket = {host.socket: host for host in self._hosts}
 
     def _join(self, name: str, number: int) -> Host:
-        host = Host(name, self._connect())
+        run, folder = self._settings["run"], Path(self._settings["state_dir"]) / "hosts" / name
+        host = Host(name, self._connect(), AgentLock(folder, run, name))
         facts = HostFacts(cpus=64, memory_bytes=1 << 40, boot_id=f"boot-{number}")
-        run, pid, ticks = self._settings["run"], self._settings["pid"], self._settings["ticks"]
+        pid, ticks = host.lock.identity.pid, host.lock.identity.start_ticks
         host.socket.send(encode(messages.HostHello(PROTOCOL_MAJOR, PROTOCOL_MINOR, run, name, pid, ticks, facts)))
         answer = decode_from_coordinator(host.socket.recv())
         assert isinstance(answer, messages.Welcome), answer
@@ -129,7 +136,7 @@ class Fleet:
         unit = Unit(spawn.unit, spawn.incarnation, self._connect(), len(self._turns))
         host.units[spawn.unit] = unit
         self._turns.append(unit)
-        host.socket.send(encode(messages.Spawned(spawn.unit, spawn.incarnation, self._settings["pid"], 1)))
+        host.socket.send(encode(messages.Spawned(spawn.unit, spawn.incarnation, os.getpid(), 1)))
         unit.socket.send(
             encode(
                 messages.UnitHello(
@@ -139,7 +146,7 @@ class Fleet:
                     unit=spawn.unit,
                     incarnation=spawn.incarnation,
                     token=spawn.token,
-                    pid=self._settings["pid"],
+                    pid=os.getpid(),
                     ready=True,
                     version=__version__,
                 )

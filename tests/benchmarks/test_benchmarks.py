@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,8 @@ import pytest
 
 from agentrl.store import accounting, indexes
 from agentrl.store.database import connect
-from tests.benchmarks import claims, finished_run, large_run, one_process, storage
+from tests.benchmarks import claims, finished_run, large_run, many_units, one_process, storage
+from tests.benchmarks.coordinator_with_fake_units import fake_fleet
 from tests.benchmarks.episodes import Sampler, Shape, prepare
 from tests.benchmarks.report import Outcome, as_markdown
 from tests.waiting import eventually
@@ -89,6 +91,20 @@ async def test_large_run_agrees_and_is_exported_whole(mongo_url: str) -> None:
     finally:
         await database.drop()
         await database.close()
+
+
+def test_simulated_hosts_are_admitted_and_restart_their_units(tmp_path: Path) -> None:
+    with fake_fleet(tmp_path) as real, many_units.fleet_of(real, 3) as fleet:
+        many_units.bring_up(real, 10, 3)
+        fleet.tell("die 4 0.1")
+        seen = Counter[str]()
+
+        def restarted() -> bool:
+            seen.update(fleet.report())
+            return seen["Spawn"] == 9 + 4
+
+        eventually(restarted, what="ended units start again")
+        eventually(lambda: many_units.all_ready(real, 10), what="every unit is ready again")
 
 
 async def test_one_process_trains_a_step(tmp_path: Path) -> None:
