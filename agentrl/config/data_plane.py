@@ -48,6 +48,7 @@ _LONGEST_S = 31_536_000
 _AT_ADMISSION = Tunable(owner=Role.STEWARD)
 _SCIENTIFIC_ADMISSION = Tunable(owner=Role.STEWARD, scientific=True)
 _NEXT_CLAIM = Tunable("next claim", Role.SAMPLER)
+_SCIENTIFIC_CLAIM = Tunable("next claim", Role.SAMPLER, scientific=True)
 _NEXT_STEP = Tunable("next version", Role.TRAINER)
 _SCIENTIFIC_STEP = Tunable("next version", Role.TRAINER, scientific=True)
 
@@ -194,10 +195,13 @@ class Rollout(Section):
     """Episodes that each sampler runs at once."""
     max_in_flight: Annotated[_Positive, _AT_ADMISSION] = 256
     """Episodes of the whole run that may be open at once."""
-    max_turns: Annotated[_Natural, replace(_NEXT_CLAIM, scientific=True)] = 0
+    max_turns: Annotated[_Natural, _SCIENTIFIC_CLAIM] = 0
     """Model calls of an episode, instead of `environments.NAME.max_turns`; 0 leaves it to the environment."""
-    episode_s: Annotated[Number, Field(ge=1, le=_LONGEST_S), _NEXT_CLAIM] = 600.0
-    """How long an episode may take before it fails for infrastructure."""
+    episode_s: Annotated[Number, Field(ge=1, le=_LONGEST_S), _SCIENTIFIC_CLAIM] = 600.0
+    """How long an episode may take. Waiting for an engine, a toolbox or a place in it does not count."""
+    episode_timeout_means: Annotated[Blame, _SCIENTIFIC_CLAIM] = "policy"
+    """What an episode that takes longer than `episode_s` is: `policy`, at a limit of the policy and scored, unless the
+    model generated no token; `infrastructure`, sampled again, which selects short episodes."""
     call_s: Annotated[Number, Field(ge=0.1, le=_LONGEST_S), _NEXT_CLAIM] = 120.0
     """How long one model call may take."""
     tool_s: Annotated[Number, Field(ge=0, le=_LONGEST_S), _NEXT_CLAIM] = 0.0

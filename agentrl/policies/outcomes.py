@@ -48,6 +48,8 @@ class Outcome(enum.StrEnum):
     """The first prompt does not fit, so sampling again cannot help."""
     REPETITION = "repetition"
     INVALID_CALL_LIMIT = "invalid_call_limit"
+    TIME_LIMIT = "time_limit"
+    """Its deadline passed after the model had generated tokens. Redrawing it would select short episodes."""
     # Not caused by the policy.
     ENGINE_FAILED = "engine_failed"
     ENGINE_RUBBISH = "engine_rubbish"
@@ -57,7 +59,7 @@ class Outcome(enum.StrEnum):
     TOOL_TIMEOUT = "tool_timeout"
     STORE_FAILED = "store_failed"
     EPISODE_TIMEOUT = "episode_timeout"
-    """Its deadline passed. Time depends on the machines, not on the policy."""
+    """Its deadline passed before the model generated a token, or the run counts no deadline as the policy's limit."""
     LOOP_FAILED = "loop_failed"
     """The agent loop raised an error."""
     OWNER_LOST = "owner_lost"
@@ -77,6 +79,7 @@ CLASS_OF: Mapping[Outcome, OutcomeClass] = {
             Outcome.PROMPT_TOO_LONG,
             Outcome.REPETITION,
             Outcome.INVALID_CALL_LIMIT,
+            Outcome.TIME_LIMIT,
         ),
         OutcomeClass.LIMIT,
     ),
@@ -99,7 +102,7 @@ LimitRule = Literal["cap", "mask", "keep"]
 """How a record that ran into a limit trains: with an advantage of at most 0, not at all, or like any other."""
 
 Blame = Literal["policy", "infrastructure"]
-"""The cause that a tool declares for its crashes and timeouts."""
+"""The cause that a tool declares for its crashes and timeouts, or the run for the deadlines of its episodes."""
 
 Fault = Literal["", "policy", "infrastructure"]
 """The cause of a failed tool call; empty if it did not fail."""
@@ -151,6 +154,11 @@ def tool_fault(
         case ToolCallStatus.LOST:
             fault = "infrastructure"
     return fault
+
+
+def at_deadline(means: Blame, generated_tokens: int) -> Outcome:
+    """The outcome of an episode whose deadline passed. Without tokens there is nothing that the policy did."""
+    return Outcome.TIME_LIMIT if means == "policy" and generated_tokens else Outcome.EPISODE_TIMEOUT
 
 
 def tool_call_within_s(limit_s: float) -> float:

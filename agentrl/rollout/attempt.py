@@ -17,7 +17,7 @@ from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, UnknownNameError
 from agentrl.policies import outcomes
-from agentrl.policies.outcomes import Outcome, OutcomeClass, tool_call_within_s
+from agentrl.policies.outcomes import Blame, Outcome, OutcomeClass, tool_call_within_s
 from agentrl.rollout import agent_loops
 from agentrl.rollout.agent_loops import AgentLoop
 from agentrl.rollout.episode import Episode, Limits
@@ -50,6 +50,7 @@ class EpisodeSettings:
     tool_s: float = 0.0
     """0: as each tool server says."""
     episode_s: float = 600.0
+    episode_timeout_means: Blame = "policy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +158,12 @@ class Attempt:
         servers = [context.config.tools[name] for name in task.servers if name in context.config.tools]
         longest_s = settings.tool_s or max((float(server.timeout_s) for server in servers), default=0.0)
         self._model_calls = ModelCalls(
-            context.directory, recorder, call_s=settings.call_s, vocabulary=context.vocabulary, wait=context.wait
+            context.directory,
+            recorder,
+            call_s=settings.call_s,
+            vocabulary=context.vocabulary,
+            wait=context.wait,
+            parked=clock.parked,
         )
         self._tool_calls = ToolCalls(
             context.directory,
@@ -202,13 +208,18 @@ class Attempt:
         except Exception as broken:  # noqa: BLE001 - logged where the answer is made
             # The boundary to code of users. Only the clock's own timeout is the episode's.
             if isinstance(broken, TimeoutError) and clock.expired:
-                return EndedError(Outcome.EPISODE_TIMEOUT, f"it took longer than {self.settings.episode_s:g} s")
+                return self._timed_out(episode)
             return _loop_failed(episode, broken)
         try:
             return EndedError(Outcome(outcome))
         except ValueError:
             returned = "nothing" if outcome is None else repr(outcome)
             return EndedError(Outcome.LOOP_FAILED, f"`run` returned {returned}, and must return an Outcome"[:2000])
+
+    def _timed_out(self, episode: Episode) -> EndedError:
+        settings, generated = self.settings, episode.recorder.reached.generated_tokens
+        outcome = outcomes.at_deadline(settings.episode_timeout_means, generated)
+        return EndedError(outcome, f"it took longer than {settings.episode_s:g} s")
 
     async def _end(self, loop: AgentLoop, episode: Episode, ended: EndedError) -> bool:
         record, recorder = self.claim.record, episode.recorder

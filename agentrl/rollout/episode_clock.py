@@ -1,6 +1,7 @@
 """The deadline of an episode, which stands still while the episode is parked.
 
-Invariant: time that others are waited for on purpose (an open breaker, a toolbox that is full) is not the episode's.
+Invariant: time that others are waited for on purpose (an open breaker, a toolbox that is full or away, an engine) is
+not the episode's.
 """
 
 from __future__ import annotations

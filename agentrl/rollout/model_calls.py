@@ -75,13 +75,22 @@ class ModelCalls:
     """The model calls of one episode."""
 
     def __init__(
-        self, directory: ServiceDirectory, recorder: Recorder, *, call_s: float, vocabulary: int, wait: Wait
+        self,
+        directory: ServiceDirectory,
+        recorder: Recorder,
+        *,
+        call_s: float,
+        vocabulary: int,
+        wait: Wait,
+        parked: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        """The episode's clock stands still while `parked` is entered."""
         self._directory = directory
         self._recorder = recorder
         self._call_s = call_s
         self._vocabulary = vocabulary
         self._wait = wait
+        self._parked = parked
         self._leaving = asyncio.Event()
         self._under_way: tuple[Engine, str] | None = None
         self._failed_at: set[str] = set()
@@ -181,7 +190,7 @@ class ModelCalls:
             return found
         give_up_at = time.monotonic() + ENGINE_WITHIN_S
         what = "an engine" if version is None else f"an engine that holds version {version}"
-        with self._wait(what, "engine", ENGINE_WITHIN_S):
+        with self._wait(what, "engine", ENGINE_WITHIN_S), self._parked():
             while time.monotonic() < give_up_at:
                 await self._pause(LOOK_EVERY_S)
                 self._raise_if_leaving()

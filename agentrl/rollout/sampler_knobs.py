@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from agentrl.config.knobs import unit_knobs
 from agentrl.config.run import RunConfig
+from agentrl.policies.outcomes import Blame
 from agentrl.protocol.specs import Role
 from agentrl.rollout.attempt import EpisodeSettings
 from agentrl.rollout.sampler import Sampler
@@ -30,6 +31,9 @@ class SamplerKnobs:
             name: unit.declare(knobs[name], preview=self._for_new_ones(name))
             for name in ("call_s", "tool_s", "episode_s")
         }
+        self._timeout_means: LiveKnob[Blame] = unit.declare(
+            knobs["episode_timeout_means"], preview=self._for_new_ones("episode_timeout_means")
+        )
 
     def of(self, sampler: Sampler) -> None:
         """Apply the knobs to this sampler."""
@@ -39,7 +43,9 @@ class SamplerKnobs:
     def take(self) -> EpisodeSettings:
         """At a claim: pending values come into force."""
         times = {name: knob.take() for name, knob in self._times.items()}
-        return EpisodeSettings(max_turns=self._max_turns.take(), **times)
+        return EpisodeSettings(
+            max_turns=self._max_turns.take(), episode_timeout_means=self._timeout_means.take(), **times
+        )
 
     def _change_concurrency(self, value: int) -> None:
         if self._sampler is not None:
@@ -55,7 +61,9 @@ class SamplerKnobs:
             return f"{running} episodes run here; no more are claimed until {running - value} of them have ended"
         return f"{running} episodes run here; up to {value - running} more are claimed at once"
 
-    def _for_new_ones(self, name: str) -> Callable[[float], str]:
-        return lambda value: (
-            f"{name} is {value:g} for episodes claimed from now on; {self._running} under way keep their own"
-        )
+    def _for_new_ones(self, name: str) -> Callable[[float | str], str]:
+        def preview(value: float | str) -> str:
+            shown = value if isinstance(value, str) else f"{value:g}"
+            return f"{name} is {shown} for episodes claimed from now on; {self._running} under way keep their own"
+
+        return preview

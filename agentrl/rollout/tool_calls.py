@@ -2,8 +2,8 @@
 
 Invariants: a call is durable before it is sent, unless its server is declared safe to call again; the toolbox knows it
 by its id, so asking again (a broken connection, another sampler) joins it instead of running it twice, and no two calls
-have one id; what is not the policy's doing ends the episode and is never shown to the model; an open breaker or a full
-toolbox parks the episode, whose clock stands meanwhile; every result has the place of its call.
+have one id; what is not the policy's doing ends the episode and is never shown to the model; an open breaker, or a
+toolbox that is full or away, parks the episode, whose clock stands meanwhile; every result has the place of its call.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class ToolCalls:
         return opened
 
     async def _patiently(self, what: str, act: Callable[[ToolboxClient], Awaitable[T]]) -> T:
-        """Until the toolbox takes it. Waiting for a breaker or a free place parks the episode."""
+        """Until the toolbox takes it. Waiting for a breaker, a free place or a toolbox parks the episode."""
         began, retry_s = time.monotonic(), RETRY_S
         away_since: float | None = None
         while True:
@@ -299,8 +299,7 @@ class ToolCalls:
             now = time.monotonic()
             away_since = (away_since or now) if _is_away(refusal) else None
             self._refuse_for_good(refusal, waited_s=now - began, away_s=now - (away_since or now))
-            standing = self._parked() if away_since is None else contextlib.nullcontext()
-            with self._wait(f"{what}: {refusal.message}", unit, PARKED_AT_MOST_S), standing:
+            with self._wait(f"{what}: {refusal.message}", unit, PARKED_AT_MOST_S), self._parked():
                 await self._pause(min(max(refusal.retry_after_s, retry_s), MOST_RETRY_S))
             retry_s = min(2 * retry_s, MOST_RETRY_S)
             await self._directory.look_soon()

@@ -16,7 +16,7 @@ from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import TRAINS
 
-CUT_OFF = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT, Outcome.CONTEXT_FULL)
+CUT_OFF = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT, Outcome.CONTEXT_FULL, Outcome.TIME_LIMIT)
 MOST_RECORDS = 2000
 """Only the newest attempts are read, also for a Step that took longer."""
 

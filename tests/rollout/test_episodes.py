@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.policies.outcomes import Outcome
+from agentrl.policies.outcomes import Blame, Outcome
 from agentrl.rollout.agent_loops import AgentLoop, register_loop
 from agentrl.rollout.attempt import EpisodeSettings
 from agentrl.rollout.episode import Episode
@@ -134,11 +134,49 @@ async def test_a_lost_call_is_sent_to_another_engine(stage: Stage) -> None:
     assert len({(call.record, call.index) for call in calls}) == len(calls)
 
 
-async def test_an_episode_ends_at_its_deadline_and_leaves_nothing_open(stage: Stage) -> None:
-    async def silent(got: Prompt) -> str:
-        await asyncio.Event().wait()
-        return ""
+async def silent(got: Prompt) -> str:
+    await asyncio.Event().wait()
+    return ""
 
+
+@pytest.mark.parametrize(
+    ("means", "status", "outcome", "kind"),
+    [
+        ("policy", "scored", "time_limit", "limit"),
+        ("infrastructure", "failed", "episode_timeout", "infrastructure"),
+    ],
+    ids=["policy", "infrastructure"],
+)
+async def test_an_episode_at_its_deadline_is_at_a_limit_of_the_policy_unless_the_run_says_otherwise(
+    stage: Stage, means: Blame, status: str, outcome: str, kind: str
+) -> None:
+    reply = iter(["<tool_call>broken"])
+    await stage.engine(lambda got: next(reply, None) or silent(got))
+    await stage.task(n=1)
+    async with stage.sampler(settings=EpisodeSettings(call_s=20, episode_s=2, episode_timeout_means=means)):
+        record = await stage.one()
+    assert (record.status, record.outcome, record.outcome_class) == (status, outcome, kind)
+    assert (record.error, record.turns) == ("it took longer than 2 s", 1)
+    assert [(data.capped, data.trained_tokens) for data in await stage.data()] == (
+        [(True, record.generated_tokens)] if means == "policy" else []
+    )
+    assert not await stage.open_ends()
+
+
+async def test_waiting_for_an_engine_is_no_time_of_the_episode(stage: Stage) -> None:
+    await stage.engine(silent, version=1)
+    await stage.task(n=1, purpose="eval", version=2)
+    async with stage.sampler(settings=EpisodeSettings(call_s=20, episode_s=1)):
+        wait = ("an engine that holds version 2", "engine")
+        await aeventually(lambda: wait in stage.waits, what="the episode waits for an engine")
+        deadline = asyncio.get_running_loop().time() + 1.5
+        await aeventually(lambda: asyncio.get_running_loop().time() > deadline, what="longer than an episode may take")
+        await stage.engine(lambda got: "<answer>3</answer>", version=2)
+        record = await stage.one()
+    assert record.outcome == "answered"
+
+
+async def test_an_episode_without_a_token_fails_at_its_deadline_and_leaves_nothing_open(stage: Stage) -> None:
     await stage.engine(silent)
     await stage.task(n=1)
     async with stage.sampler(settings=EpisodeSettings(call_s=20, episode_s=3)):

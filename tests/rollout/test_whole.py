@@ -168,7 +168,7 @@ async def test_a_sampler_unit_waits_for_weights_works_reports_and_drains(
     assert {record.owner for record in records} == {"sampler-0.1"}
 
     declared = {knob.name: knob for hello in counterpart.of(messages.UnitHello) for knob in hello.declared}
-    assert {"concurrency", "max_turns", "call_s", "tool_s", "episode_s"} <= set(declared)
+    assert {"concurrency", "max_turns", "call_s", "tool_s", "episode_s", "episode_timeout_means"} <= set(declared)
     assert declared["max_turns"].boundary == "next claim"
     counterpart.tell(messages.SetKnob("concurrency", 0, 1))
     await aeventually(reports(lambda report: report.knobs.get("concurrency") == 0))
@@ -196,6 +196,10 @@ def test_knobs_preview_what_they_would_do_and_hold_from_their_boundary() -> None
     assert (taken.call_s, taken.max_turns) == (5.0, 2)
     seen = unit._knobs.preview("max_turns", 4)
     assert seen.sentence == "max_turns is 4 for episodes claimed from now on; 0 under way keep their own"
+    unit._knobs.offer("episode_timeout_means", "infrastructure")
+    assert (taken.episode_timeout_means, knobs.take().episode_timeout_means) == ("policy", "infrastructure")
+    seen = unit._knobs.preview("episode_timeout_means", "policy")
+    assert seen.sentence.startswith("episode_timeout_means is policy for episodes claimed from now on")
     assert "up to 9 more are claimed at once" in unit._knobs.preview("concurrency", 9).sentence
     with pytest.raises(UsageError):
         unit._knobs.offer("concurrency", 1.5)
