@@ -123,6 +123,25 @@ class Template:
         """The ids that a model would have sampled for `text`, with the end token; for supervised data."""
         return self._encode([("text", text), ("control", self.markup.end)])
 
+    def messages(self, ids: Sequence[int]) -> list[tuple[str, str]]:
+        """The role and text of each message in a part of a prompt. Text outside of messages has no role."""
+        openings = {self._control[token]: token for token, _ in self.markup.roles.values()}
+        parts: list[tuple[str, list[int]]] = [("", [])]
+        for token in ids:
+            if token == self._control[self.markup.end]:
+                parts.append(("", []))
+            elif token in openings:
+                parts.append((openings[token], []))
+            else:
+                parts[-1][1].append(token)
+        return [self._role_and_text(opening, self.tokenizer.decode(inside)) for opening, inside in parts if inside]
+
+    def _role_and_text(self, opening: str, text: str) -> tuple[str, str]:
+        for role, (token, begin) in self.markup.roles.items():
+            if token == opening and text.startswith(begin):
+                return role, text.removeprefix(begin)
+        return "", text
+
     def _closing(self, ended: bool) -> list[Part]:
         closing: list[Part] = [] if ended else [("control", self.markup.end)]
         return [*closing, ("text", self.markup.after_end)]

@@ -114,6 +114,9 @@ def _show_turn(turn: Row) -> None:
     from agentrl.cli import output
     from agentrl.formatting.amounts import counted
 
+    for message in turn.get("from_loop", ()):
+        output.say()
+        _block(f"from the agent loop ({message['role'] or 'no role'})", message["text"])
     call = turn["call"] or {}
     made_by = ", ".join(f"v{version} {counted(tokens, 'tokens')}" for version, tokens in call.get("versions", ()))
     at = f" at {call['engine']}" if call.get("engine") else ""

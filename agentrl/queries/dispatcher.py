@@ -18,6 +18,7 @@ from agentrl.protocol.rows import ONLY_READ
 from agentrl.protocol.wire import decode_as
 from agentrl.queries import details, exports, pages, record_tokens, records, staleness, tool_errors
 from agentrl.queries.operator_changes import Changes
+from agentrl.queries.published_tokenizer import PublishedTokenizer
 from agentrl.steward.epochs import Source
 from agentrl.steward.settings import StewardSettings
 from agentrl.store.database import Database
@@ -42,15 +43,16 @@ class Dispatcher:
         run_dir: Path,
     ) -> None:
         """Without `sources` it only answers questions, and changes nothing."""
+        published = PublishedTokenizer(database, run_dir)
         self.queries: dict[str, Query] = {
             **{name: partial(pages.page, database, kind) for name, kind in LISTS.items()},
             "show_task": lambda args: details.task(database, args.id),
             "show_step": lambda args: details.step(database, args.id),
             "show_checkpoint": lambda args: details.checkpoint(database, args.id),
-            "show_record": partial(records.show, database),
+            "show_record": partial(records.show, database, published),
             "list_failed_calls": partial(tool_errors.calls, database),
-            "record_tokens": partial(record_tokens.part, database, record_tokens.Spelling(database, run_dir)),
-            "export_records": partial(exports.part, database),
+            "record_tokens": partial(record_tokens.part, database, published),
+            "export_records": partial(exports.part, database, published),
             "tool_errors": partial(tool_errors.grouped, database),
             "staleness": lambda args: staleness.report(database, settings()),
             "accounting": lambda args: details.account(database, settings().max_trained_count),

@@ -14,7 +14,10 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
 import msgspec
 
+from agentrl.chat.template import Template
 from agentrl.protocol.data_commands import ExportPart, ExportRecords
+from agentrl.queries import loop_messages
+from agentrl.queries.published_tokenizer import PublishedTokenizer
 from agentrl.store import calls, chunks, lists
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
@@ -32,14 +35,14 @@ FIRST_AT_ONCE = 4
 ENDED = {"finished_at": {"$ne": None}, "status": {"$nin": ["open", "running", "finished", "unscored"]}}
 
 
-async def part(database: Database, args: ExportRecords) -> ExportPart:
+async def part(database: Database, published: PublishedTokenizer, args: ExportRecords) -> ExportPart:
     query, after = args.filter, args.after
     most = min(args.limit or LOOKED_AT, LOOKED_AT)
     found = await lists.page(
         database, "Record", filter=query, sort="finished_at", after=after or None, limit=most, also=ENDED
     )
     data, offset, complete = bytearray(), args.offset, 0
-    async with contextlib.aclosing(_lines(database, found.rows)) as lines:
+    async with contextlib.aclosing(_lines(database, await published.template(), found.rows)) as lines:
         async for id, line in lines:
             room = PART_BYTES - len(data)
             data += line[offset : offset + room]
@@ -49,18 +52,20 @@ async def part(database: Database, args: ExportRecords) -> ExportPart:
     return ExportPart(bytes(data), after, 0, complete, end=found.after is None)
 
 
-async def _lines(database: Database, records: Sequence[Plain]) -> AsyncGenerator[tuple[str, bytes], None]:
+async def _lines(
+    database: Database, template: Template | None, records: Sequence[Plain]
+) -> AsyncGenerator[tuple[str, bytes], None]:
     """Each record with its line. As many are read together as fit into a part, if they are as long as those before."""
     made, size, at_once = 0, 0, FIRST_AT_ONCE
     while made < len(records):
-        for one in await trajectories(database, records[made : made + at_once]):
+        for one in await trajectories(database, template, records[made : made + at_once]):
             line = msgspec.json.encode(one) + b"\n"
             made, size = made + 1, size + len(line)
             yield one["record"]["id"], line
         at_once = max(1, (PART_BYTES - size) * made // size)
 
 
-async def trajectories(database: Database, records: Sequence[Plain]) -> list[Plain]:
+async def trajectories(database: Database, template: Template | None, records: Sequence[Plain]) -> list[Plain]:
     """Everything of these records, each complete in itself."""
     ids = [record["id"] for record in records]
     tasks, by_record, data, cut = await asyncio.gather(
@@ -69,6 +74,10 @@ async def trajectories(database: Database, records: Sequence[Plain]) -> list[Pla
         database.find("DBRecordData", {"_id": {"$in": ids}}),
         chunks.cut_of(database, ids),
     )
+    from_loop: dict[str, dict[int, list[Plain]]] = {}
+    if template is not None:
+        results = await loop_messages.cut_results(database, cut)
+        from_loop = await asyncio.to_thread(_from_loop, template, by_record, results)
     data_of = {one["_id"]: load(DBRecordData, one) for one in data}
     return [
         await _trajectory(
@@ -78,9 +87,16 @@ async def trajectories(database: Database, records: Sequence[Plain]) -> list[Pla
             by_record[record["id"]],
             data_of.get(record["id"]),
             cut,
+            from_loop.get(record["id"], {}),
         )
         for record in records
     ]
+
+
+def _from_loop(
+    template: Template, by_record: Mapping[str, Sequence[Plain]], results: Mapping[str, str]
+) -> dict[str, dict[int, list[Plain]]]:
+    return {record: loop_messages.by_turn(template, found, results) for record, found in by_record.items()}
 
 
 async def _tasks(database: Database, ids: Sequence[str]) -> dict[str, Plain]:
@@ -104,8 +120,9 @@ async def _trajectory(
     found: Sequence[Plain],
     data: DBRecordData | None,
     cut: Collection[tuple[str, str]],
+    from_loop: Mapping[int, list[Plain]],
 ) -> Plain:
-    """`cut`: documents with the field of which they hold only the ends."""
+    """`cut`: documents with the field of which they hold only the ends. `from_loop`: what the loop put before turns."""
 
     async def whole(row: Plain, field: str) -> Plain:
         if (row["id"], field) not in cut:
@@ -118,7 +135,7 @@ async def _trajectory(
     return {
         "record": record,
         "task": None if task is None else lists.shown(task),
-        "turns": [await whole(turn, "text") for turn in turns],
+        "turns": [await whole(turn, "text") | {"from_loop": from_loop.get(turn["index"], [])} for turn in turns],
         "tool_calls": [await whole(call, "result") for call in tool_calls],
         "calls": [_call(call) for call in answered],
         "segments": segments(answered, data),

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 from agentrl.chat.tokenizer import MAX_CHARACTER_BYTES, Tokenizer
 from agentrl.errors import ConfigError
 from agentrl.protocol.data_commands import RecordTokens, TokenPart, TokenStretch
 from agentrl.queries import exports
 from agentrl.queries.details import whole
-from agentrl.store import calls, publications
+from agentrl.queries.published_tokenizer import PublishedTokenizer
+from agentrl.store import calls
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, load_if
 from agentrl.tokens import version_runs
@@ -27,29 +27,14 @@ PRUNED = "Its tokens were removed: nothing that is kept could train them again."
 NONE_YET = "No model call of it has ended."
 
 
-class Spelling:
-    """What the run's tokenizer makes of ids. All publications of a run have the same one, so it is read once."""
-
-    def __init__(self, database: Database, run_dir: Path) -> None:
-        self._database = database
-        self._run_dir = run_dir
-        self._tokenizer: Tokenizer | None = None
-
-    async def tokenizer(self) -> Tokenizer | None:
-        """None while nothing was published, so that nothing can have been sampled here."""
-        if self._tokenizer is None and (newest := await publications.newest(self._database)) is not None:
-            self._tokenizer = await asyncio.to_thread(Tokenizer, self._run_dir / newest.path)
-        return self._tokenizer
-
-
-async def part(database: Database, spelling: Spelling, args: RecordTokens) -> TokenPart:
+async def part(database: Database, published: PublishedTokenizer, args: RecordTokens) -> TokenPart:
     await whole(database, "Record", args.id, hint="See `agentrl records list`.")
     answered = (await calls.with_tokens(database, [args.id], texts=False))[args.id]
     data = load_if(DBRecordData, await database.find_one("DBRecordData", {"_id": args.id}))
     segments = exports.segments(answered, data)
     if not segments:
         return TokenPart(note=PRUNED if data is not None and data.spans else NONE_YET)
-    tokenizer, note = await _tokenizer(spelling)
+    tokenizer, note = await _tokenizer(published)
     by_index = {call.index: call for call in answered}
     start, end = max(0, args.start), max(0, args.start) + max(1, min(args.limit, MOST_TOKENS))
     stretches, at = list[TokenStretch](), 0
@@ -84,9 +69,9 @@ def _stretch(
     )
 
 
-async def _tokenizer(spelling: Spelling) -> tuple[Tokenizer | None, str]:
+async def _tokenizer(published: PublishedTokenizer) -> tuple[Tokenizer | None, str]:
     try:
-        found = await spelling.tokenizer()
+        found = await published.tokenizer()
     except ConfigError as unreadable:
         return None, f"There are only ids. {unreadable.message}"
     return found, "" if found else "There are only ids: no weights were published, so the tokenizer is not known."

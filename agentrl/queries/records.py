@@ -1,19 +1,22 @@
 """One record, turn by turn: texts, calls, how long each took, and why it ended.
 
-Invariants: every record has one reason for its end, the outcome that was classified when it ended; tokens are counted
-by their stored size and never loaded; a text that is cut says so, and how much is left out.
+Invariants: every record has one reason for its end, the outcome that was classified when it ended; generated tokens
+are counted by their stored size and never loaded; a text that is cut says so, and how much is left out.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.chat.template import Template
 from agentrl.formatting.amounts import counted
 from agentrl.policies.status_tables import RecordStatus, StepStatus
 from agentrl.protocol.data_commands import RecordStory, ShowRecord
-from agentrl.queries import pages
+from agentrl.queries import loop_messages, pages
 from agentrl.queries.details import whole
+from agentrl.queries.published_tokenizer import PublishedTokenizer
 from agentrl.store import calls, chunks, lists
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
@@ -34,12 +37,13 @@ _TOOLS = "id server tool status error_class tried_again latency_s session reques
 _UNDER_WAY: Mapping[str, Any] = {**_AROUND, **{f"tool_calls.{name}": 1 for name in _TOOLS.split()}}
 
 
-async def show(database: Database, args: ShowRecord) -> RecordStory:
+async def show(database: Database, published: PublishedTokenizer, args: ShowRecord) -> RecordStory:
     record = await whole(database, "Record", args.id, hint="See `agentrl records list`.")
     task = await whole(database, "Task", record["task"], hint="Its record has lost it; see `agentrl accounting`.")
     row = pages.shortened("Record", record)
     await pages.add_activity(database, [row])
     turns, more = await _turns(database, args)
+    await _add_loop_messages(database, await published.template(), args, turns)
     return RecordStory(
         record=row,
         task={name: task.get(name) for name in ("id", "environment", "split", "purpose", "status", "round", "baseline")}
@@ -88,6 +92,23 @@ async def _turn(database: Database, document: Plain, chars: int) -> Plain:
         for internal in ("record", "task", "owner"):
             row.pop(internal, None)
     return turn
+
+
+async def _add_loop_messages(
+    database: Database, template: Template | None, args: ShowRecord, turns: list[Plain]
+) -> None:
+    """Add to each turn what the loop put before it."""
+    if template is None or not turns:
+        return
+    around = {"$gte": turns[0]["index"] - 1, "$lte": turns[-1]["index"]}
+    asked = {"_id": within(args.id), "turn": around}
+    found = await database.find(CALLS, asked, projection=loop_messages.FIELDS)
+    results = await loop_messages.cut_results(database, await chunks.cut_of(database, [args.id]))
+    messages = await asyncio.to_thread(loop_messages.by_turn, template, found, results)
+    for turn in turns:
+        turn["from_loop"] = [
+            message | {"text": _both_ends(message["text"], args.chars)} for message in messages.get(turn["index"], ())
+        ]
 
 
 def _call(document: Mapping[str, Any]) -> Plain:

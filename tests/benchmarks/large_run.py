@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from pathlib import Path
 
 from agentrl.protocol.data_commands import ExportPart, ExportRecords
 from agentrl.queries import exports
+from agentrl.queries.published_tokenizer import PublishedTokenizer
 from agentrl.store import accounting, indexes
 from agentrl.store.database import Database, connect
 from tests.benchmarks import finished_run
@@ -53,7 +55,8 @@ async def _account_s(database: Database) -> float:
 async def export(database: Database) -> int:
     """Returns how many records were exported."""
     records, part = 0, ExportPart()
+    published = PublishedTokenizer(database, Path("nowhere"))
     while not part.end:
-        part = await exports.part(database, ExportRecords(after=part.after, offset=part.offset))
+        part = await exports.part(database, published, ExportRecords(after=part.after, offset=part.offset))
         records += part.records
     return records

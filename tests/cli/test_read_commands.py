@@ -16,7 +16,7 @@ from agentrl.errors import ExitCode, UnknownNameError, UsageError
 from agentrl.formatting.log_lines import Choice, Lines, time_of
 from agentrl.protocol import rows
 from agentrl.protocol.commands import ReadLogs, WaitChain, WaitLink, WhyReport
-from agentrl.protocol.data_commands import BoundPreview, Page, StalenessReport
+from agentrl.protocol.data_commands import BoundPreview, Page, RecordStory, StalenessReport
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import LogChunk
 from tests.cli.conftest import Said, Shell
@@ -317,3 +317,15 @@ def test_closed_pipe_is_no_error(shell: Shell, coordinator: Scripted) -> None:
     assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait(PATIENCE_S) == 0
+
+
+def test_record_has_the_messages_of_its_loop(coordinator: Scripted, shell: Shell) -> None:
+    record = {"id": "r", "status": "scored", "turns": 1, "generated_tokens": 2}
+    turn: dict[str, object] = {"index": 1, "text": "yes", "reason": "", "call": {}, "parsed": [], "tool_calls": []}
+    turn["from_loop"] = [{"role": "user", "text": "Are you\x07 sure?"}]
+    coordinator.answers["show_record"] = lambda _: RecordStory(
+        record, {"query": "what?"}, {"sentence": "answered"}, turns=(turn,)
+    )
+    said = shell("records", "show", "r")
+    assert "  from the agent loop (user): Are you sure?" in said.out
+    assert said.out.index("Are you") < said.out.index("turn 1")

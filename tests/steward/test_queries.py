@@ -43,6 +43,7 @@ from agentrl.protocol.wire import raw
 from agentrl.queries import exports, staleness, tool_errors
 from agentrl.queries.dispatcher import Dispatcher
 from agentrl.queries.exports import PART_BYTES
+from agentrl.queries.published_tokenizer import PublishedTokenizer
 from agentrl.steward.epochs import Source
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.store import calls, checkpoints, claims, lineages, lists, steps, tasks
@@ -240,7 +241,7 @@ async def test_records_of_a_part_are_read_together(db: Database) -> None:
     await admitted(db, n=12)
     names = [await episode(db) for _ in range(12)]
     counting = Counting(db._client, db.name)
-    part = await exports.part(counting, ExportRecords())
+    part = await exports.part(counting, PublishedTokenizer(counting, Path("nowhere")), ExportRecords())
     assert [json.loads(line)["record"]["id"] for line in part.data.splitlines()] == names
     assert counting.finds <= 1 + 2 * 4, "the page; then tasks, calls, structures and cut values, twice"
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Tokenizer
 from agentrl.chat.tokenizer_training import build_tokenizer
 from agentrl.errors import UnknownNameError
-from agentrl.protocol.data_commands import ExportRecords, RecordTokens, TokenPart
+from agentrl.protocol.data_commands import ExportRecords, RecordStory, RecordTokens, ShowRecord, TokenPart
 from agentrl.store import pruning
 from agentrl.store.database import Database
 from agentrl.store.documents import DispatchedSamplingTask, Publication, call_id, to_bson
@@ -143,3 +145,19 @@ def test_pieces_are_the_text_from_anywhere(tokenizer: Tokenizer, first: int) -> 
     assert "".join(whole) == SAID == tokenizer.decode(ids)
     assert len(whole) == len(ids)
     assert tokenizer.pieces(ids, first) == whole[first:]
+
+
+async def test_a_message_of_the_loop_is_shown_and_exported(db: Database, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    await published(db)
+    await admitted(db)
+    record = await episode(db)
+    prompt = pack_ids(Template(tokenizer).user(SAID))
+    await db.update_one("DispatchedSamplingTask", {"_id": call_id(record, 1)}, {"$set": {"prompt": prompt}})
+    await db.delete_many("DBRecordData", {})
+    for question in (ShowRecord(record), ShowRecord(record, after_turn=0), ShowRecord(record, chars=0)):
+        story: RecordStory = await asked(db, "show_record", question, run_dir=tmp_path)
+        assert story.turns[-1]["from_loop"] == [{"role": "user", "text": SAID}]
+    cut: RecordStory = await asked(db, "show_record", ShowRecord(record, chars=9), run_dir=tmp_path)
+    assert "left out" in cut.turns[-1]["from_loop"][0]["text"]
+    export = await asked(db, "export_records", ExportRecords(), run_dir=tmp_path)
+    assert [turn["from_loop"] for turn in json.loads(export.data)["turns"]] == [[], [{"role": "user", "text": SAID}]]

@@ -50,6 +50,15 @@ async def test_long_text_can_be_read_to_its_end_and_omissions_are_counted(coordi
     assert "10 more signs" in told("x" * (record_detail.UNFOLDED + 10))
 
 
+def test_message_of_the_agent_loop_stands_before_its_turn() -> None:
+    said = {**story().turns[0], "from_loop": [{"role": "user", "text": "Are you sure?"}]}
+    lines = record_detail.of_record(msgspec.structs.replace(story(), turns=(said,)), 80, RecordView()).lines
+    texts = ["".join(part.text for part in line) for line in lines]
+    assert texts.index("  from the agent loop (user): Are you sure?") < next(
+        place for place, text in enumerate(texts) if text.startswith("turn 0")
+    )
+
+
 def long_story(after: int = -1, of: int = 60) -> data_commands.RecordStory:
     turns = tuple({"index": n, "text": f"said {n}\nand more", "parsed": (), "tool_calls": ()} for n in range(of))
     return msgspec.structs.replace(

@@ -102,6 +102,9 @@ def _turn(turn: Row, room: int, look: RecordView, segments: Sequence[TokenStretc
     seconds = f" · {call['seconds']:.2f} s" if call.get("seconds") else ""
     prompt = f" · {call['new_prompt_tokens']} new prompt tokens" if call.get("new_prompt_tokens") else ""
     yield ()
+    for message in turn.get("from_loop", ()):
+        by = f"from the agent loop ({message['role'] or 'no role'})"
+        yield from _text(by, message["text"], room, look.unfolded, Tone.DIM)
     yield (Span(f"turn {turn.get('index')}", Tone.ACCENT), span(f"  {spans}{at}{seconds}{prompt}", Tone.DIM))
     if segments and look.colouring is not Colouring.NONE:
         for segment in segments:

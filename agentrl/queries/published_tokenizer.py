@@ -1,0 +1,39 @@
+"""Reads the tokenizer of the published weights, which turns stored tokens into text.
+
+All publications of a run have the same one, so it is read once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from agentrl.chat.template import Template
+from agentrl.chat.tokenizer import Tokenizer
+from agentrl.errors import ConfigError
+from agentrl.store import publications
+from agentrl.store.database import Database
+
+
+class PublishedTokenizer:
+    def __init__(self, database: Database, run_dir: Path) -> None:
+        self._database = database
+        self._run_dir = run_dir
+        self._tokenizer: Tokenizer | None = None
+        self._template: Template | None = None
+
+    async def tokenizer(self) -> Tokenizer | None:
+        """None while nothing is published. Raises ConfigError if it cannot be read."""
+        if self._tokenizer is None and (newest := await publications.newest(self._database)) is not None:
+            self._tokenizer = await asyncio.to_thread(Tokenizer, self._run_dir / newest.path)
+        return self._tokenizer
+
+    async def template(self) -> Template | None:
+        """Its chat template. None if no tokenizer can be read, or if it has no known markup."""
+        if self._template is None:
+            try:
+                found = await self.tokenizer()
+                self._template = Template(found) if found else None
+            except ConfigError:
+                return None
+        return self._template
