@@ -210,6 +210,8 @@ class Attempt:
             if isinstance(broken, TimeoutError) and clock.expired:
                 return self._timed_out(episode)
             return _loop_failed(episode, broken)
+        finally:
+            episode.stop()
         try:
             return EndedError(Outcome(outcome))
         except ValueError:

@@ -1,13 +1,16 @@
 """What an agent loop works with: the first prompt, model calls, tool calls, and the limits around them.
 
 Invariants: a turn is one logical model call with the tool calls that it caused, and is stored when the next one begins
-or the episode ends; the tokens of a trajectory are sampled ids and separately tokenised segments of the environment; a
-loop that goes on after a hand-over is given the same answers as before, out of the store, until it is where it was.
+or the episode ends; model calls of one episode follow each other; the tokens of a trajectory are sampled ids and
+separately tokenised segments of the environment; a loop that goes on after a hand-over is given the same answers as
+before, out of the store, until it is where it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -37,6 +40,12 @@ class Limits:
     """Of prompt and output together."""
     temperature: float
     top_p: float = 1.0
+
+
+SECOND_CALL = (
+    "`episode.model` was called while another model call of this episode was running: await one before the next, and"
+    " use no asyncio.gather for them"
+)
 
 
 class Reply(NamedTuple):
@@ -79,6 +88,10 @@ class Episode:
         self._random = random
         self._turn: int | None = None
         """The index of the turn that is not over."""
+        self._callers: set[asyncio.Task[object]] = set()
+        """Tasks of the loop that wait for a model call or tool calls."""
+        self._models_busy = False
+        self._stopped = False
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -99,6 +112,16 @@ class Episode:
 
         It also ends at a reply that is cut off by `max_tokens`; with `may_be_cut` the loop gets it (`ended` is false).
         """
+        if self._models_busy:
+            raise EndedError(Outcome.LOOP_FAILED, SECOND_CALL)
+        self._models_busy = True
+        try:
+            with self._calling():
+                return await self._model(list(prompt), may_be_cut=may_be_cut)
+        finally:
+            self._models_busy = False
+
+    async def _model(self, prompt: list[int], *, may_be_cut: bool) -> Reply:
         index = self.turns
         self._close_turn()
         if index >= self.limits.max_turns:
@@ -107,7 +130,7 @@ class Episode:
         if room <= 0:
             raise EndedError(Outcome.CONTEXT_FULL if index else Outcome.PROMPT_TOO_LONG)
         began = datetime.now(UTC)
-        made = await self._models.make(self._wanted(index, list(prompt), min(self.limits.max_tokens, room)))
+        made = await self._models.make(self._wanted(index, prompt, min(self.limits.max_tokens, room)))
         ended = made.finish == "stop" and bool(made.ids) and made.ids[-1] in self.template.stop_ids
         text = self.template.tokenizer.decode(made.ids[:-1] if ended else made.ids)
         parsed = tool_call_parsers.parse(self.environment.parser, text, self.tools)
@@ -122,7 +145,26 @@ class Episode:
     async def call_tools(self, calls: Sequence[Call]) -> list[str]:
         """All at once; their results in the order of the calls."""
         assert self._turn is not None, "tools are called by a turn"
-        return await self._tools.run(self._turn, calls)
+        with self._calling():
+            return await self._tools.run(self._turn, calls)
+
+    def stop(self) -> None:
+        """Cancels the calls of tasks that the loop left behind: what they still get belongs to no record."""
+        self._stopped = True
+        for caller in self._callers:
+            caller.cancel()
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        if self._stopped:
+            raise EndedError(Outcome.LOOP_FAILED, "the episode is over")
+        caller = asyncio.current_task()
+        assert caller is not None
+        self._callers.add(caller)
+        try:
+            yield
+        finally:
+            self._callers.discard(caller)
 
     def over(self) -> None:
         """The last turn is complete."""

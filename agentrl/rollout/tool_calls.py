@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
@@ -108,6 +109,8 @@ class ToolCalls:
         self._leaving = asyncio.Event()
         self._asked = recorder.has_tool_calls
         """Whether the session has state that later calls build on."""
+        self._numbers: Counter[int] = Counter()
+        """How many calls each turn has made, so that calls made later in it have numbers of their own."""
         self.offer = Offer((), {})
 
     async def prepare(self) -> None:
@@ -124,7 +127,9 @@ class ToolCalls:
     async def run(self, turn: int, calls: Sequence[Call]) -> list[str]:
         """Texts for the model, in the order of `calls`."""
         stored = sorted(self._recorder.tool_calls_of(turn), key=lambda call: _number(call.id))
-        jobs = [asyncio.create_task(self._one(turn, number, call, stored)) for number, call in enumerate(calls)]
+        first = self._numbers[turn]
+        self._numbers[turn] += len(calls)
+        jobs = [asyncio.create_task(self._one(turn, number, call, stored)) for number, call in enumerate(calls, first)]
         try:
             done = await self._all(jobs)
         finally:

@@ -10,7 +10,7 @@ import pytest
 from agentrl.policies.outcomes import Blame, Outcome
 from agentrl.rollout.agent_loops import AgentLoop, register_loop
 from agentrl.rollout.attempt import EpisodeSettings
-from agentrl.rollout.episode import Episode
+from agentrl.rollout.episode import SECOND_CALL, Episode, Reply
 from agentrl.store import calls as stored_calls
 from agentrl.store.documents import Record
 from agentrl.tokens import spans as span_lists
@@ -253,6 +253,56 @@ class Swallows(AgentLoop):
         except Exception:  # noqa: BLE001 - what users write
             return Outcome.ANSWERED
         return Outcome.ANSWERED
+
+
+@register_loop("gathers")
+class Gathers(AgentLoop):
+    async def run(self, episode: Episode) -> Outcome:
+        prompt = episode.first_prompt()
+        await asyncio.gather(episode.model(prompt), episode.model(prompt))
+        return Outcome.ANSWERED
+
+
+@register_loop("groups_tasks")
+class GroupsTasks(AgentLoop):
+    async def run(self, episode: Episode) -> Outcome:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(3):
+                tasks.create_task(episode.model(episode.first_prompt()))
+        return Outcome.ANSWERED
+
+
+@pytest.mark.parametrize("agent", ["gathers", "groups_tasks"])
+async def test_a_second_model_call_at_the_same_time_is_refused_with_what_to_do(stage: Stage, agent: str) -> None:
+    await stage.engine(lambda got: "<answer>3</answer>")
+    await stage.task(n=1, agent_name=agent)
+    async with stage.sampler():
+        record = await stage.one()
+    assert (record.status, record.outcome, record.error) == ("failed", "loop_failed", SECOND_CALL)
+    assert [call.index for call in await stage.calls()] == list(range(len(await stage.calls())))
+    assert not await stage.open_ends()
+
+
+async def test_a_model_call_that_the_loop_left_behind_belongs_to_no_record(stage: Stage) -> None:
+    @register_loop("leaves_a_task")
+    class LeavesATask(AgentLoop):
+        async def run(self, episode: Episode) -> Outcome:
+            reply = await episode.model(episode.first_prompt())
+            left.append(asyncio.create_task(episode.model([*episode.first_prompt(), *reply.ids])))
+            await aeventually(lambda: len(engine.prompts) == 2, what="the second call is running")
+            return self.ending(reply.text, episode.task)
+
+    left: list[asyncio.Task[Reply]] = []
+    reply = iter(["<answer>3</answer>"])
+    engine = await stage.engine(lambda got: next(reply, None) or silent(got))
+    await stage.task(n=1, agent_name="leaves_a_task")
+    async with stage.sampler():
+        record = await stage.one()
+        await asyncio.wait(left)
+    assert (record.outcome, record.score, record.turns) == ("answered", 1.0, 1)
+    assert [call.status for call in await stage.calls()] == ["done", "failed"]
+    assert (await stage.data())[0].trained_tokens == record.generated_tokens
+    assert left[0].cancelled()
 
 
 async def test_a_single_turn_agent_asks_once(stage: Stage) -> None:

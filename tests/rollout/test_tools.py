@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrl.policies.outcomes import Outcome
+from agentrl.rollout.agent_loops import AgentLoop, register_loop
 from agentrl.rollout.attempt import EpisodeSettings
+from agentrl.rollout.episode import Episode
 from agentrl.rollout.tool_calls import RETRY_S, offer
 from agentrl.tokens.binary_format import unpack_ids
 from agentrl.toolbox.api_messages import (
@@ -63,6 +67,31 @@ async def test_calls_of_a_turn_run_side_by_side_and_answer_in_their_order(stage:
     before, after = await stage.calls()
     assert after.base == before.id
     assert after.base_length == len(engine.prompts[0].ids) + len(unpack_ids(before.output))
+
+
+@register_loop("calls_apart")
+class CallsApart(AgentLoop):
+    """Calls its tools first one after another, then in tasks of their own."""
+
+    async def run(self, episode: Episode) -> Outcome:
+        reply = await episode.model(episode.first_prompt())
+        one, two, *more = reply.parsed.calls
+        results = [*await episode.call_tools([one]), *await episode.call_tools([two])]
+        for each in await asyncio.gather(*(episode.call_tools([call]) for call in more)):
+            results += each
+        assert results == ["a", "b", "c", "d"]
+        return Outcome.ANSWERED
+
+
+async def test_calls_of_a_turn_that_are_made_apart_have_results_of_their_own(stage: Stage) -> None:
+    await ready(stage)
+    await stage.engine(lambda prompt: calls(*(f"echo(text='{text}')" for text in "abcd")))
+    await stage.task(n=1, agent_name="calls_apart", answer_schema="")
+    async with stage.sampler():
+        record = await stage.one()
+    assert record.outcome == "answered", record.error
+    stored = [(call.id.rpartition("/")[2], call.result) for call in await stage.tool_calls()]
+    assert sorted(stored) == [("000.0", "a"), ("000.1", "b"), ("000.2", "c"), ("000.3", "d")]
 
 
 async def test_the_session_is_the_episodes_own_and_ends_with_it(stage: Stage) -> None:
