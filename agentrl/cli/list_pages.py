@@ -16,7 +16,7 @@ from agentrl.cli.options import Cli
 from agentrl.errors import ExitCode
 
 EXAMPLES: Mapping[str, tuple[str, str]] = {
-    "tasks list": ("status=dead and environment=shop", "-trained_count,admitted_at"),
+    "tasks list": ("status=dead and row.difficulty=hard", "-trained_count,admitted_at"),
     "records list": ("status=failed and duration_s>30", "-score,started_at"),
     "records export": ("environment=shop and score>0.5", ""),
     "steps list": ("status=committed and metrics.loss>1", "-metrics.loss"),

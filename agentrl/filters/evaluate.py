@@ -32,10 +32,10 @@ def matches(expression: Expression, document: Mapping[str, Any], now: datetime) 
         case Not(part):
             return not matches(part, document, now)
         case In(field, values):
-            actual = lookup(document, field.name)
+            actual = lookup(document, field.in_rows)
             return any(_equal(actual, value, now) for value in values)
         case Compare(field, sign, value):
-            return _holds(lookup(document, field.name), sign, value, now)
+            return _holds(lookup(document, field.in_rows), sign, value, now)
 
 
 def lookup(document: Mapping[str, Any], name: str) -> Any:
@@ -77,6 +77,8 @@ def _holds(actual: Any, sign: str, value: Value, now: datetime) -> bool:
             return not _contains(actual, str(value))
     if isinstance(value, Moment | Age):
         return _time_holds(actual, sign, value, now)
+    if isinstance(actual, list | tuple):
+        return any(_holds(item, sign, value, now) for item in actual if not isinstance(item, list | tuple))
     return type_of(actual) == type_of(value) and _ORDER[sign](actual, value)
 
 

@@ -15,6 +15,7 @@ from agentrl.filters.fields import Field
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "~", "!~"]
 
 KEYWORDS = frozenset({"and", "or", "not", "in"})
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 PLAIN_WORD = re.compile(r"""[^\s()=<>!~,"']+""")
 """A value that needs no quotes."""
 
@@ -125,6 +126,11 @@ def _bracketed(part: Expression) -> str:
     return f"({part})" if isinstance(part, And | Or) else str(part)
 
 
+def _is_other(text: str, field: Field) -> bool:
+    """Whether a text without quotes would be a number or a flag."""
+    return field.kind == "any" and (NUMBER.fullmatch(text) is not None or text.lower() in ("true", "false"))
+
+
 def _written(value: Value, field: Field) -> str:
     if value is None:
         return "null"
@@ -134,7 +140,7 @@ def _written(value: Value, field: Field) -> str:
         return value.written
     if isinstance(value, int | float):
         return repr(value)
-    if PLAIN_WORD.fullmatch(value) and value.lower() not in KEYWORDS | {"null"}:
+    if PLAIN_WORD.fullmatch(value) and value.lower() not in KEYWORDS | {"null"} and not _is_other(value, field):
         return value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Kind = Literal["text", "number", "time", "flag", "texts"]
+Kind = Literal["text", "number", "time", "flag", "texts", "any"]
+"""`any`: the value of a query decides, `5` and `true` are no texts unless they are quoted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,19 @@ class Field:
     def stored(self) -> str:
         return self.path or self.name
 
+    @property
+    def in_rows(self) -> str:
+        """Its name in rows, in which only the id has another name than in MongoDB."""
+        return self.name if self.path == "_id" else self.stored
+
+
+ROW = "row"
+"""`row.difficulty` is the column `difficulty` of the dataset row."""
+
+
+def is_column(field: Field) -> bool:
+    return field.name.startswith(f"{ROW}.")
+
 
 class Fields:
     """The fields of one kind of document."""
@@ -37,26 +51,33 @@ class Fields:
         fields: Iterable[Field],
         *,
         prefixes: Mapping[str, Kind] | None = None,
+        columns: str = "",
         orders: Mapping[str, str] | None = None,
     ) -> None:
+        """`columns`: where `row.NAME` finds the columns of a dataset row; empty if there are none."""
         self._fields = {field.name: field for field in fields}
         self._prefixes = dict(prefixes or {})
+        self._columns = columns
         self._orders = dict(orders or {})
 
     def among(self, **choices: Iterable[str]) -> Fields:
         """The same fields, with the possible values of some of them."""
         known = [replace(field, choices=tuple(map(str, choices.get(name, ())))) for name, field in self._fields.items()]
-        return Fields(known, prefixes=self._prefixes, orders=self._orders)
+        return Fields(known, prefixes=self._prefixes, columns=self._columns, orders=self._orders)
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*self._fields, *(f"{prefix}.*" for prefix in self._prefixes))
+        prefixes = [*self._prefixes, *([ROW] if self._columns else [])]
+        return (*self._fields, *(f"{prefix}.*" for prefix in prefixes))
 
     def find(self, name: str) -> Field | None:
-        """The field of that name. After an open prefix (`metrics.`) every name is a field."""
+        """The field of that name. After `row.` and an open prefix (`metrics.`) every name is a field."""
         if name in self._fields:
             return self._fields[name]
         prefix, dot, rest = name.partition(".")
+        if prefix == ROW and self._columns and all(part and not part.startswith("$") for part in rest.split(".")):
+            # Ids of rows are stored as texts.
+            return Field(name, "text" if rest == "id" else "any", f"{self._columns}.{rest}")
         if dot and rest and prefix in self._prefixes and all(part.isidentifier() for part in rest.split(".")):
             return Field(name, self._prefixes[prefix])
         return None
@@ -79,13 +100,15 @@ def fields(
     flag: str = "",
     texts: str = "",
     prefixes: Mapping[str, Kind] | None = None,
+    columns: str = "",
     age: str = "",
     identity: Kind = "text",
 ) -> Fields:
     """Fields by kind, as words, and the id. The order `age` has the oldest first."""
     by_kind: dict[Kind, str] = {"text": text, "number": number, "time": time, "flag": flag, "texts": texts}
     named = [Field(name, kind) for kind, words in by_kind.items() for name in words.split()]
-    return Fields([Field("id", identity, "_id"), *named], prefixes=prefixes, orders={"age": age} if age else {})
+    known = [Field("id", identity, "_id"), *named]
+    return Fields(known, prefixes=prefixes, columns=columns, orders={"age": age} if age else {})
 
 
 TASKS = fields(
@@ -95,12 +118,14 @@ TASKS = fields(
     time="admitted_at deadline_at",
     flag="signal",
     texts="servers",
+    columns="extra",
     age="admitted_at",
 )
 RECORDS = fields(
     text="task environment purpose status owner outcome outcome_class error reason",
     number="round seat attempt score oldest_version newest_version generated_tokens turns duration_s",
     time="created_at started_at finished_at",
+    columns="extra",
     age="started_at",
 )
 CALLS = fields(

@@ -22,6 +22,7 @@ from agentrl.errors import UsageError
 from agentrl.filters.expressions import (
     EVERYTHING,
     KEYWORDS,
+    NUMBER,
     PLAIN_WORD,
     TICK,
     Age,
@@ -35,7 +36,7 @@ from agentrl.filters.expressions import (
     Or,
     Value,
 )
-from agentrl.filters.fields import Field, Fields
+from agentrl.filters.fields import Field, Fields, Kind
 
 DEEPEST = 20
 """Levels of brackets. MongoDB refuses queries that are nested much deeper."""
@@ -49,7 +50,6 @@ _TOKEN = re.compile(
     rf"|(?P<word>{PLAIN_WORD.pattern})",
     re.DOTALL,
 )
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _AGE = re.compile(r"-(\d+(?:\.\d+)?)([smhdw])")
 _TIME = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:T(\d\d:\d\d)(:\d\d)?(\.\d{1,3})?(Z|[+-]\d\d:\d\d)?)?",
@@ -185,15 +185,18 @@ class _Parser:
     def _comparison(self, field: Field, sign: _Token) -> Expression:
         name = "=" if sign.text == "==" else sign.text
         operator: Operator = next(known for known in get_args(Operator) if known == name)
-        if operator in ("~", "!~") and field.kind not in ("text", "texts"):
+        if operator in ("~", "!~") and field.kind not in ("text", "texts", "any"):
             self.fail(sign, f"{field.name} is a {field.kind}; {operator} looks into texts")
         if operator in ("<", "<=", ">", ">=") and field.kind in ("flag", "texts"):
             self.fail(sign, f"{field.name} has no order; use = or !=")
         token = self.next
-        value = self._whole_value(field) if operator in ("=", "!=") else self._value(field)
+        as_text = operator in ("~", "!~")
+        value = self._whole_value(field) if operator in ("=", "!=") else self._value(field, as_text=as_text)
         if value is None and operator not in ("=", "!="):
             self.fail(token, "null can only be compared with = and !=")
-        if operator in ("~", "!~") and isinstance(value, str) and not 0 < len(value) <= LONGEST_TEXT:
+        if isinstance(value, bool) and operator not in ("=", "!="):
+            self.fail(token, "true and false have no order; use = or !=")
+        if as_text and isinstance(value, str) and not 0 < len(value) <= LONGEST_TEXT:
             self.fail(token, f"a text to look for has 1 to {LONGEST_TEXT} characters, not {len(value)}")
         return Compare(field, operator, value)
 
@@ -221,7 +224,7 @@ class _Parser:
             self.fail(token, f"{field.name} is one of {', '.join(field.choices)}, not {value!r}")
         return value
 
-    def _value(self, field: Field) -> Value:
+    def _value(self, field: Field, *, as_text: bool = False) -> Value:
         token = self._take()
         if token.kind not in ("word", "quoted") or token.keyword:
             quoted = "; quote it if it is meant as a text" if token.keyword else ""
@@ -229,7 +232,7 @@ class _Parser:
         if token.kind == "word" and token.text.lower() == "null":
             return None
         text = re.sub(r"\\(.)", r"\1", token.text[1:-1], flags=re.DOTALL) if token.kind == "quoted" else token.text
-        match field.kind:
+        match "text" if as_text else _kind(field, token):
             case "number":
                 return self._number(field, token, text)
             case "flag":
@@ -243,7 +246,7 @@ class _Parser:
         return text
 
     def _number(self, field: Field, token: _Token, text: str) -> float:
-        if not _NUMBER.fullmatch(text):
+        if not NUMBER.fullmatch(text):
             self.fail(token, f"{field.name} is a number, not {text!r}")
         number = float(text)
         if math.isinf(number):
@@ -268,6 +271,15 @@ class _Parser:
         except (ValueError, OverflowError) as error:
             self.fail(token, f"{text} is no time: {error}")
             raise AssertionError("unreachable") from error
+
+
+def _kind(field: Field, token: _Token) -> Kind:
+    """The kind of a value. Only that of a column follows from how it is written."""
+    if field.kind != "any":
+        return field.kind
+    if token.kind == "word" and NUMBER.fullmatch(token.text):
+        return "number"
+    return "flag" if token.kind == "word" and token.text.lower() in ("true", "false") else "text"
 
 
 def _moment(text: str, parts: re.Match[str]) -> Moment:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.filters.evaluate import as_stored, lookup
-from agentrl.filters.fields import Field, Fields
+from agentrl.filters.fields import Field, Fields, is_column
 from agentrl.filters.mongo import Query
 from agentrl.filters.parser import FilterError
 
@@ -56,6 +56,8 @@ def _key(text: str, place: int, name: str, fields: Fields) -> SortKey:
         raise FilterError(text, place, problem, hint="" if nearest else f"Fields are: {', '.join(fields.names)}.")
     if field.kind == "texts":
         raise FilterError(text, place, f"{name} is a list and has no order")
+    if is_column(field):
+        raise FilterError(text, place, f"{name} is a column of the dataset, by which lists are not sorted")
     return SortKey(field, descending)
 
 

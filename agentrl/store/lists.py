@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from agentrl.errors import UnknownNameError
+from agentrl.errors import UnknownNameError, UsageError
 from agentrl.filters import fields as known_fields
-from agentrl.filters.fields import Fields
+from agentrl.filters.expressions import And, Compare, Expression, In, Not, Or
+from agentrl.filters.fields import Fields, is_column
 from agentrl.filters.mongo import Query, to_mongo
 from agentrl.filters.parser import parse
 from agentrl.filters.sorting import SortKey, after, parse_sort, to_mongo_sort, values_of
@@ -49,6 +50,9 @@ NEWEST_FIRST: Mapping[str, str] = {
 }
 """The default order of each list: what is new comes first. Each uses an index."""
 MOST_ROWS = 1000
+MOST_TASKS = 100_000
+"""That a condition on their rows may find: their ids are sent to the database."""
+_TASK = known_fields.Field("task", "text")
 FAILED_CALLS = "ToolCall"
 """The list of tool calls that failed."""
 _AS_THEY_ARE = frozenset({bool, int, float, str, type(None)})
@@ -92,10 +96,31 @@ async def page(
 async def _asked(
     database: Database, kind: str, filter: str, keys: tuple[SortKey, ...], last: str | int | None
 ) -> Query:
-    query = to_mongo(parse(filter, _fields(kind)), await database.now())
+    now = await database.now()
+    expression = parse(filter, _fields(kind))
+    if kind == "Record":
+        expression = await _with_tasks(database, expression, now)
+    query = to_mongo(expression, now)
     if last is None:
         return query
     return {"$and": [query, after(keys, await _place(database, kind, keys, last))]}
+
+
+async def _with_tasks(database: Database, expression: Expression, now: datetime) -> Expression:
+    """Replace conditions on columns of the dataset row, which only the task has, by the tasks that fulfil them."""
+    match expression:
+        case And(parts):
+            return And(tuple([await _with_tasks(database, part, now) for part in parts]))
+        case Or(parts):
+            return Or(tuple([await _with_tasks(database, part, now) for part in parts]))
+        case Not(part):
+            return Not(await _with_tasks(database, part, now))
+        case Compare(field) | In(field) if is_column(field):
+            found = await database.find("Task", to_mongo(expression, now), projection=["_id"], limit=MOST_TASKS + 1)
+            if len(found) > MOST_TASKS:
+                raise UsageError(f"More than {MOST_TASKS} tasks fulfil {expression}.", hint="Ask for rarer values.")
+            return In(_TASK, tuple(task["_id"] for task in found))
+    return expression
 
 
 async def _place(database: Database, kind: str, keys: tuple[SortKey, ...], last: str | int) -> list[Any]:

@@ -28,11 +28,13 @@ FIELDS = fields(
     flag="signal",
     texts="servers",
     prefixes={"metrics": "number"},
+    columns="extra",
 )
 NOW = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 TEXT, NUMBER, TIME = FIELDS.find("status"), FIELDS.find("score"), FIELDS.find("created_at")
 NAMES = ("id", "status", "error", "nested.word", "score", "turns", "nested.depth", "created_at", "signal", "servers")
+COLUMNS = ("row.word", "row.depth")
 
 words = st.sampled_from(
     (
@@ -86,21 +88,24 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "number": numbers,
     "flag": st.booleans(),
     "time": moments | ages,
+    "any": words | numbers | st.booleans(),
 }
 ORDERED = ("<", "<=", ">", ">=")
 
 
 @st.composite
 def conditions(draw: st.DrawFn) -> Expression:
-    field = FIELDS.find(draw(st.sampled_from(NAMES)))
+    field = FIELDS.find(draw(st.sampled_from(NAMES + COLUMNS)))
     assert isinstance(field, Field)
     signs = ["=", "!=", "in"]
-    if field.kind in ("text", "texts"):
+    if field.kind in ("text", "texts", "any"):
         signs += ["~", "!~"]
-    if field.kind in ("text", "number", "time"):
+    if field.kind in ("text", "number", "time", "any"):
         signs += ORDERED
     sign = draw(st.sampled_from(signs))
     value = VALUES[field.kind]
+    if field.kind == "any" and sign not in ("=", "!=", "in"):
+        value = words if "~" in sign else words | numbers
     if sign == "in":
         return In(field, tuple(draw(st.lists(value | st.none(), min_size=1, max_size=3))))
     if sign in ("=", "!="):
@@ -118,6 +123,7 @@ expressions = st.recursive(
     max_leaves=5,
 )
 
+anything = words | document_numbers | st.booleans() | st.none()
 _kept = {
     "status": words,
     "error": words,
@@ -126,6 +132,9 @@ _kept = {
     "created_at": instants,
     "signal": st.booleans(),
     "servers": st.lists(words, max_size=3),
+    "extra": st.fixed_dictionaries(
+        {}, optional={name: anything | st.lists(anything, max_size=3) for name in ("word", "depth")}
+    ),
     "nested": st.fixed_dictionaries({}, optional={"word": words, "depth": document_numbers}),
 }
 documents = st.fixed_dictionaries(

@@ -189,3 +189,31 @@ def parsed(text: str) -> tuple[FilterError | None, Expression]:
         return None, parse(text, FIELDS)
     except FilterError as refused:
         return refused, EVERYTHING
+
+
+@pytest.mark.parametrize(
+    ("query", "row"),
+    [
+        ("row.difficulty = hard", {"difficulty": "hard"}),
+        ("row.level>3 and row.level=4", {"level": 4}),
+        ('row.level="4" and row.level!=4 and row.level~4', {"level": "4"}),
+        ("row.easy=true and row.easy!=false", {"easy": True}),
+        ("row.meta.source in (web, 7) and row.other=null", {"meta": {"source": "web"}}),
+        ("row.problem-type!~algebra and row.problem-type!=null", {"problem-type": "geometry"}),
+        ("row.id=17", {"id": "17"}),
+        ("row.tags=new", {"tags": ["new", "short"]}),
+    ],
+)
+def test_columns_of_the_dataset_row_are_compared_by_the_kind_of_the_value(query: str, row: dict[str, object]) -> None:
+    tree = parse(query, TASKS)
+    assert matches(tree, {"extra": row}, NOW)
+    assert not matches(tree, {"extra": {"difficulty": "easy"}}, NOW)
+    assert parse(str(tree), TASKS) == tree
+
+
+@pytest.mark.parametrize("query", ["row.=5", "row.$where=5", "row.a..b=5", "row.easy<true", "row.a~null"])
+def test_impossible_conditions_on_columns_are_refused(query: str) -> None:
+    with pytest.raises(FilterError):
+        parse(query, TASKS)
+    with pytest.raises(FilterError, match=r"there is no field 'row\.difficulty'"):
+        parse("row.difficulty=hard", STEPS)

@@ -37,7 +37,7 @@ from agentrl.store.claims import Reached
 from agentrl.store.database import Bulk, Database, Filter, Plain, Write
 from agentrl.store.documents import Task, to_bson
 from agentrl.training import batch_selection
-from tests.store.flow import claim_one, commit, explained, ready_tasks, row, run_group, sampler
+from tests.store.flow import admit, claim_one, commit, explained, ready_tasks, row, run_group, sampler
 from tests.store.server import NAME
 
 FEW_ENOUGH_TO_SORT = {
@@ -276,6 +276,41 @@ async def test_a_page_goes_on_where_it_stood_whatever_became_of_its_last_row(db:
 
     by_id = await lists.page(db, "Record", sort="started_at", after="r1")
     assert [row["id"] for row in by_id.rows] == ["r2", "r5"], "what earlier versions gave"
+
+
+async def test_tasks_and_records_are_found_by_columns_of_their_dataset_row(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, level in enumerate((1, 2, "2", None)):
+        task = row(number)
+        task.extra = {} if level is None else {"level": level, "id": f"{number}"}
+        await tasks.insert(db, [task])
+        assert await admit(db, task, n=2)
+
+    async def rows_of(kind: str, query: str) -> list[int]:
+        found = await lists.page(db, kind, filter=query, sort="id")
+        return sorted({int(each["id"].partition("#")[0][-6:]) for each in found.rows})
+
+    expected = {
+        "row.level=2": [1],
+        'row.level="2"': [2],
+        "row.level!=2": [0, 2, 3],
+        "not row.level>=2": [0, 2, 3],
+        "row.level=null or row.id=0": [0, 3],
+        "environment=shop and row.level in (1, 2)": [0, 1],
+        "row.level=9": [],
+    }
+    for query, numbers in expected.items():
+        assert await rows_of("Task", query) == numbers, query
+        assert await rows_of("Record", query) == numbers, query
+    first = await lists.page(db, "Record", filter="row.level<=2", sort="id", limit=3)
+    rest = await lists.page(db, "Record", filter="row.level<=2", sort="id", limit=3, after=first.after)
+    assert [len(first.rows), len(rest.rows)] == [3, 1]
+    with pytest.raises(FilterError, match="not sorted"):
+        await lists.page(db, "Record", sort="row.level")
+    monkeypatch.setattr(lists, "MOST_TASKS", 2)
+    with pytest.raises(UsageError, match="More than 2 tasks"):
+        await rows_of("Record", "row.level!=2")
 
 
 @pytest.mark.parametrize("after", ["behind:", "behind:AAAA", "behind:é", "behind:FgAAAA", "behind:3f____8"])
