@@ -6,6 +6,7 @@
     model_calls, tool_calls             one logical call, whatever engines and toolboxes do meanwhile
     episode_recorder                    writes what an episode does, durable and in order
     episode_clock, episode_errors       the deadline of an episode; what ends it from below
+    ended_episode                       what a score may depend on, as it is stored
     record_ending, scorers, batched_requests   from the end of an episode to a scored Record, several at once
     answer_extraction, math...          the answer in a text, and whether it is right
     service_directory                   the engines and toolboxes that serve now

@@ -43,7 +43,10 @@ class AgentLoop(abc.ABC):
         return answer_extraction.extract(task.answer_schema, texts[-1]) if texts else None
 
     async def evaluate_record(self, texts: Sequence[str], task: Task) -> float:
-        """Returns the score. After an UnscoredError it is called again, maybe in another process."""
+        """Returns the score. After an UnscoredError it is called again, maybe in another process.
+
+        A subclass may declare `evaluate_record(self, episode: EndedEpisode)` instead, to score by tool calls as well.
+        """
         return await scorers.score(task.scorer, self.answer(texts, task), task)
 
     def ending(self, text: str, task: Task) -> Outcome:

@@ -8,6 +8,7 @@ called again, until its deadline; a store that is away is waited for while this 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,13 +19,14 @@ from agentrl.policies import outcomes
 from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.status_tables import Actor, RecordStatus
-from agentrl.rollout import agent_loops
+from agentrl.rollout import agent_loops, ended_episode
 from agentrl.rollout.agent_loops import AgentLoop
 from agentrl.rollout.batched_requests import Coalescer
+from agentrl.rollout.ended_episode import EndedEpisode
 from agentrl.rollout.episode_errors import DroppedError
 from agentrl.rollout.scorers import UnscoredError
 from agentrl.rollout.user_code_faults import UserCodeFaults, described
-from agentrl.store import calls, chunks, claims, groups, tasks
+from agentrl.store import calls, claims, groups, tasks
 from agentrl.store.claims import Claim, Ending, Reached, Scored
 from agentrl.store.database import Database, StoreError
 from agentrl.store.documents import DBRecordData, Record, Task, load_if
@@ -60,10 +62,21 @@ def structure(
     )
 
 
-async def _judged(made: Callable[[], AgentLoop], texts: Sequence[str], task: Task) -> float:
-    """The boundary to code of users: whatever it raises is its inability to say, and ends at the same deadline."""
+async def _judged(
+    made: Callable[[], AgentLoop], texts: Sequence[str], task: Task, stored: Callable[[], Awaitable[EndedEpisode]]
+) -> float:
+    """The boundary to code of users: whatever it raises is its inability to say, and ends at the same deadline.
+
+    `stored` reads the whole episode. It is called for loops whose `evaluate_record` takes an episode.
+    """
     try:
-        returned = await made().evaluate_record(texts, task)
+        loop = made()
+        if _takes_episode(loop):
+            # A subclass may take an episode instead of texts and task, which the type of the method does not say.
+            of_episode: Callable[..., Awaitable[float]] = loop.evaluate_record
+            returned = await of_episode(await stored())
+        else:
+            returned = await loop.evaluate_record(texts, task)
         if returned is None:
             raise UnscoredError(f"`evaluate_record` of the agent loop {task.agent_name} returned nothing.")
         score = float(returned)
@@ -77,6 +90,15 @@ async def _judged(made: Callable[[], AgentLoop], texts: Sequence[str], task: Tas
     if not math.isfinite(score):
         raise UnscoredError(f"The agent loop {task.agent_name} answered {score}, which is no score.")
     return score
+
+
+def _takes_episode(loop: AgentLoop) -> bool:
+    """Whether `evaluate_record` cannot be called with texts and task."""
+    try:
+        inspect.signature(loop.evaluate_record).bind([], None)
+    except TypeError:
+        return True
+    return False
 
 
 class RecordEnder:
@@ -94,7 +116,11 @@ class RecordEnder:
     ) -> bool:
         """By the policy's doing; everything that was generated is durable. False if the scorer cannot say now."""
         record = claim.record
-        judging = asyncio.ensure_future(_judged(lambda: loop, texts, claim.task))
+
+        async def stored() -> EndedEpisode:
+            return await self._insist(lambda: self._stored_episode(claim, ending.outcome))
+
+        judging = asyncio.ensure_future(_judged(lambda: loop, texts, claim.task, stored))
         try:
             await asyncio.wait([judging], timeout=JUDGED_SOON_S)
             if judging.done() and judging.exception() is None:
@@ -169,17 +195,24 @@ class RecordEnder:
         tree = TokenTree.from_calls((index, prompts[index], call.output) for index, call in stored.items())
         runs = {call.index: call.versions for call in answered}
         data = structure(record, tree, runs, OutcomeClass(record.outcome_class))
-        turns = [call for call in answered if call.over_at is not None]
-        texts = [await chunks.whole(self._database, turn.id, "text") or turn.text for turn in turns]
-        if await self._score(
-            _judged(lambda: agent_loops.loop_named(claim.task.agent_name)(), texts, claim.task), claim, data
-        ):
+        episode = await ended_episode.from_calls(self._database, claim.task, record.id, record.outcome, answered)
+
+        async def ended() -> EndedEpisode:
+            return episode
+
+        judged = _judged(lambda: agent_loops.loop_named(claim.task.agent_name)(), episode.texts, claim.task, ended)
+        if await self._score(judged, claim, data):
             return True
         if await self._is_overdue(record):
             why = f"it could not be scored within {UNSCORED_AT_MOST_S:g} s"
             await self._held(lambda: claims.give_up_scoring(self._database, record.id, self._lease.incarnation, why))
             return True
         return False
+
+    async def _stored_episode(self, claim: Claim, outcome: str) -> EndedEpisode:
+        record = claim.record.id
+        answered = (await calls.with_tokens(self._database, [record]))[record]
+        return await ended_episode.from_calls(self._database, claim.task, record, outcome, answered)
 
     async def _read(self, record_id: str) -> Claim | None:
         mine = {"_id": record_id, "owner": self._lease.incarnation}

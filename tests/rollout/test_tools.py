@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 
+from agentrl.chat.tool_call_parsers import Call
 from agentrl.policies.outcomes import Outcome
 from agentrl.rollout.agent_loops import AgentLoop, register_loop
 from agentrl.rollout.attempt import EpisodeSettings
+from agentrl.rollout.ended_episode import EndedEpisode
 from agentrl.rollout.episode import Episode
+from agentrl.rollout.scorers import UnscoredError
 from agentrl.rollout.tool_calls import RETRY_S, offer
+from agentrl.steward import dead_owners
+from agentrl.store.documents import Record
 from agentrl.tokens.binary_format import unpack_ids
 from agentrl.toolbox.api_messages import (
     BadRequestError,
@@ -92,6 +97,52 @@ async def test_calls_of_a_turn_that_are_made_apart_have_results_of_their_own(sta
     assert record.outcome == "answered", record.error
     stored = [(call.id.rpartition("/")[2], call.result) for call in await stage.tool_calls()]
     assert sorted(stored) == [("000.0", "a"), ("000.1", "b"), ("000.2", "c"), ("000.3", "d")]
+
+
+LARGE = "x" * 300_000
+"""More than a document keeps of a result."""
+
+
+@register_loop("scores_state")
+class ScoresState(AgentLoop):
+    """Reads the state of its session at the end, and scores by it; the scorer is away at first."""
+
+    away = True
+
+    async def run(self, episode: Episode) -> Outcome:
+        reply = await episode.model(episode.first_prompt())
+        await episode.call_tools(reply.parsed.calls)
+        await episode.call_tools([Call("count"), Call("echo", {"text": LARGE})])
+        return self.ending(reply.text, episode.task)
+
+    async def evaluate_record(self, episode: EndedEpisode) -> float:  # type: ignore[override]
+        assert (episode.outcome, episode.task.answer) == ("answered", "3")
+        assert episode.texts == [calls("count()", "count()") + "<answer>3</answer>"]
+        *_, state, large = episode.tool_calls
+        assert (large.tool, large.arguments, large.result) == ("echo", {"text": LARGE}, LARGE)
+        if ScoresState.away:
+            raise UnscoredError("the judge is away")
+        return float(state.result.split()[2])
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["when it ends", "by another sampler"])
+async def test_a_loop_scores_the_state_of_the_environment_by_stored_tool_calls(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    monkeypatch.setattr("agentrl.rollout.sampler.RESCORE_EVERY_S", 0.1)
+    ScoresState.away = away
+    await ready(stage, result_max_chars=500_000)
+    await stage.engine(lambda prompt: calls("count()", "count()") + "<answer>3</answer>")
+    await stage.task(n=1, agent_name="scores_state")
+    async with stage.sampler("sampler-0.1"):
+        record = await stage.one()
+    if away:
+        assert (record.status, "the judge is away" in record.error) == ("unscored", True)
+        await dead_owners.expire(stage.db)
+        ScoresState.away = False
+        async with stage.sampler("sampler-1.1"):
+            (record,) = await aeventually(lambda: stage.all(Record, status="scored"), what="it is scored")
+    assert (record.status, record.score) == ("scored", 3.0)
 
 
 async def test_the_session_is_the_episodes_own_and_ends_with_it(stage: Stage) -> None:

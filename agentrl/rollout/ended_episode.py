@@ -1,0 +1,51 @@
+"""What a score may depend on: an ended episode with its tool calls, as it is stored.
+
+Scoring may happen again in another process after the episode and its sessions are gone, so a score follows from what is
+stored and from nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from agentrl.store import chunks
+from agentrl.store.database import Database
+from agentrl.store.documents import DispatchedSamplingTask, Task, ToolCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedEpisode:
+    record: str
+    """The id of its record."""
+    task: Task
+    outcome: str
+    texts: Sequence[str]
+    """What the model wrote, turn by turn."""
+    tool_calls: Sequence[ToolCall]
+    """With arguments, status and result, turn by turn, in the order in which they were requested."""
+
+
+async def from_calls(
+    database: Database, task: Task, record: str, outcome: str, answered: Sequence[DispatchedSamplingTask]
+) -> EndedEpisode:
+    """From the model calls with tokens; texts and results that were cut for their documents are whole here."""
+    cut = await chunks.cut_of(database, [record])
+
+    async def whole(document: str, field: str, inline: str) -> str:
+        return (await chunks.whole(database, document, field) if (document, field) in cut else None) or inline
+
+    turns = [call for call in answered if call.over_at is not None]
+    return EndedEpisode(
+        record=record,
+        task=task,
+        outcome=outcome,
+        texts=[await whole(turn.id, "text", turn.text) for turn in turns],
+        tool_calls=[
+            msgspec.structs.replace(call, result=await whole(call.id, "result", call.result))
+            for turn in turns
+            for call in turn.tool_calls
+        ],
+    )
