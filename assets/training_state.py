@@ -85,7 +85,7 @@ class RunStore:
 
     def _opened(self) -> Database:
         async def opened() -> Database:
-            return run_database.open_database(run_database.configuration(self._run_dir), self._state_dir)
+            return await run_database.open_database(run_database.configuration(self._run_dir), self._state_dir)
 
         if self._database is None:
             self._database = self._ask(opened())
