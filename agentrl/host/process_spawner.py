@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import marshal
 import os
@@ -89,12 +90,21 @@ class ProcessSpawner:
         except (OSError, EOFError, ValueError, TypeError) as broken:
             self._replace(broken)
             self._end_attempt(env.get(_ENV_OF_MARK, ""))
-            reply = self._ask(*request)
+            reply = self._ask_again(request, env.get(_ENV_OF_MARK, ""))
         pid, number, cause = reply
         if number:
             raise OSError(number, cause or os.strerror(number))
         self._children.add(pid)
         return int(pid)
+
+    def _ask_again(self, request: tuple[Any, ...], incarnation: str) -> Any:
+        """Ask the new helper. A later request must not read its late reply, so it is replaced too if it fails."""
+        try:
+            return self._ask(*request)
+        except (OSError, EOFError, ValueError, TypeError) as broken:
+            self._replace(broken)
+            self._end_attempt(incarnation)
+            raise OSError(errno.EAGAIN, f"the spawn helper failed twice: {broken}") from broken
 
     def reap(self, pid: int) -> int | None:
         """The wait status of an ended child of the helper; None if it is not known."""

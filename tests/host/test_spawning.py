@@ -7,8 +7,10 @@ import errno
 import os
 import re
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,6 +143,38 @@ async def test_helper_that_hangs_delays_one_start_and_nothing_runs_twice(
     async with spawning(tmp_path) as spawns:
         await spawns.output_of("true")
         os.kill(spawns.helper, signal.SIGSTOP)
+        assert await spawns.output_of("echo once") == ["once"]
+
+
+async def test_second_helper_that_hangs_fails_one_start_and_later_starts_get_their_own_pids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_spawner, "_REPLY_WITHIN_S", 1.0)
+    helpers: list[subprocess.Popen[bytes]] = []
+    start_helper = subprocess.Popen
+
+    def start_stopped(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        helpers.append(start_helper(*arguments, **options))
+        helpers[-1].send_signal(signal.SIGSTOP)
+        return helpers[-1]
+
+    async with spawning(tmp_path) as spawns:
+        with monkeypatch.context() as patched:
+            patched.setattr(subprocess, "Popen", start_stopped)
+            with pytest.raises(OSError, match="failed twice") as failed:
+                spawns.start("/bin/sh", "-c", "echo never")
+        assert failed.value.errno == errno.EAGAIN
+        assert [helper.returncode for helper in helpers] == [-signal.SIGKILL] * 2
+        assert await spawns.output_of("echo first $$") == [f"first {[*spawns.ended][-1]}"]
+        assert (await spawns.output_of("echo second $$"))[1:] == [f"second {[*spawns.ended][-1]}"]
+
+
+async def test_second_helper_that_ends_at_once_fails_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with spawning(tmp_path) as spawns:
+        with monkeypatch.context() as patched:
+            patched.setattr(process_spawner.sys, "executable", "/bin/false")
+            with pytest.raises(OSError, match="failed twice"):
+                spawns.start("/bin/true")
         assert await spawns.output_of("echo once") == ["once"]
 
 
