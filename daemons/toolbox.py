@@ -23,7 +23,7 @@ from agentrl.store.database import Database, StoreError
 from agentrl.store.documents import Service
 from agentrl.telemetry import data_plane_metrics
 from agentrl.toolbox.api import build_app
-from agentrl.toolbox.service_report import ServiceReporter, parts_of, problems_of, starting, status_of
+from agentrl.toolbox.service_report import ServiceReporter, parts_of, problems_of, starting, status_of, waits_of
 from agentrl.toolbox.toolbox import Quotas, Toolbox
 from agentrl.unit import Unit, run_unit
 
@@ -68,6 +68,7 @@ def _report_servers(unit: Unit, toolbox: Toolbox) -> None:
     servers = toolbox.servers()
     unit.status(status_of(servers, toolbox.open_sessions))
     unit.parts(parts_of(servers))
+    unit.publish_waits(waits_of(unit.name, servers))
     unit.incomplete(starting(servers))
     for name, problem in problems_of(servers).items():
         unit.problem(name, problem)

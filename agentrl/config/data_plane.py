@@ -136,7 +136,8 @@ class ToolServer(Section):
     """`shared`: stateless. `keyed`: the server separates episodes by a key in the metadata of each call. `process`: one
     process per episode, from a pool."""
     pool: _Positive = 4
-    """Processes of a server whose session is `process`."""
+    """Processes of a server whose session is `process`: as many episodes use it at once. `agentrl why` shows a pool
+    that is too small."""
     start_s: Seconds = 60.0
     """How long a start may take. Long by default, because npx and uvx unpack packages first."""
     timeout_s: Seconds = 30.0

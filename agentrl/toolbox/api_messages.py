@@ -48,6 +48,12 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     sessions: int = 0
     running: int = 0
     waiting: int = 0
+    pool: int = 0
+    """Processes of a pool; 0 without one."""
+    waiting_sessions: int = 0
+    """Sessions that wait for a process of the pool."""
+    short_s: float = 0.0
+    """How long there have been more sessions than processes."""
     died: int = 0
     """Unplanned ends of its processes."""
     last_death: str = ""

@@ -35,6 +35,8 @@ STARTS_AT_ONCE = 2
 """A start takes half a second of a core."""
 COMPUTES_S = 5.0
 """A start that takes longer waits for something and uses no core."""
+COMES_AGAIN_S = 10.0
+"""A session that was refused a process is requested again sooner than this."""
 FAILURES = 2
 """Failed starts in a row that are no chance."""
 NOT_YET = "it is being started"
@@ -278,6 +280,7 @@ class ProcessPool:
         self._changed = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._coming = 0
+        self._short_since = self._refused_at = float("-inf")
         self.starts = 0
 
     @property
@@ -309,6 +312,23 @@ class ProcessPool:
         # Between two processes the server still serves if the last start succeeded.
         return self.starts > 0 and (not self.why or any(not each.gone.is_set() for each in (*self._taken, *self._idle)))
 
+    @property
+    def size(self) -> int:
+        return self._size
+
+    @property
+    def waiting(self) -> int:
+        """Sessions that wait for a process now."""
+        return len(self._waiting)
+
+    @property
+    def short_s(self) -> float:
+        """How long there have been more sessions than processes; 0 if there are enough. Refused sessions come again
+        after some seconds."""
+        now = time.monotonic()
+        is_short = bool(self._waiting) or (not self._idle and now - self._refused_at < COMES_AGAIN_S)
+        return now - self._short_since if is_short and self.serving else 0.0
+
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -329,6 +349,8 @@ class ProcessPool:
             if not connection.gone.is_set():
                 return self._lend(connection)
         turn: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        if self.short_s == 0.0:
+            self._short_since = time.monotonic()
         self._waiting.append(turn)
         lent: Connection | None = None
         try:
@@ -337,6 +359,7 @@ class ProcessPool:
         except TimeoutError:
             if not self._taken:
                 raise _does_not_serve(self.why) from None
+            self._refused_at = time.monotonic()
             raise QuotaError(f"All {self._size} processes of the server are in use.", retry_after_s=1.0) from None
         finally:
             if lent is None:

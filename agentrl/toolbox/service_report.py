@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from agentrl.formatting.amounts import counted
-from agentrl.protocol.messages import UnitPart
+from agentrl.protocol.messages import UnitPart, Wait
 from agentrl.store import service_registry
 from agentrl.store.database import Database
 from agentrl.store.documents import Service
@@ -27,6 +27,8 @@ log = logging.getLogger("toolbox")
 REPORT_EVERY_S = 2.0
 WRITE_WITHIN_S = 10.0
 MOST_WAIT_S = 10.0
+SHORT_AT_MOST_S = 60.0
+"""Sessions may wait this long for a process; longer, the pool is too small."""
 State = Literal["starting", "serving", "draining", "gone"]
 
 
@@ -94,6 +96,22 @@ def starting(servers: Iterable[ServerInfo]) -> str:
     """The servers that have never served and may soon; empty if there are none."""
     names = [each.id for each in servers if each.starts == 0 and not (each.state == "down" and each.problem)]
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} being started" if names else ""
+
+
+def waits_of(unit: str, servers: Iterable[ServerInfo]) -> list[Wait]:
+    """The pools with fewer processes than sessions, for `agentrl why`: samplers only know that the toolbox is busy."""
+    return [
+        Wait(
+            f"tool server {server.id}",
+            f"has fewer processes than sessions: {server.waiting_sessions} wait while at most {server.pool} are in use "
+            f"(tools.{server.id}.pool)",
+            server.short_s,
+            SHORT_AT_MOST_S,
+            unit,
+        )
+        for server in servers
+        if server.short_s > 0
+    ]
 
 
 def parts_of(servers: Iterable[ServerInfo]) -> list[UnitPart]:

@@ -417,6 +417,7 @@ def _info(server: Server) -> ServerInfo:
     why = "" if serving else server.keeper.why
     if down_s > SLOW_START_S and server.keeper.slow_start:
         why = f"it was started more than {SLOW_START_S:g} s ago and does not answer ({server.keeper.slow_start})"
+    pool = server.keeper if isinstance(server.keeper, ProcessPool) else None
     return ServerInfo(
         id=server.name,
         session=server.config.session,
@@ -429,6 +430,9 @@ def _info(server: Server) -> ServerInfo:
         sessions=server.sessions,
         running=server.running,
         waiting=server.waiting,
+        pool=pool.size if pool else 0,
+        waiting_sessions=pool.waiting if pool else 0,
+        short_s=pool.short_s if pool else 0.0,
         died=server.keeper.died,
         last_death=server.keeper.last_death,
         last_failure=server.last_failure,

@@ -122,6 +122,16 @@ def test_wait_beyond_its_limit_comes_before_older_waits_within_theirs(reported_b
     assert first(at_most_s=None) == "web-0", "no limit is given, and the unit is at work"
 
 
+def test_pool_of_a_tool_server_is_named_instead_of_its_toolbox() -> None:
+    what = "has fewer processes than sessions: 3 wait while at most 4 are in use (tools.shop.pool)"
+    short = Wait("tool server shop", what, 70.0, 60.0, "toolbox-0")
+    reserved = Wait("toolbox-0", "tool call reservation", 20.0, 110.0)
+    chain = only(world(unit("sampler-0", reserved), unit("toolbox-0", short, phase="serving")))
+    assert (chain.culprit, chain.because, chain.amiss) == ("tool server shop", what, True)
+    assert chain.sentence.startswith("sampler-0 ← toolbox-0 ← tool server shop, 70 s: ")
+    assert explain(world(unit("sampler-0"), unit("toolbox-0", short))) == [], "no unit waits for it"
+
+
 def test_units_that_wait_for_each_other_are_a_circle() -> None:
     chain = only(world(unit("b-0", "a-0"), unit("a-0", "b-0"), unit("c-0", "b-0")))
     assert chain.because == "a circle of waits: a-0 ← b-0 ← a-0"

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from agentrl.config.data_plane import ToolServer
+from agentrl.protocol.messages import Wait
 from agentrl.toolbox import server_pool, service_report, toolbox
 from agentrl.toolbox.api_messages import BadRequestError, QuotaError, SessionError, SessionLostError, UnavailableError
 from agentrl.toolbox.toolbox import Quotas
@@ -90,6 +91,30 @@ async def test_a_full_pool_waits_and_then_refuses(make: MakeToolbox) -> None:
         await hands.toolbox.close("first")
         assert await waiting
         assert await hands.call("third", "c", "echo", text="x")
+
+
+async def test_pool_with_fewer_processes_than_sessions_is_a_wait(
+    make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waits() -> list[Wait]:
+        return service_report.waits_of("toolbox-0", hands.toolbox.servers())
+
+    async with make({"faulty": faulty(session="process", pool=1), "shared": faulty()}) as hands:
+        await hands.open("first")
+        assert waits() == [], "all processes are in use, and no session waits"
+        with pytest.raises(QuotaError):
+            await hands.open("second", wait_s=0.05)
+        (refused,) = waits()
+        assert (refused.on, refused.who) == ("tool server faulty", "toolbox-0")
+        waiting = asyncio.create_task(hands.open("second"))
+        await aeventually(lambda: any("1 wait while at most 1 " in wait.what for wait in waits()))
+        (wait,) = waits()
+        assert wait.age_s > refused.age_s, "a refused session that comes again is the same wait"
+        assert "tools.faulty.pool" in wait.what
+        await hands.toolbox.close("first")
+        assert await waiting
+        monkeypatch.setattr(server_pool, "COMES_AGAIN_S", 0.0)
+        assert waits() == []
 
 
 async def test_a_session_may_be_closed_while_it_opens(make: MakeToolbox) -> None:

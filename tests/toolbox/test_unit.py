@@ -31,7 +31,7 @@ from tests.waiting import aeventually
 class Unit:
     """One incarnation of the unit, with two servers of which one cannot start."""
 
-    def __init__(self, counterpart: Counterpart, mongo_url: str) -> None:
+    def __init__(self, counterpart: Counterpart, mongo_url: str, session: dict[str, Any]) -> None:
         self.counterpart = counterpart
         self.directory = counterpart.directory
         (self.directory / "mongo").mkdir()
@@ -41,7 +41,7 @@ class Unit:
             "model": {"build": "tiny"},
             "environments": {"shop": {"dataset": "train.jsonl", "tools": ["faulty", "broken"]}},
             "tools": {
-                "faulty": {"command": [sys.executable, str(FAULTY)], "session": "keyed"},
+                "faulty": {"command": [sys.executable, str(FAULTY)], **session},
                 "broken": {"command": ["sh", "-c", "echo no library >&2; exit 7"], "session": "shared"},
             },
         }
@@ -73,11 +73,11 @@ class Unit:
 
 
 @pytest.fixture
-async def unit(mongo_url: str, db: Database) -> AsyncIterator[Unit]:
+async def unit(request: pytest.FixtureRequest, mongo_url: str, db: Database) -> AsyncIterator[Unit]:
     with tempfile.TemporaryDirectory(prefix="toolbox-", ignore_cleanup_errors=True) as directory:
         counterpart = Counterpart(Path(directory))
         counterpart.start()
-        made = Unit(counterpart, mongo_url)
+        made = Unit(counterpart, mongo_url, getattr(request, "param", {"session": "keyed"}))
         yield made
         made.process.close()
         counterpart.close()
@@ -119,6 +119,25 @@ async def test_a_toolbox_unit_registers_serves_and_drains(unit: Unit, db: Databa
         assert await unit.process.code() == 0, unit.process.text()
     assert not server.is_running()
     await service(db, state="gone")
+
+
+@pytest.mark.parametrize("unit", [{"session": "process", "pool": 1}], indirect=True)
+async def test_report_of_the_unit_names_a_pool_that_is_too_small(unit: Unit, db: Database) -> None:
+    await unit.ready()
+    found = await service(db, state="serving", unavailable=["broken"])
+    async with ToolboxClient(found["url"], http_token(unit.directory)) as tools:
+        await tools.open("first", ["faulty"])
+        waiting = asyncio.create_task(tools.open("second", ["faulty"], wait_s=60.0))
+
+        def waits() -> list[messages.Wait]:
+            return [wait for wait in unit.counterpart.report.waits if wait.on == "tool server faulty"]
+
+        (wait,) = await aeventually(waits, what="the wait for a process")
+        assert wait.who == "toolbox-0"
+        assert "tools.faulty.pool" in wait.what
+        await tools.close("first")
+        await waiting
+        await aeventually(lambda: not waits(), what="no session waits any more")
 
 
 async def test_servers_of_a_killed_toolbox_end(unit: Unit) -> None:
