@@ -325,6 +325,33 @@ def test_journal_locked_by_another_program_raises_disk_error(path: Path, monkeyp
     journal.close()
 
 
+@pytest.mark.parametrize("step", ["rename", "connect"])
+def test_restore_that_failed_is_completed_by_the_next_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    journal = Journal.open(path, at=1.0)
+    journal.commit(batch(("slot", "web-0", b"a")))
+    path.unlink()
+    with monkeypatch.context() as broken:
+        if step == "rename":
+            broken.setattr(Path, "rename", fails)
+        else:
+            broken.setattr(journal_module, "_connect", fails)
+        for _ in range(2):
+            with pytest.raises(DiskError, match="not permitted"):
+                journal.restore()
+            with pytest.raises(DiskError, match="could not be restored"):
+                journal.commit(batch(("slot", "web-1", b"b")))
+    assert journal.restore()
+    assert not journal.restore()
+    journal.commit(batch(("slot", "web-1", b"b")))
+    journal.close()
+    assert Journal.open(path, at=2.0).all("slot") == {"web-0": b"a", "web-1": b"b"}
+
+
 def test_failed_commit_writes_nothing_of_the_batch(path: Path) -> None:
     journal = Journal.open(path, at=1.0)
     journal.commit(batch(("slot", "a", b"old")))

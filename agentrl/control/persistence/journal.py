@@ -95,7 +95,8 @@ class Journal:
         self.path = path
         self.damage = damage
         """If the file was damaged when it was opened: a sentence about the lost rows and the place of the old file."""
-        self._db = connection
+        self._db: sqlite3.Connection | None = connection
+        """None after a failed `restore`."""
         self._opened = _file_id(path)
 
     @classmethod
@@ -120,24 +121,37 @@ class Journal:
             return cls(path, sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True), "")
 
     def close(self) -> None:
-        self._db.close()
+        if self._db is not None:
+            self._db.close()
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        if self._db is None:
+            raise _unusable(self.path, "its file was removed or replaced, and could not be restored")
+        return self._db
 
     def restore(self) -> bool:
         """Write the file again if it was removed or replaced while it was open: the next coordinator reads the file.
 
-        Returns whether this was needed. Raises DiskError if it failed; the open journal then stays in use.
+        Returns whether this was needed. Raises DiskError if it failed; until a later call succeeds, a `commit` works or
+        raises DiskError.
         """
-        if _file_id(self.path) == self._opened:
+        if self._db is not None and _file_id(self.path) == self._opened:
             return False
         draft = self.path.with_name(f"{self.path.name}.restored")
         with _disk_errors(self.path):
-            draft.unlink(missing_ok=True)
-            with contextlib.closing(sqlite3.connect(draft)) as copy:
-                self._db.backup(copy)
-            self._db.close()
-            for suffix in ("-wal", "-shm"):
-                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
-            draft.rename(self.path)
+            if self._db is not None:
+                draft.unlink(missing_ok=True)
+                with contextlib.closing(sqlite3.connect(draft)) as copy:
+                    self._db.backup(copy)
+                # SQLite removes the files beside the journal by name, so the old connection ends before the new one.
+                closed, self._db = self._db, None
+                closed.close()
+            if draft.exists():
+                for suffix in ("-wal", "-shm"):
+                    Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+                draft.rename(self.path)
+            self.path.stat()  # a new empty journal would hide the loss
             self._db = _connect(self.path)
             self._opened = _file_id(self.path)
         return True
@@ -169,7 +183,7 @@ class Journal:
     def _write(self, sql: str, rows: list[Row], values: Callable[[Row], tuple[Any, ...]]) -> list[SetAside]:
         """Write all rows that can be written."""
         try:
-            self._db.executemany(sql, [values(row) for row in rows])
+            self._connection.executemany(sql, [values(row) for row in rows])
         except _NEVER_WRITABLE:
             return list(self._write_each(sql, rows, values))
         return []
@@ -177,18 +191,20 @@ class Journal:
     def _write_each(self, sql: str, rows: list[Row], values: Callable[[Row], tuple[Any, ...]]) -> Iterator[SetAside]:
         for row in rows:
             try:
-                self._db.execute(sql, values(row))
+                self._connection.execute(sql, values(row))
             except _NEVER_WRITABLE as refused:
                 yield SetAside(str(row[0]), str(row[1]), str(refused))
 
     def all(self, kind: str) -> dict[str, bytes]:
         """Every key of a kind."""
         with _disk_errors(self.path):
-            return dict(self._db.execute("SELECT key, body FROM state WHERE kind = ? ORDER BY key", (kind,)))
+            return dict(self._connection.execute("SELECT key, body FROM state WHERE kind = ? ORDER BY key", (kind,)))
 
     def get(self, kind: str, key: str) -> bytes | None:
         with _disk_errors(self.path):
-            found = self._db.execute("SELECT body FROM state WHERE kind = ? AND key = ?", (kind, key)).fetchone()
+            found = self._connection.execute(
+                "SELECT body FROM state WHERE kind = ? AND key = ?", (kind, key)
+            ).fetchone()
         return None if found is None else bytes(found[0])
 
     def events(self, kinds: Iterable[str] = (), after_at: float = 0.0, limit: int = 200) -> list[JournalEvent]:
@@ -196,7 +212,7 @@ class Journal:
         wanted = tuple(kinds)
         only = f"AND kind IN ({', '.join('?' * len(wanted))})" if wanted else ""
         with _disk_errors(self.path):
-            found = self._db.execute(
+            found = self._connection.execute(
                 f"SELECT kind, id, at, body FROM events WHERE at > ? {only} ORDER BY at DESC, seq DESC LIMIT ?",
                 (after_at, *wanted, limit),
             ).fetchall()
@@ -208,14 +224,14 @@ class Journal:
         Returns the number of removed events. Small portions keep the event loop of the coordinator free.
         """
         with _disk_errors(self.path):
-            (count,) = self._db.execute("SELECT count(*) FROM events").fetchone()
+            (count,) = self._connection.execute("SELECT count(*) FROM events").fetchone()
             surplus = min(most, max(0, count - keep_newest))
             with self._transaction():
                 # `at` is the wall clock and may jump, so the surplus is removed in the order of arrival.
-                old = self._db.execute(
+                old = self._connection.execute(
                     "DELETE FROM events WHERE seq IN (SELECT seq FROM events ORDER BY seq LIMIT ?)", (surplus,)
                 ).rowcount
-                old += self._db.execute(
+                old += self._connection.execute(
                     "DELETE FROM events WHERE seq IN (SELECT seq FROM events WHERE at < ? LIMIT ?)",
                     (before_at, most - surplus),
                 ).rowcount
@@ -223,14 +239,14 @@ class Journal:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
+        self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
-            self._db.execute("COMMIT")
+            self._connection.execute("COMMIT")
         except BaseException:
             # After some errors SQLite has rolled back by itself.
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
             raise
 
 
