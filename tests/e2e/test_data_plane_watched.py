@@ -159,7 +159,7 @@ def test_circuit_breaker_stops_calls_loses_no_task_and_closes_by_itself(run: Run
     left_alone = "tool-server-left-alone:toolbox-0/shop"
     row = eventually(lambda: alerts(run).get(left_alone), within_s=WITHIN_S, what="the alert")
     assert any("shop" in line for line in row["evidence"])
-    assert row["suggest"] == "agentrl logs toolbox-0"
+    assert row["suggest"] == "agentrl tools errors --filter server=shop"
     eventually(
         lambda: "shop needs toolbox-0: shop" in run.unit_row("steward-0").status or None,
         what="no admission",
