@@ -107,7 +107,7 @@ def _as_text(value: object) -> str:
 
 
 def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
-    """Check a run file, its model, datasets, code and tool programs without starting anything."""
+    """Check a run file, and the model, data and programs that it names."""
     from agentrl.cli import output
     from agentrl.config.show import advice
 

@@ -10,7 +10,8 @@ import re
 
 _OF_A_RUN = re.compile(
     r"\bagentrl ((?:alerts|keys|tasks|records|steps|checkpoints|versions|tools) [a-z]+|config (?:check|show)"
-    r"|(?:up|down|status|scale|drain|restart|stop|pause|resume|tune|logs|events|why|stacks|accounting|staleness))(?![\w-])"
+    r"|(?:up|down|status|wait|scale|drain|restart|stop|pause|resume|tune|rollback|logs|events|why|stacks|accounting"
+    r"|staleness))(?![\w-])"
     r"(?! --(?:run|key)\b| RUN\.yaml)"
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,6 +46,8 @@ async def wait(
     Exits 12 if the trainer is fatal, 15 if the run is taken down, and 1 if it is finished and the condition does not
     hold.
     """
+    import asyncio
+
     from agentrl.cli import output
     from agentrl.filters.fields import fields
     from agentrl.filters.parser import parse

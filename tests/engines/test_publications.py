@@ -63,10 +63,10 @@ def run_dir(tmp_path: Path, first: Weights, second: Weights) -> Path:
     return tmp_path
 
 
-async def publish(database: Database, weights: Weights, version: int = 0, **changes: Any) -> None:
+async def publish(database: Database, weights: Weights, version: int | None = None, **changes: Any) -> None:
     await database["Publication"].insert_one(
         {
-            "_id": version or weights.version,
+            "_id": weights.version if version is None else version,
             "status": "announced",
             "path": f"weights/{weights.path.name}",
             "manifest": msgspec.to_builtins(weights.manifest()),
