@@ -75,6 +75,7 @@ async def _run(
         lambda message: dealer.send(wire.encode(message)),
         use_cgroups=args.cgroups == "auto",
         finished=finished,
+        restore_files=lock.restore_file,
     )
     agent.start()
     dealer.start()

@@ -57,6 +57,7 @@ class Agent:
         use_cgroups: bool = True,
         times: Intervals | None = None,
         finished: asyncio.Event | None = None,
+        restore_files: Callable[[], None] = lambda: None,
     ) -> None:
         self.home = home
         self.processes = ChildProcesses(home.run)
@@ -68,6 +69,7 @@ class Agent:
         self.exit_code: int = ExitCode.OK
         self.watchdog: CoordinatorWatchdog | None = None
         self._send = send
+        self._restore_files = restore_files
         self._greeted = False
         self._exiting = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -85,7 +87,9 @@ class Agent:
             on_over=self.check_finished,
         )
         self._requests = RequestHandler(self.services, self.incarnations)
-        self._periodic = PeriodicTasks(self.services, self.incarnations, times or Intervals(), self._end_if_lonely)
+        self._periodic = PeriodicTasks(
+            self.services, self.incarnations, times or Intervals(), self._end_if_lonely, restore_files
+        )
 
     # ---- incarnation of the agent ----
 
@@ -137,6 +141,7 @@ class Agent:
 
     def connected(self) -> None:
         """A coordinator is connected: send the hello, with the whole ledger."""
+        self._restore_files()
         self._greeted = self._send(self.hello())
         self._periodic.greeted(self._greeted)
 

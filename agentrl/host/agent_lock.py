@@ -5,6 +5,7 @@ The lock ends with its holder. Others read `agent.json` to see whether the agent
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -65,13 +66,31 @@ class AgentLock:
         self._path.unlink(missing_ok=True)
         os.close(self._lock)
 
-    def _write(self) -> None:
-        fresh = self._path.with_suffix(".new")
+    def restore_file(self) -> None:
+        """Write agent.json again if it is missing or does not name this agent: the coordinator admits only the process
+        in it."""
+        body = self._body()
         try:
-            fresh.write_bytes(msgspec.json.format(msgspec.json.encode(self._file)))
+            if self._path.read_bytes().rstrip() == body:
+                return
+        except OSError:
+            pass
+        self._write()
+
+    def _body(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self._file))
+
+    def _write(self) -> None:
+        fresh, body = self._path.with_suffix(".new"), self._body()
+        try:
+            fresh.write_bytes(body)
             fresh.replace(self._path)
         except OSError:
-            fresh.unlink(missing_ok=True)  # a full disk: the lock is what counts
+            with contextlib.suppress(OSError):  # `restore_file` tries again
+                fresh.unlink(missing_ok=True)
+                # On a full disk the file of the agent before can still be overwritten, in the space that it has.
+                with self._path.open("r+b") as former:
+                    former.write(body.ljust(os.fstat(former.fileno()).st_size))
 
 
 def read_agent_file(state_dir: Path, host: str) -> AgentFile | None:

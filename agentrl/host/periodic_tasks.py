@@ -42,7 +42,7 @@ class Intervals:
 
 
 class PeriodicTasks:
-    """`on_lonely` is called at every measurement after too long without a coordinator."""
+    """`on_lonely` is called at every measurement after too long without a coordinator, `restore_files` at every one."""
 
     def __init__(
         self,
@@ -50,11 +50,13 @@ class PeriodicTasks:
         incarnations: Mapping[str, Incarnation],
         times: Intervals,
         on_lonely: Callable[[], None],
+        restore_files: Callable[[], None],
     ) -> None:
         self._services = services
         self._incarnations = incarnations
         self._times = times
         self._on_lonely = on_lonely
+        self._restore_files = restore_files
         self._connected = False
         home = services.home
         folder = home.state_dir / "hosts" / home.host
@@ -118,6 +120,7 @@ class PeriodicTasks:
         services = self._services
         services.processes.reap()
         services.ledger.flush()
+        self._restore_files()
         living = [incarnation for incarnation in self._incarnations.values() if incarnation.alive]
         usage = self._sampler.sample(incarnation.tree for incarnation in living)
         rows = []

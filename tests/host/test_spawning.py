@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,7 @@ async def test_second_helper_that_hangs_fails_one_start_and_later_starts_get_the
 async def test_second_helper_that_ends_at_once_fails_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with spawning(tmp_path) as spawns:
         with monkeypatch.context() as patched:
-            patched.setattr(process_spawner.sys, "executable", "/bin/false")
+            patched.setattr(sys, "executable", "/bin/false")
             with pytest.raises(OSError, match="failed twice"):
                 spawns.start("/bin/true")
         assert await spawns.output_of("echo once") == ["once"]
