@@ -276,6 +276,7 @@ class Sampler:
     async def _score_again(self) -> None:
         while True:
             await asyncio.sleep(RESCORE_EVERY_S)
+            self._forget_untried()
             try:
                 await self._adopt()
                 await self._find_strays()
@@ -283,6 +284,15 @@ class Sampler:
                     await self._rescore(record)
             except (StoreError, DiskError) as away:
                 log.warning("nothing is scored again: %s", away)
+
+    def _forget_untried(self) -> None:
+        """Code that fails while episodes call it, however long they take, stays reported."""
+        at_work = [attempt.claim.task for attempt in self._attempts]
+        agents, scorers = (
+            {f"agent {task.agent_name}" for task in at_work},
+            {f"scorer {task.scorer}" for task in at_work},
+        )
+        self._context.faults.forget_untried(agents | scorers)
 
     async def _adopt(self) -> None:
         """What ended in hands that are gone."""

@@ -190,6 +190,9 @@ def test_run_is_finished_when_its_training_is() -> None:
     trainer.state, trainer.done, trainer.reason = UnitState.STOPPED, True, "done"
     row = observed.run_row(file, status)
     assert (row.state, row.reason) == ("finished", "training is complete")
+    sampler = observed.state.slots["sampler-0"]
+    observed.facts(sampler).report = UnitReport(problems={"scorer strict": "ValueError"})
+    assert observed.run_row(file, status).state == "finished", "no episode follows that could end the problem"
 
 
 def test_run_that_makes_no_progress_is_not_shown_as_running() -> None:

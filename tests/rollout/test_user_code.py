@@ -15,9 +15,9 @@ from agentrl.config import data_plane as data
 from agentrl.config.load import load_config
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.rollout import user_code
+from agentrl.rollout import sampler, user_code, user_code_faults
 from agentrl.rollout.agent_loops import loop_named
-from agentrl.rollout.user_code_faults import IN_A_ROW, UserCodeFaults
+from agentrl.rollout.user_code_faults import IN_A_ROW, UNTRIED_S, UserCodeFaults
 from tests.rollout.conftest import Stage
 from tests.waiting import aeventually
 
@@ -186,3 +186,48 @@ def test_code_that_fails_now_and_then_is_not_reported() -> None:
         faults.failed("scorer s", "no")
     faults.worked("scorer s")
     assert reported == [("scorer s", "no"), ("scorer s", "")]
+
+
+def test_code_that_is_not_called_any_more_is_not_reported_any_more() -> None:
+    reported: list[tuple[str, str]] = []
+    now = [0.0]
+    faults = UserCodeFaults(lambda of, why: reported.append((of, why)), clock=lambda: now[0])
+    for of in ("agent a", "scorer s", "scorer rare"):
+        for _ in range(IN_A_ROW - (of == "scorer rare")):
+            faults.failed(of, "no")
+    reported.clear()
+    now[0] = UNTRIED_S - 1
+    faults.forget_untried(())
+    assert reported == []
+    now[0] = UNTRIED_S
+    faults.forget_untried({"agent a"})
+    assert reported == [("scorer s", "")], "an episode of the agent is at work"
+    faults.failed("scorer rare", "no")
+    assert reported == [("scorer s", "")], "the count begins again"
+    now[0] = 2 * UNTRIED_S
+    faults.forget_untried(())
+    assert reported[1:] == [("agent a", "")]
+
+
+FAILING = """
+from agentrl.rollout.agent_loops import AgentLoop, register_loop
+
+@register_loop("failing")
+class Failing(AgentLoop):
+    async def run(self, episode):
+        return {}["answer"]
+"""
+
+
+async def test_sampler_withdraws_a_report_of_code_that_is_not_called(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_code_faults, "UNTRIED_S", 0.1)
+    monkeypatch.setattr(sampler, "RESCORE_EVERY_S", 0.1)
+    stage.config = configured(tmp_path, FAILING, agent="failing", scorer="exact")
+    user_code.load(stage.config)
+    await stage.engine(lambda heard: "<answer>3</answer>")
+    await stage.task("x", n=3, agent_name="failing")
+    async with stage.sampler():
+        await aeventually(lambda: "KeyError" in stage.faults.get("agent failing", ""))
+        await aeventually(lambda: stage.faults["agent failing"] == "")

@@ -226,14 +226,14 @@ class ObservedState:
             worst = min(bad, key=lambda s: (list(_TROUBLE).index(s.state), s.unit))
             more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
             return "degraded", f"{worst.unit} is {worst.state.value}: {worst.reason}{more}"
-        reports = {s.unit: self.facts(s).report for s in wanted if s.state is UnitState.READY and not s.held}
-        faults = [f"{unit}: {of}: {why}" for unit, report in reports.items() for of, why in report.problems.items()]
-        if faults:
-            return "degraded", f"{faults[0]}{f' (and {len(faults) - 1} more)' if len(faults) > 1 else ''}"
         ends = "; ".join(f"{s.unit} is {s.reason}" for s in wanted if s.done and s.bye_reason)
         trainers = [s for s in self._trainers() if not self.state.left_alone(s.group)]
         if wanted and all(s.done for s in trainers or wanted):
             return rows.FINISHED, ends or ("training is complete" if trainers else "every job is done")
+        reports = {s.unit: self.facts(s).report for s in wanted if s.state is UnitState.READY and not s.held}
+        faults = [f"{unit}: {of}: {why}" for unit, report in reports.items() for of, why in report.problems.items()]
+        if faults:
+            return "degraded", f"{faults[0]}{f' (and {len(faults) - 1} more)' if len(faults) > 1 else ''}"
         if stopped := self._stopped_groups():
             return "degraded", f"{stopped} is stopped: {_WITHOUT[self.state.groups[stopped].spec.role]}"
         coming = [s for s in wanted if not s.held and s.state in (UnitState.PENDING, UnitState.STARTING)]
