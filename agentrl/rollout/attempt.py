@@ -163,7 +163,7 @@ class Attempt:
             call_s=settings.call_s,
             vocabulary=context.vocabulary,
             wait=context.wait,
-            parked=clock.parked,
+            clock=clock,
         )
         self._tool_calls = ToolCalls(
             context.directory,

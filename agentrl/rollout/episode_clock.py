@@ -44,6 +44,12 @@ class EpisodeClock:
             if self._parked == 0:
                 self._go_on()
 
+    def give_back(self, seconds: float) -> None:
+        """This time was lost to a failure that is not the policy's."""
+        self._seconds += seconds
+        if self._timeout is not None and (due := self._timeout.when()) is not None and not self._timeout.expired():
+            self._timeout.reschedule(due + seconds)
+
     def _stop(self) -> None:
         if self._timeout is not None and (due := self._timeout.when()) is not None:
             self._seconds = due - asyncio.get_running_loop().time()

@@ -31,6 +31,7 @@ from agentrl.engines.interface import (
 )
 from agentrl.engines.routing import Candidate
 from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, Outcome
+from agentrl.rollout.episode_clock import EpisodeClock
 from agentrl.rollout.episode_errors import EndedError, HandedOverError
 from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.service_directory import ServiceDirectory
@@ -82,15 +83,15 @@ class ModelCalls:
         call_s: float,
         vocabulary: int,
         wait: Wait,
-        parked: Callable[[], AbstractContextManager[None]],
+        clock: EpisodeClock,
     ) -> None:
-        """The episode's clock stands still while `parked` is entered."""
+        """What is lost by waiting for an engine or by a failed one is no time of the episode's `clock`."""
         self._directory = directory
         self._recorder = recorder
         self._call_s = call_s
         self._vocabulary = vocabulary
         self._wait = wait
-        self._parked = parked
+        self._clock = clock
         self._leaving = asyncio.Event()
         self._under_way: tuple[Engine, str] | None = None
         self._failed_at: set[str] = set()
@@ -152,6 +153,7 @@ class ModelCalls:
         call = self._recorder.sent(wanted.turn, prompt, sampling, engine.name)
         client = self._directory.client(engine)
         self._under_way = client, call.id
+        sent_at = time.monotonic()
         self._directory.sent(engine)
         try:
             late_after_s = self._call_s + AROUND_A_DEADLINE_S
@@ -162,6 +164,7 @@ class ModelCalls:
         except EngineError as failed:
             why = f"{engine.name}: {failed}"
             self._recorder.failed(call, why)
+            self._clock.give_back(time.monotonic() - sent_at)
             self._failed_at.add(engine.name)
             await self._after_failure(engine, failed)
             rubbish = isinstance(failed, EngineRubbishError)
@@ -190,7 +193,7 @@ class ModelCalls:
             return found
         give_up_at = time.monotonic() + ENGINE_WITHIN_S
         what = "an engine" if version is None else f"an engine that holds version {version}"
-        with self._wait(what, "engine", ENGINE_WITHIN_S), self._parked():
+        with self._wait(what, "engine", ENGINE_WITHIN_S), self._clock.parked():
             while time.monotonic() < give_up_at:
                 await self._pause(LOOK_EVERY_S)
                 self._raise_if_leaving()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -174,6 +175,21 @@ async def test_waiting_for_an_engine_is_no_time_of_the_episode(stage: Stage) -> 
         await stage.engine(lambda got: "<answer>3</answer>", version=2)
         record = await stage.one()
     assert record.outcome == "answered"
+
+
+async def test_time_that_failed_engines_took_is_no_time_of_the_episode(stage: Stage) -> None:
+    async def breaks_late(got: Prompt) -> Spoken:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.8):
+                await asyncio.Event().wait()
+        return Spoken(status=500)
+
+    reply = iter([breaks_late, breaks_late, lambda got: "<answer>3</answer>"])
+    await stage.engine(lambda got: next(reply)(got))
+    await stage.task(n=1)
+    async with stage.sampler(settings=EpisodeSettings(call_s=20, episode_s=1.3)):
+        record = await stage.one()
+    assert record.outcome == "answered", record.error
 
 
 async def test_an_episode_without_a_token_fails_at_its_deadline_and_leaves_nothing_open(stage: Stage) -> None:
