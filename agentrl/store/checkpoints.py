@@ -134,6 +134,11 @@ async def get(database: Database, checkpoint: str) -> Checkpoint:
     return found
 
 
+async def is_complete(database: Database, checkpoint: str) -> bool:
+    there = {"_id": checkpoint, "status": S.COMPLETE}
+    return await database.find_one("Checkpoint", there, projection=["_id"]) is not None
+
+
 async def pin(database: Database, checkpoint: str, *, pinned: bool) -> Checkpoint:
     """By an operator."""
     there = {"_id": checkpoint, "status": S.COMPLETE}

@@ -2,6 +2,7 @@
 
 Invariants:
 - the choice stands in the newest lineage, and only the lineage after it reads the choice;
+- retention keeps the chosen checkpoint from the request on;
 - the newest checkpoint before a rollback is kept, so a rollback can be undone by another one;
 - a preview counts what the next lineage would roll back and reinstate, by the same history.
 """
@@ -18,6 +19,7 @@ from agentrl.store.database import Database
 from agentrl.store.documents import Checkpoint, Lineage, Step, load, load_if
 
 BEST = "best"
+CHOSEN = "chosen for a rollback"
 _SHOWN = 5
 
 
@@ -80,7 +82,13 @@ async def consequences(database: Database, target: Checkpoint) -> Consequences:
 
 
 async def request(database: Database, target: Checkpoint, why: str, *, by: str) -> None:
-    """Once per operation `by`; a later request replaces it."""
+    """Once per operation `by`; a later request replaces it. RefusedError if the checkpoint was removed meanwhile."""
+    await checkpoints.keep(database, target.id, CHOSEN)
+    if not await checkpoints.is_complete(database, target.id):
+        raise RefusedError(
+            f"Retention has removed the checkpoint {target.id} meanwhile.",
+            hint="Choose another one: `agentrl checkpoints list`.",
+        )
     while True:
         newest = await _newest(database)
         if newest is None:
@@ -104,12 +112,22 @@ async def requested(database: Database) -> Request | None:
 
 
 async def to_start_from(database: Database) -> list[Checkpoint]:
-    """What the next trainer may start from, in the order of preference."""
-    lineages = await _lineages(database)
+    """What the next trainer may start from, in the order of preference. After the history of a chosen checkpoint comes
+    the present history: if nothing of the first is intact, the run still does not lose all of its steps."""
+    lineages, complete = await _lineages(database), await checkpoints.newest_first(database)
+    present = history.valid_checkpoints(lineages, complete)
     wanted = await requested(database)
-    if wanted is not None:
-        lineages = [*lineages, _next_after(lineages, wanted.checkpoint)]
-    return history.valid_checkpoints(lineages, await checkpoints.newest_first(database))
+    if wanted is None:
+        return present
+    chosen = history.valid_checkpoints([*lineages, _next_after(lineages, wanted.checkpoint)], complete)
+    return chosen + [one for one in present if one not in chosen]
+
+
+async def leads_to(database: Database, request: Request, start: Checkpoint) -> bool:
+    """Whether that is the chosen checkpoint or one before it. Before the next lineage begins."""
+    lineages = await _lineages(database)
+    last = history.last_steps([*lineages, _next_after(lineages, request.checkpoint)])
+    return start.step <= last.get(start.lineage, -1)
 
 
 async def keep_newest(database: Database, request: Request) -> None:

@@ -55,7 +55,7 @@ class Start:
     damaged: int
     """Checkpoints that were passed over because their files differ from what was written."""
     rolled_back: bool
-    """An operator chose the checkpoint."""
+    """It starts from the history of the checkpoint that an operator chose."""
     settings: dict[str, float | str]
     """The scientific settings of the last step before the checkpoint."""
 
@@ -84,13 +84,19 @@ async def take_over(
         sweep_unfinished(directory)
     request = await rollbacks.requested(database)
     chosen, damaged = await _choose(database, run_dir)
+    rolled_back = False
     if request is not None:
         await rollbacks.keep_newest(database, request)
+        rolled_back = chosen is not None and await rollbacks.leads_to(database, request, chosen)
     lineage = await lineages.begin(
         database, owner, parent_checkpoint=chosen.id if chosen else "", after_step=chosen.step if chosen else 0
     )
     await disk_retention.remove_unknown_checkpoints(database, run_dir / CHECKPOINTS)
-    report(f"starts from {chosen.id}" if chosen else "starts from the beginning")
+    starts = f"starts from {chosen.id}" if chosen else "starts from the beginning"
+    if request is not None and not rolled_back:
+        starts += f": {request.checkpoint}, chosen for a rollback, and all checkpoints before it are gone or damaged"
+        log.error("%s", starts)
+    report(starts)
     demonstrations = await asyncio.to_thread(_demonstrations, config)
     model = await asyncio.to_thread(initial_model.model_directory, config, run_dir, demonstrations)
     source = run_dir / chosen.path if chosen else model
@@ -120,7 +126,7 @@ async def take_over(
         warmup_unused=unused,
         probes=probes[:PROBED_DEMONSTRATIONS],
         damaged=damaged,
-        rolled_back=request is not None,
+        rolled_back=rolled_back,
         settings=checkpoints.read_progress(source).settings if chosen else {},
     )
 

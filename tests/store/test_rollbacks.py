@@ -160,3 +160,20 @@ async def test_after_a_rollback_the_newest_checkpoints_are_those_that_were_writt
     second = await taken_over(db, 2)
     newest = await saved(db, second, 3)
     assert newest.id not in [one.id for one in await checkpoints.superfluous(db, keep=1)]
+
+
+async def test_retention_keeps_the_target_of_a_rollback(db: Database) -> None:
+    await trained(db)
+    target = await rollbacks.resolve(db, "2")
+    await rollbacks.request(db, target, "collapsed", by="op-1")
+    assert target.id not in [one.id for one in await checkpoints.superfluous(db, keep=0)]
+    assert not await checkpoints.delete(db, target.id)
+
+
+async def test_a_rollback_to_a_checkpoint_that_retention_removes_is_refused(db: Database) -> None:
+    await trained(db)
+    target = await rollbacks.resolve(db, "2")
+    assert await checkpoints.delete(db, target.id)
+    with pytest.raises(RefusedError, match="Retention has removed"):
+        await rollbacks.request(db, target, "collapsed", by="op-1")
+    assert await rollbacks.requested(db) is None

@@ -102,6 +102,23 @@ async def test_a_damaged_target_of_a_rollback_is_replaced_by_the_one_before_it(
     await balanced(db)
 
 
+async def test_without_anything_intact_of_its_target_a_rollback_starts_from_the_newest_checkpoint(
+    db: Database, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await closed_groups(db, 10)
+    await trainer(db, configuration(tmp_path, tiny, steps=4, keep_checkpoints=5), tmp_path).run()
+    target = await rollbacks.resolve(db, "3")
+    await rollbacks.request(db, target, "it collapsed", by="op-1")
+    (tmp_path / target.path / "model.safetensors").unlink()
+    await trainer(db, configuration(tmp_path, tiny, steps=5), tmp_path, life=2).run()
+    lineage = await lineages.current(db)
+    assert lineage is not None
+    assert lineage.parent_checkpoint.startswith("step-000004.")
+    assert f"{target.id}, chosen for a rollback, and all checkpoints before it are gone or damaged" in caplog.text
+    assert await db.count("Step", {"status": StepStatus.ROLLED_BACK}) == 0
+    await balanced(db)
+
+
 async def test_directories_that_no_checkpoint_names_are_removed_by_the_next_trainer(
     db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
