@@ -38,22 +38,25 @@ SMALLEST_JUMP_S = 1.0
 """Smaller differences change no decision."""
 
 
-def load_state(stored: StoredValues) -> State:
+def load_state(stored: StoredValues, now: float) -> State:
     """Desired state and slots."""
     runs = stored.partly(KIND_RUN, RunState)
     run, fields = runs.get("", (RunState(), {}))
     groups = stored.partly(KIND_GROUP, GroupState)
-    slots = {unit: slot or _lost_slot(unit, fields) for unit, (slot, fields) in stored.partly(KIND_SLOT, Slot).items()}
+    slots = {
+        unit: slot or _lost_slot(unit, fields, now) for unit, (slot, fields) in stored.partly(KIND_SLOT, Slot).items()
+    }
     whole = {name: group or _group_of(name, fields, slots) for name, (group, fields) in groups.items()}
+    hosts = {*stored.journal.all("host"), *(slot.host for slot in slots.values())} - {""}
     return State(
-        run=run or RunState(**{"up": True, **fields}),
+        run=run or RunState(**{"up": True, "hosts": hosts, **fields}),
         groups={name: group for name, group in whole.items() if group is not None},
         slots=slots,
     )
 
 
-def _lost_slot(unit: str, fields: dict[str, Any]) -> Slot:
-    """A slot whose process may be alive: a host that has it in its ledger brings it back."""
+def _lost_slot(unit: str, fields: dict[str, Any], now: float) -> Slot:
+    """A slot whose process may be alive: a host that has it in its ledger brings it back; if none has, it has ended."""
     group, number = split_unit(unit)
     known = {"group": group, "number": number, "incarnation": AFTER_ALL_INCARNATIONS, **fields, "unit": unit}
     if "incarnation" not in fields:
@@ -61,7 +64,7 @@ def _lost_slot(unit: str, fields: dict[str, Any]) -> Slot:
     if fields.get("tree_gone") is True and "state" in fields:
         return Slot(**known)
     alive = {"state": UnitState.LOST, "reason": UNREADABLE, "leader_gone": False, "tree_gone": False, "came_up": True}
-    return Slot(**{**known, **alive, "timer": 0.0})
+    return Slot(**{"since": now, **known, **alive, "timer": 0.0})
 
 
 def _group_of(name: str, fields: dict[str, Any], slots: dict[str, Slot]) -> GroupState | None:

@@ -16,7 +16,7 @@ from typing import Any
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import UnitOnHost
 from agentrl.protocol.rows import UnitState as S
-from agentrl.protocol.specs import GroupSpec
+from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision import desired_state, events, restarts
 from agentrl.supervision.instructions import (
     Died,
@@ -166,11 +166,30 @@ class Supervisor:
             slot = self.state.slots.get(entry.unit)
             if slot is None or entry.group_empty or not (slot.unidentified or slot.host == event.host):
                 continue
-            if slot.spec is None and slot.state is S.LOST:
-                group = self.state.groups.get(slot.group)
-                slot.spec, slot.started_epoch = (group.spec, group.gang_epoch) if group else (None, 0)
-            if slot.unidentified:
-                slot.incarnation, slot.host, slot.started_generation = entry.incarnation, event.host, slot.generation
+            self._assign(slot, event.host if slot.unidentified else slot.host, entry.incarnation)
+        connected = {name for name, host in self.state.hosts.items() if host.connected}
+        for slot in self.state.slots.values():
+            if slot.unidentified and self._possible_hosts(slot) <= connected:
+                # No ledger has it, so nothing of it is left, and this host can answer for all.
+                self._assign(slot, event.host, slot.incarnation)
+
+    def _assign(self, slot: Slot, host: str, incarnation: int) -> None:
+        """Complete the slot of a unit that the journal could not identify or whose spec it could not read."""
+        if slot.state is not S.LOST:
+            return
+        self._life.host_use.change(slot, -1)
+        if slot.spec is None:
+            group = self.state.groups.get(slot.group)
+            slot.spec, slot.started_epoch = (group.spec, group.gang_epoch) if group else (None, 0)
+        if slot.unidentified:
+            slot.incarnation, slot.host, slot.started_generation = incarnation, host, slot.generation
+        self._life.host_use.change(slot, 1)
+
+    def _possible_hosts(self, slot: Slot) -> set[str]:
+        group = self.state.groups.get(slot.group)
+        if group is not None and group.spec.role is not Role.SIDECAR and self.state.data_host:
+            return {self.state.data_host}
+        return {*self.state.run.hosts, self.state.data_host} - {""}
 
     def _up_since(self, event: events.HostConnected, now: float) -> float:
         """Return since when the host is up. A second hello of the same agent does not change it, unless the agent was
@@ -234,6 +253,9 @@ class Supervisor:
         if not self.state.holds_units(event.host):
             self.state.hosts.pop(event.host, None)
             self._life.host_changed(event.host)
+            if event.host in self.state.run.hosts and not any(s.unidentified for s in self.state.slots.values()):
+                self.state.run.hosts.discard(event.host)
+                self._life.out.append(Persist("run", ""))
 
     def _death_vouched(self, event: events.DeathVouched, now: float) -> None:
         slot = self._present(event)

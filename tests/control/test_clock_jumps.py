@@ -42,7 +42,7 @@ def read(journal: Journal, jump_s: float, boot_id: str = "boot-1") -> tuple[floa
     clock = Clock(monotonic=lambda: 50.0 + AWAY_S, wall=lambda: WALL + AWAY_S + jump_s)
     recovery.follow_clock(StoredValues(journal), clock, boot_id)
     (operation,) = recovery.load_operations(StoredValues(journal))
-    return clock.now(), recovery.load_state(StoredValues(journal)).slots["web-0"], operation
+    return clock.now(), recovery.load_state(StoredValues(journal), clock.now()).slots["web-0"], operation
 
 
 @pytest.mark.parametrize("jump_s", [0.0, 0.5, -3600.0, 3600.0, -1e9, 1e9])

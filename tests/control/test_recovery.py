@@ -119,7 +119,7 @@ UNREADABLE = {
 @pytest.mark.parametrize("how", sorted(UNREADABLE))
 def test_unit_of_an_unreadable_slot_goes_on(journal: Journal, how: str) -> None:
     values = stored(journal, slot=("web-0", UNREADABLE[how]))
-    state = recovery.load_state(values)
+    state = recovery.load_state(values, 100.0)
     assert [(entry.kind, entry.key) for entry in values.unreadable] == [("slot", "web-0")]
     assert journal.all("unreadable") == {"slot web-0": UNREADABLE[how]}
     supervisor = Supervisor(state, SupervisionTimes())
@@ -132,7 +132,7 @@ def test_unit_of_an_unreadable_slot_goes_on(journal: Journal, how: str) -> None:
 
 
 def test_unit_of_an_unreadable_slot_that_died_meanwhile_starts_again_under_a_new_number(journal: Journal) -> None:
-    state = recovery.load_state(stored(journal, slot=("web-0", UNREADABLE["unknown state"])))
+    state = recovery.load_state(stored(journal, slot=("web-0", UNREADABLE["unknown state"])), 100.0)
     supervisor = Supervisor(state, SupervisionTimes())
     ordered = supervisor.resume(100.0) + supervisor.handle(connected(), 101.0)
     assert [each for each in ordered if isinstance(each, Spawn)] == [Spawn("a", "web-0", 4)]
@@ -140,7 +140,7 @@ def test_unit_of_an_unreadable_slot_that_died_meanwhile_starts_again_under_a_new
 
 def test_unreadable_run_and_group_stop_no_unit(journal: Journal) -> None:
     slot = msgspec.msgpack.encode(a_slot())
-    state = recovery.load_state(stored(journal, run=("", b"\xc1"), group=("web", b"\xc1"), slot=("web-0", slot)))
+    state = recovery.load_state(stored(journal, run=("", b"\xc1"), group=("web", b"\xc1"), slot=("web-0", slot)), 100.0)
     supervisor = Supervisor(state, SupervisionTimes())
     supervisor.resume(100.0)
     supervisor.handle(connected(UnitOnHost("web-0", 3, "t", pid=7)), 101.0)
@@ -148,11 +148,45 @@ def test_unreadable_run_and_group_stop_no_unit(journal: Journal) -> None:
     assert state.groups["web"].spec == SPEC
 
 
-def connected(*inventory: UnitOnHost) -> events.HostConnected:
-    return events.HostConnected(host="a", facts=HostFacts(), inventory=inventory)
+NO_HOST = {
+    "nothing": b"\xc1",
+    "host without a number": msgspec.msgpack.encode(a_slot(incarnation="three")),
+    "number without a host": msgspec.msgpack.encode(a_slot(host=7)),
+}
+
+
+@pytest.mark.parametrize("readable", sorted(NO_HOST))
+def test_unit_that_no_host_of_the_run_knows_starts_again_when_all_are_connected(
+    journal: Journal, readable: str
+) -> None:
+    run = msgspec.msgpack.encode(RunState(up=True, hosts={"a", "b"}))
+    state = recovery.load_state(stored(journal, run=("", run), slot=("web-0", NO_HOST[readable])), 100.0)
+    supervisor = Supervisor(state, SupervisionTimes())
+    ordered = supervisor.resume(100.0) + supervisor.handle(connected(), 101.0)
+    assert not [each for each in ordered if isinstance(each, Spawn)]
+    assert state.slots["web-0"].reason == recovery.UNREADABLE
+    earlier = state.slots["web-0"].incarnation
+    ordered = supervisor.handle(connected(host="b"), 102.0)
+    slot = state.slots["web-0"]
+    if slot.timer:
+        ordered += supervisor.handle(events.TimerFired(unit="web-0", at=slot.timer), slot.timer)
+    assert [each for each in ordered if isinstance(each, Spawn)] == [Spawn("a", "web-0", earlier + 1)]
+    assert [supervisor.units_on(host) for host in ("a", "b")] == [1, 0]
+
+
+def test_unreadable_run_does_not_forget_its_hosts(journal: Journal) -> None:
+    """A unit may live on a host that has not connected yet."""
+    other = ("web-1", msgspec.msgpack.encode(a_slot(unit="web-1", number=1, host="b")))
+    values = stored(journal, run=("", b"\xc1"), slot=("web-0", b"\xc1"))
+    journal.commit(Batch(puts=[("slot", *other), ("host", "c", msgspec.msgpack.encode(JoinedHost("c")))]))
+    assert recovery.load_state(values, 100.0).run.hosts == {"b", "c"}
+
+
+def connected(*inventory: UnitOnHost, host: str = "a") -> events.HostConnected:
+    return events.HostConnected(host=host, facts=HostFacts(), inventory=inventory)
 
 
 def test_state_of_an_empty_journal_is_empty(journal: Journal) -> None:
     values = StoredValues(journal)
-    assert recovery.load_state(values) == State(RunState())
+    assert recovery.load_state(values, 100.0) == State(RunState())
     assert not values.unreadable
