@@ -94,7 +94,7 @@ def _context(
         writer=Writer(database, lease.certain),
         lease=lease,
         directory=directory,
-        endings=RecordEnder(database, lease, policy_rules.group_rule(config), faults),
+        endings=RecordEnder(database, lease, policy_rules.group_rule(config), faults, wait=waits.wait),
         template=chat.template,
         vocabulary=chat.vocabulary,
         wait=waits.wait,

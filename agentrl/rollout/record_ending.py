@@ -8,6 +8,7 @@ called again, until its deadline; a store that is away is waited for while this 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import math
@@ -24,6 +25,7 @@ from agentrl.rollout.agent_loops import AgentLoop
 from agentrl.rollout.batched_requests import Coalescer
 from agentrl.rollout.ended_episode import EndedEpisode
 from agentrl.rollout.episode_errors import DroppedError
+from agentrl.rollout.model_calls import Wait
 from agentrl.rollout.scorers import UnscoredError
 from agentrl.rollout.user_code_faults import UserCodeFaults, described
 from agentrl.store import calls, claims, groups, tasks
@@ -40,6 +42,8 @@ T = TypeVar("T")
 AGAIN_S = 1.0
 JUDGED_SOON_S = 0.1
 """A scorer that takes longer has the result stored before its score."""
+SCORED_AT_MOST_S = 300.0
+"""`agentrl why` calls a longer wait for a scorer overdue."""
 UNSCORED_AT_MOST_S = 6 * 3600.0
 """A judge that is away for an afternoon costs nothing; after that the seat stays empty."""
 
@@ -104,8 +108,17 @@ def _takes_episode(loop: AgentLoop) -> bool:
 class RecordEnder:
     """Ends episodes in the name of one owner."""
 
-    def __init__(self, database: Database, lease: Lease, rule: GroupRule, faults: UserCodeFaults | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        lease: Lease,
+        rule: GroupRule,
+        faults: UserCodeFaults | None = None,
+        *,
+        wait: Wait = lambda what, on, at_most_s: contextlib.nullcontext(),
+    ) -> None:
         self._faults = faults or UserCodeFaults()
+        self._wait = wait
         self._database = database
         self._lease = lease
         self._rule = rule
@@ -170,7 +183,8 @@ class RecordEnder:
         """False if the scorer cannot say now."""
         record, task = claim.record, claim.task
         try:
-            score = await judged
+            with self._wait(f"the score of {record.id}", f"scorer {task.scorer}", SCORED_AT_MOST_S):
+                score = await judged
         except UnscoredError as cannot:
             log.warning("%s is not scored: %s", record.id, cannot)
             self._faults.failed(f"scorer {task.scorer}", str(cannot))

@@ -111,6 +111,8 @@ def _of_record(task: str, record: Record, group: Group, settings: StewardSetting
         scored_s = _since(record.finished_at, now)
         waits = "the scorer cannot answer" if record.status == RecordStatus.UNSCORED else "it waits for its score"
         yield Wait(name, f"has ended, and {waits}", scored_s, episode_s, task)
+        if owner:
+            yield Wait(owner, "scores it", scored_s, episode_s, name)
         return
     yield Wait(name, f"is under way, in turn {record.turns + 1}", age_s, episode_s, task)
     if owner:

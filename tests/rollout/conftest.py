@@ -182,7 +182,7 @@ class Stage:
             writer=Writer(db, lease.certain),
             lease=lease,
             directory=directory,
-            endings=RecordEnder(db, lease, policy_rules.group_rule(self.config), faults),
+            endings=RecordEnder(db, lease, policy_rules.group_rule(self.config), faults, wait=self._wait),
             faults=faults,
             template=self.words.template,
             vocabulary=self.words.vocabulary,

@@ -174,6 +174,31 @@ async def test_code_that_always_fails_is_reported_with_its_exception(stage: Stag
     }
 
 
+SLOW = """
+import asyncio
+from pathlib import Path
+from agentrl.rollout.scorers import register_scorer
+
+@register_scorer("slow")
+async def slow(answer, truth, task):
+    while not Path(__file__).with_name("go").exists():
+        await asyncio.sleep(0.01)
+    return 1.0
+"""
+
+
+async def test_slow_scorer_is_a_wait_of_its_sampler(stage: Stage, tmp_path: Path) -> None:
+    stage.config = configured(tmp_path, SLOW, agent="single_turn_agent", scorer="slow")
+    user_code.load(stage.config)
+    await stage.engine(lambda heard: "<answer>3</answer>")
+    task = await stage.task("any", n=1, agent_name="single_turn_agent", scorer="slow")
+    async with stage.sampler():
+        wait = (f"the score of {task.id}#r1.s0.a1", "scorer slow")
+        await aeventually(lambda: wait in stage.waits, what="the wait for the scorer")
+        (tmp_path / "go").touch()
+        assert (await stage.one()).score == 1.0
+
+
 def test_code_that_fails_now_and_then_is_not_reported() -> None:
     reported: list[tuple[str, str]] = []
     faults = UserCodeFaults(lambda of, why: reported.append((of, why)))

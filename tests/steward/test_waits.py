@@ -109,6 +109,9 @@ async def test_records_that_nobody_claims_that_wait_for_a_score_and_groups_that_
     claim = await claim_one(db, owner)
     assert claim is not None
     assert await claims.finish(db, claim.record.id, owner, claims.Ending(outcome=Outcome.ANSWERED))
+    seen = await batch_waits.look(db, settings(), NOTHING)
+    assert seen[1].what == "has ended, and it waits for its score"
+    assert named(seen)[2] == (f"record {claim.record.id} on sampler-0", "sampler-0")
     assert await claims.leave_unscored(db, claim.record.id, owner, "the judge is away")
     seen = await batch_waits.look(db, settings(), NOTHING)
     assert seen[0].what == "1 of its 4 records are not done"
