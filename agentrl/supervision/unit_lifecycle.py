@@ -13,6 +13,7 @@ import signal
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import CancelDrain, Drain, ExitStatus, ProcessInfo, SetPaused
 from agentrl.protocol.rows import UnitState as S
+from agentrl.protocol.specs import Life
 from agentrl.supervision import restarts
 from agentrl.supervision.instructions import (
     AllStopped,
@@ -524,12 +525,17 @@ class Lifecycle:
 
     def _replace_lost(self, slot: Slot, now: float) -> None:
         """Replace a lost unit. Two incarnations at once are safe only if every write is fenced."""
-        if slot.spec is not None and slot.spec.fenced and self.runs(slot):
+        if slot.spec is not None and slot.spec.fenced and self.runs(slot) and not self._announced_done(slot):
             self.abandon(slot)
             slot.restarts += 1
             done = "replaced; the lost one is fenced and will be ended when its host comes back"
             self.out.append(Report(slot.unit, slot.incarnation, slot.host, f"lost: {slot.reason}", done))
             self.move(slot, S.PENDING, "replaces a lost incarnation", now)
+
+    def _announced_done(self, slot: Slot) -> bool:
+        """Return whether a job has announced its successful end. The report of its host, or an operator, decides."""
+        is_job = slot.spec is not None and slot.spec.life is Life.JOB
+        return is_job and slot.bye_code == 0 and not self.outdated(slot)
 
     def found_alive(self, slot: Slot, now: float, why: str) -> None:
         """Handle a sign of life of the present incarnation."""

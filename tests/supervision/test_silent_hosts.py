@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from agentrl.protocol.messages import ExitStatus
 from agentrl.protocol.rows import UnitState
+from agentrl.protocol.specs import Life
 from agentrl.supervision import events
 from agentrl.supervision import instructions as do
 from tests.supervision.world import Host, World, spec
@@ -78,6 +80,44 @@ def test_kill_on_a_silent_host_does_not_wait() -> None:
     silent(world, host, "web-0")
     world.handle(events.DownWanted(by="op2", at_once=True))
     assert world.all_stopped == 1
+
+
+@pytest.mark.parametrize("bye_first", [True, False])
+@pytest.mark.parametrize("restarted", [True, False], ids=["new coordinator", "same coordinator"])
+def test_fenced_job_that_ended_well_on_a_silent_host_does_not_run_again(bye_first: bool, restarted: bool) -> None:
+    world, host = world_with(fenced=True, life=Life.JOB)
+    bye = events.UnitBye(unit="web-0", incarnation=1, code=0)
+    if bye_first:
+        world.handle(bye)
+    silent(world, host, *(() if bye_first else ("web-0",)))
+    if not bye_first:
+        world.handle(bye)
+    if restarted:
+        world.crash()
+    assert (world.state_of("web-0"), world.slot("web-0").incarnation) == ("lost", 1)
+    host.live()[0].exit = ExitStatus(code=0)
+    world.connect(host)
+    world.quiesce()
+    assert (world.state_of("web-0"), world.slot("web-0").done, world.started) == ("stopped", True, [("web-0", 1)])
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        events.RestartWanted(units=("web-0",), by="op2"),
+        events.DeathVouched(unit="web-0", incarnation=1, by="op2"),
+        None,
+    ],
+    ids=["restart", "force", "failed"],
+)
+def test_fenced_job_on_a_silent_host_runs_again_if_an_operator_wants_it_or_it_failed(then: events.Event | None) -> None:
+    world, host = world_with(fenced=True, life=Life.JOB)
+    silent(world, host, "web-0")
+    world.handle(events.UnitBye(unit="web-0", incarnation=1, code=0 if then else 3))
+    if then:
+        assert world.slot("web-0").incarnation == 1
+        world.handle(then)
+    assert (world.slot("web-0").incarnation, world.slot("web-0").host != host.name) == (2, True)
 
 
 @pytest.mark.parametrize("at_once", [True, False])
