@@ -3,8 +3,8 @@
 Invariants:
 - the reference is the best of the whole run, so a collapse does not become the new normal;
 - a fall counts in units of both margins of error together;
-- a fall of 2 counts at once, one of 1.4 if two measurements in a row show it: the best of many measurements is partly
-  luck, so a healthy run often falls by 1.
+- a fall of evaluation by 2 counts at once, one by 1.4 if two measurements in a row show it: the best of many
+  measurements is partly luck, so a healthy run often falls by 1.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from statistics import fmean, stdev
 LATELY = 10
 """Steps of one measurement of the reward."""
 AT_ONCE, CONFIRMED = 2.0, 1.4
+REWARDS_KEPT = LATELY + 1
+"""Measurements of the reward that a judgement needs: those of as many steps in a row."""
 LOST_SHARE = 0.5
 """A fall of the reward counts only if this share of its best is lost: tasks of a dataset differ in difficulty."""
 SMALLEST_MARGIN = 1e-3
@@ -63,8 +65,21 @@ def reward_lately(rewards: Sequence[float], step: int) -> Measurement | None:
     return Measurement(step, fmean(last), 1.96 * stdev(last) / math.sqrt(LATELY))
 
 
-def reward_collapse(best: Measurement, now: Measurement) -> float:
-    """Above 1 if the reward shows a collapse by itself: rewards vary with the tasks, so only a large fall counts."""
+def reward_collapse(best: Measurement, rewards: Sequence[Measurement]) -> float:
+    """Above 1 if the reward shows a collapse by itself. `rewards`: `reward_lately` of steps, oldest first.
+
+    Rewards vary with the tasks, so only a large fall counts, and only if two measurements show it that
+    have no step in common.
+    """
+    now = rewards[-1] if rewards else None
+    before = next((one for one in reversed(rewards) if now is not None and one.of <= now.of - LATELY), None)
+    if now is None or before is None:
+        return 0.0
+    return min(_reward_fall(best, one) for one in (before, now)) / AT_ONCE
+
+
+def _reward_fall(best: Measurement, now: Measurement) -> float:
     if best.mean - now.mean <= LOST_SHARE * abs(best.mean):
         return 0.0
-    return fall(best, now) / AT_ONCE
+    # Ten steps without any reward have no spread, but are no more certain than the best.
+    return fall(best, Measurement(now.of, now.mean, max(now.margin, best.margin)))

@@ -8,14 +8,14 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from agentrl.policies import learning_collapse
 from agentrl.policies.learning_collapse import Measurement
 from agentrl.policies.status_tables import StepStatus
 from agentrl.store import checkpoints, evaluations
-from agentrl.store.database import Database
+from agentrl.store.database import Database, Plain
 from agentrl.telemetry import learning_metrics as of
 
 _RAN = {"status": {"$in": [StepStatus.COMMITTED, StepStatus.ROLLED_BACK]}}
@@ -26,7 +26,8 @@ class LearningWatch:
         self._database = database
         self._evaluations: list[Measurement] = []
         self._reward_best: Measurement | None = None
-        self._reward: Measurement | None = None
+        self._rewards: list[Measurement] = []
+        """Of the newest steps, oldest first."""
 
     @property
     def evaluation(self) -> dict[str, float]:
@@ -41,34 +42,37 @@ class LearningWatch:
         """Reads what was measured in the whole run."""
         self._evaluations = await evaluations.measured(self._database)
         name = f"metrics.{of.REWARD_LATELY.name}"
-        best = await self._database.find_one(
-            "Step", _RAN | {name: {"$type": "number"}}, sort=[(name, -1)], projection=["step", "metrics"]
+        fields = ["step", name, f"metrics.{of.REWARD_LATELY_MARGIN.name}"]
+        ran = await self._database.find("Step", _RAN | {name: {"$type": "number"}}, projection=fields)
+        self._reward_best = learning_collapse.best_of(_rewards_of(ran))
+        newest = await self._database.find(
+            "Step",
+            {"status": StepStatus.COMMITTED},
+            sort=[("step", -1)],
+            projection=fields,
+            limit=learning_collapse.REWARDS_KEPT,
         )
-        self._reward_best = _reward_of(best["step"], best["metrics"]) if best else None
-        newest = await self._database.find_one(
-            "Step", {"status": StepStatus.COMMITTED}, sort=[("step", -1)], projection=["step", "metrics"]
-        )
-        self._reward = _reward_of(newest["step"], newest["metrics"]) if newest else None
+        self._rewards = _rewards_of(reversed(newest))
 
     def stepped(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._reward = _reward_of(step, metrics)
-        if self._reward is not None:
-            candidates = [one for one in (self._reward_best, self._reward) if one is not None]
+        newest = _reward_of(step, metrics)
+        if newest is not None:
+            self._rewards = [*self._rewards, newest][-learning_collapse.REWARDS_KEPT :]
+            candidates = [one for one in (self._reward_best, newest) if one is not None]
             self._reward_best = learning_collapse.best_of(candidates)
 
     async def metrics(self) -> dict[str, float]:
         """Not a number where something is not known: that clears what was reported before."""
         found = dict.fromkeys((metric.name for metric in of.OF_COLLAPSE), math.nan)
-        best, reward_best, reward = learning_collapse.best_of(self._evaluations), self._reward_best, self._reward
-        if best is None and reward is None:
+        best, reward_best = learning_collapse.best_of(self._evaluations), self._reward_best
+        if best is None and not self._rewards:
             return found
         collapse = learning_collapse.evaluation_collapse(self._evaluations)
         if best is not None:
             found |= {of.EVALUATION_BEST.name: best.mean, of.EVALUATION_BEST_VERSION.name: float(best.of)}
         if reward_best is not None:
             found[of.REWARD_BEST.name] = reward_best.mean
-            if reward is not None:
-                collapse = max(collapse, learning_collapse.reward_collapse(reward_best, reward))
+            collapse = max(collapse, learning_collapse.reward_collapse(reward_best, self._rewards))
         found[of.COLLAPSE.name] = collapse
         if collapse > 1:
             found |= await self._collapsed()
@@ -84,9 +88,9 @@ class LearningWatch:
 
     async def _began_at(self) -> datetime | None:
         """When the reward was last nearer to its best than to what it is now."""
-        if self._reward_best is None or self._reward is None:
+        if self._reward_best is None or not self._rewards:
             return None
-        middle = (self._reward_best.mean + self._reward.mean) / 2
+        middle = (self._reward_best.mean + self._rewards[-1].mean) / 2
         name = f"metrics.{of.REWARD.name}"
         good = await self._database.find_one(
             "Step", _RAN | {name: {"$gte": middle}}, sort=[("leased_at", -1)], projection=["committed_at"]
@@ -97,3 +101,8 @@ class LearningWatch:
 def _reward_of(step: int, metrics: Mapping[str, float]) -> Measurement | None:
     mean, margin = metrics.get(of.REWARD_LATELY.name), metrics.get(of.REWARD_LATELY_MARGIN.name)
     return None if mean is None or margin is None else Measurement(step, mean, margin)
+
+
+def _rewards_of(steps: Iterable[Plain]) -> list[Measurement]:
+    found = (_reward_of(int(step["step"]), step.get("metrics", {})) for step in steps)
+    return [one for one in found if one is not None]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from itertools import accumulate
 from statistics import fmean
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl.policies.learning_collapse import (
+    REWARDS_KEPT,
     Measurement,
     best_of,
     evaluation_collapse,
@@ -58,12 +63,45 @@ def test_noise_of_a_long_healthy_run_is_no_collapse() -> None:
             assert evaluation_collapse(measured) <= 1, (truth, version)
 
 
+def lately(rewards: Sequence[float]) -> list[Measurement]:
+    """Of each step that has enough steps before it."""
+    found = (reward_lately(rewards[:step], step) for step in range(1, len(rewards) + 1))
+    return [one for one in found if one is not None]
+
+
+def worst_reward_collapse(rewards: Sequence[float]) -> float:
+    """The largest that the run reports."""
+    measured = lately(rewards)
+    bests = list(accumulate(measured, lambda best, one: best_of([best, one]) or one))
+    return max(
+        reward_collapse(best, measured[max(0, number - REWARDS_KEPT) : number])
+        for number, best in enumerate(bests, start=1)
+    )
+
+
 def test_reward_counts_only_if_half_of_it_is_lost() -> None:
-    best = reward_lately([0.95, 0.96] * 5, 10)
-    harder, lost = reward_lately([0.7, 0.71] * 5, 20), reward_lately([0.0] * 10, 30)
-    assert best is not None
-    assert harder is not None
-    assert lost is not None
-    assert reward_collapse(best, harder) <= 1, "harder tasks"
-    assert reward_collapse(best, lost) > 1
+    well = [0.95, 0.96] * 5
+    assert worst_reward_collapse([*well, *[0.7, 0.71] * 10]) <= 1, "harder tasks"
+    assert worst_reward_collapse([*well, *[0.0] * 10]) <= 1, "a second measurement is missing"
+    assert worst_reward_collapse([*well, *[0.0] * 20]) > 1
     assert reward_lately([0.5] * 9, 9) is None
+    assert reward_collapse(Measurement(1, 1.0, 0.0), []) == 0.0
+
+
+@given(st.integers(0, 10_000), st.sampled_from([0.01, 0.02, 0.05, 0.2]), st.sampled_from([8, 32, 64]))
+@settings(max_examples=20, deadline=None)
+def test_reward_of_a_healthy_run_with_rare_rewards_is_no_collapse(seed: int, share: float, many: int) -> None:
+    """Of many runs, because one in some hundreds may be unlucky."""
+    chance = random.Random(seed)
+    pages = sum(worst_reward_collapse(rare_rewards(chance, share, many, steps=200)) > 1 for _ in range(5))
+    assert pages <= 1
+
+
+@pytest.mark.parametrize(("share", "many"), [(0.1, 64), (0.3, 32), (0.9, 8)])
+def test_reward_that_is_lost_is_a_collapse(share: float, many: int) -> None:
+    rewards = rare_rewards(random.Random(3), share, many, steps=100)
+    assert worst_reward_collapse([*rewards, *[0.0] * 20]) > 1
+
+
+def rare_rewards(chance: random.Random, share: float, many: int, *, steps: int) -> list[float]:
+    return [sum(chance.random() < share for _ in range(many)) / many for _ in range(steps)]
