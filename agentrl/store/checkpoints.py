@@ -69,6 +69,12 @@ async def newest_first(database: Database) -> list[Checkpoint]:
     return [load(Checkpoint, document) for document in found]
 
 
+async def incomplete_paths(database: Database) -> list[str]:
+    """Where files may be left of those that were not completed, or were deleted."""
+    left = {"status": {"$in": [S.ABANDONED, S.DELETED]}, "path": {"$ne": ""}}
+    return [one["path"] for one in await database.find("Checkpoint", left, projection=["path"])]
+
+
 async def has_first(database: Database) -> bool:
     """Whether one was written before the first step, as after a warm-up; also one that was removed since."""
     written = {"step": 0, "status": {"$in": [S.COMPLETE, S.DELETED]}}

@@ -1,7 +1,8 @@
 """Removes old checkpoints and versions from the disk.
 
 Invariants: a document is `deleted` before its files are removed, so no process starts from half a directory; pinned
-checkpoints, versions that engines hold, and versions of checkpoints and open evaluations stay.
+checkpoints, versions that engines hold, and versions of checkpoints and open evaluations stay; what the database does
+not know stays too.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ async def tidy_checkpoints(database: Database, run_dir: Path, *, keep: int) -> N
             await asyncio.to_thread(checkpoints.remove, run_dir / one.path)
 
 
-async def remove_unknown_checkpoints(database: Database, parent: Path) -> None:
+async def remove_incomplete_checkpoints(database: Database, run_dir: Path) -> None:
     """What a trainer left that died between the rename of a directory and its document, or before a removal. Only for
-    the trainer that has taken over: another one may be writing."""
-    complete = {Path(one.path).name for one in await stored_checkpoints.newest_first(database)}
-    for directory in await asyncio.to_thread(lambda: sorted(parent.glob("step-*"))):
-        if directory.name not in complete:
-            await asyncio.to_thread(checkpoints.remove, directory)
+    the trainer that has taken over: another one may be writing. A directory without a document stays: the database may
+    be empty, restored or that of another run."""
+    for path in await stored_checkpoints.incomplete_paths(database):
+        if await asyncio.to_thread((run_dir / path).is_dir):
+            await asyncio.to_thread(checkpoints.remove, run_dir / path)
 
 
 def _versions_on_disk(run_dir: Path) -> list[int]:

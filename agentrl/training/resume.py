@@ -91,7 +91,7 @@ async def take_over(
     lineage = await lineages.begin(
         database, owner, parent_checkpoint=chosen.id if chosen else "", after_step=chosen.step if chosen else 0
     )
-    await disk_retention.remove_unknown_checkpoints(database, run_dir / CHECKPOINTS)
+    await disk_retention.remove_incomplete_checkpoints(database, run_dir)
     starts = f"starts from {chosen.id}" if chosen else "starts from the beginning"
     if request is not None and not rolled_back:
         starts += f": {request.checkpoint}, chosen for a rollback, and all checkpoints before it are gone or damaged"

@@ -119,7 +119,17 @@ async def test_without_anything_intact_of_its_target_a_rollback_starts_from_the_
     await balanced(db)
 
 
-async def test_directories_that_no_checkpoint_names_are_removed_by_the_next_trainer(
+async def test_checkpoints_that_the_database_does_not_know_stay(db: Database, tiny: Path, tmp_path: Path) -> None:
+    await closed_groups(db, 8)
+    await trainer(db, configuration(tmp_path, tiny, steps=2), tmp_path).run()
+    (there,) = (tmp_path / "checkpoints").iterdir()
+    # As with an empty or restored database.
+    await db.delete_many("Checkpoint", {})
+    await trainer(db, configuration(tmp_path, tiny, steps=2), tmp_path, life=2).run()
+    assert (there / "model.safetensors").exists()
+
+
+async def test_directories_of_incomplete_checkpoints_are_removed_by_the_next_trainer(
     db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await closed_groups(db, 8)
