@@ -91,11 +91,12 @@ async def superfluous(database: Database, *, keep: int) -> list[Checkpoint]:
 
 
 async def best(database: Database) -> Checkpoint | None:
-    """The one whose version has the best evaluation; of two with that version the later."""
-    complete = {one.version: one for one in reversed(await newest_first(database)) if not one.damage}
-    measured = [one for one in await evaluations.measured(database) if one.of in complete]
-    found = learning_collapse.best_of(measured)
-    return complete[found.of] if found else None
+    """The one whose version has the best evaluation; of several with that version the earliest, because the later ones
+    hold further steps."""
+    earliest = {one.version: one for one in await newest_first(database)}
+    intact = {version for version, one in earliest.items() if not one.damage}
+    found = learning_collapse.best_of([one for one in await evaluations.measured(database) if one.of in intact])
+    return earliest[found.of] if found else None
 
 
 async def newest_before(database: Database, at: datetime) -> Checkpoint | None:

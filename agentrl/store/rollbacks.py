@@ -40,7 +40,8 @@ class Consequences(NamedTuple):
 
 
 async def resolve(database: Database, to: str) -> Checkpoint:
-    """`to`: the id of a checkpoint, a version, or `best`. Raises UnknownNameError or RefusedError."""
+    """`to`: the id of a checkpoint, a version, or `best`. Of several with a version, the later ones hold further steps.
+    Raises UnknownNameError or RefusedError."""
     complete = await checkpoints.newest_first(database)
     if to == BEST:
         best = await checkpoints.best(database)
@@ -57,7 +58,7 @@ async def resolve(database: Database, to: str) -> Checkpoint:
             f"There is no complete checkpoint {to!r}, and none of such a version.",
             hint=f"There are: {known}." if known else "Nothing was saved yet.",
         )
-    chosen = max(found, key=lambda one: (one.at is not None, one.at))
+    chosen = min(found, key=lambda one: one.step)
     if chosen.damage:
         raise RefusedError(f"The checkpoint {chosen.id} is damaged: {chosen.damage}.", hint="Choose another one.")
     return chosen

@@ -11,9 +11,12 @@ from agentrl.store.documents import Checkpoint, Lineage, Publication, Task, to_b
 from tests.store.flow import commit, ready_tasks
 
 
-async def saved(db: Database, lineage: Lineage, step: int, *, evaluation: float | None = None) -> Checkpoint:
-    """A checkpoint, of a version whose number is that of the step."""
-    made = await checkpoints.begin(db, step=step, lineage=lineage.id, version=step, path=f"checkpoints/{step}")
+async def saved(
+    db: Database, lineage: Lineage, step: int, *, evaluation: float | None = None, version: int | None = None
+) -> Checkpoint:
+    """A checkpoint, of a version whose number is by default that of the step."""
+    path = f"checkpoints/{step}"
+    made = await checkpoints.begin(db, step=step, lineage=lineage.id, version=version or step, path=path)
     assert await checkpoints.complete(db, made.id, {})
     if evaluation is not None:
         results = {"evaluation": evaluation, "evaluation_margin": 0.05}
@@ -177,3 +180,12 @@ async def test_a_rollback_to_a_checkpoint_that_retention_removes_is_refused(db: 
     with pytest.raises(RefusedError, match="Retention has removed"):
         await rollbacks.request(db, target, "collapsed", by="op-1")
     assert await rollbacks.requested(db) is None
+
+
+async def test_of_several_checkpoints_of_a_version_the_one_without_further_steps_is_chosen(db: Database) -> None:
+    _, lineage = await trained(db)
+    await saved(db, lineage, 3, version=2)
+    assert (await rollbacks.resolve(db, "best")).step == 2
+    assert (await rollbacks.resolve(db, "v2")).step == 2
+    await checkpoints.note_damage(db, (await rollbacks.resolve(db, "2")).id, "model.safetensors has 3 bytes")
+    assert (await rollbacks.resolve(db, "best")).step == 4, "what holds further steps was not evaluated"
