@@ -250,12 +250,16 @@ class Supervisor:
                 self._life.lose(slot, f"host {event.host} is silent for {event.for_s:.0f} s", now)
 
     def _host_forgotten(self, event: events.HostForgotten, now: float) -> None:
-        if not self.state.holds_units(event.host):
-            self.state.hosts.pop(event.host, None)
-            self._life.host_changed(event.host)
-            if event.host in self.state.run.hosts and not any(s.unidentified for s in self.state.slots.values()):
-                self.state.run.hosts.discard(event.host)
-                self._life.out.append(Persist("run", ""))
+        if self.state.holds_units(event.host):
+            return
+        run = self.state.run
+        self.state.hosts.pop(event.host, None)
+        # The drain must not concern the next machine with that name.
+        run.draining_hosts.discard(event.host)
+        if not any(slot.unidentified for slot in self.state.slots.values()):
+            run.hosts.discard(event.host)
+        self._life.out.append(Persist("run", ""))
+        self._life.host_changed(event.host)
 
     def _death_vouched(self, event: events.DeathVouched, now: float) -> None:
         slot = self._present(event)

@@ -79,3 +79,22 @@ def test_silent_host_is_forgotten_once_it_holds_no_unit() -> None:
     world.become_silent(world.hosts["b"])
     world.handle(events.HostForgotten(host="b"))
     assert "b" not in world.supervisor.state.hosts
+
+
+def test_forgotten_host_leaves_neither_its_drain_nor_its_report_to_the_next_machine() -> None:
+    world = World()
+    world.handle(events.Applied(specs=(spec("web", 1, hosts=("b",)),), by="up"))
+    world.quiesce()
+    world.handle(events.HostDrained(host="b", draining=True, by="ann"))
+    world.quiesce()
+    world.cut(world.hosts["b"])
+    world.become_silent(world.hosts["b"])
+    world.handle(events.HostForgotten(host="b"))
+    del world.hosts["b"]
+    world.crash()
+    run = world.supervisor.state.run
+    assert (run.draining_hosts, run.hosts) == (set(), {"a"})
+    world.joined.forget("b")
+    assert world.second_machine(Host("b", key="another")) is None
+    world.quiesce()
+    assert world.state_of("web-0") == UnitState.READY
