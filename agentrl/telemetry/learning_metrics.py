@@ -22,6 +22,7 @@ COLLAPSE = Metric(
     "How far evaluation or reward are below their best, in units of both margins of error.",
     (float("-inf"), 1.0),
 )
+REWARD_COLLAPSE = Metric("reward_collapse", "", "How far the reward alone is below its best, in the same units.")
 COLLAPSE_BEGAN = Metric("collapse_began_at", "s", "When the reward began to fall, in seconds since 1970.")
 ROLLBACK_VERSION = Metric("rollback_version", "", "Version of the checkpoint with the best evaluation.")
 STEPS_WANTED = Metric("steps_wanted", "", "Steps after which training is complete.")
@@ -110,7 +111,10 @@ OF_STEPS = (
     *(REWARD_LATELY, REWARD_LATELY_MARGIN),
 )
 """Metrics of Step documents. The trainer also reports the newest ones in its row, so that recordings contain them."""
-OF_COLLAPSE = (EVALUATION_BEST, EVALUATION_BEST_VERSION, REWARD_BEST, COLLAPSE, COLLAPSE_BEGAN, ROLLBACK_VERSION)
+OF_COLLAPSE = (
+    *(EVALUATION_BEST, EVALUATION_BEST_VERSION, REWARD_BEST),
+    *(COLLAPSE, REWARD_COLLAPSE, COLLAPSE_BEGAN, ROLLBACK_VERSION),
+)
 OF_THE_TRAINER = (NOT_FINITE, VALID, STEPS_WANTED, NOTHING_TRAINED, *OF_COLLAPSE)
 """Metrics that the trainer reports between Steps."""
 

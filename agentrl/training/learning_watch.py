@@ -72,7 +72,8 @@ class LearningWatch:
             found |= {of.EVALUATION_BEST.name: best.mean, of.EVALUATION_BEST_VERSION.name: float(best.of)}
         if reward_best is not None:
             found[of.REWARD_BEST.name] = reward_best.mean
-            collapse = max(collapse, learning_collapse.reward_collapse(reward_best, self._rewards))
+            found[of.REWARD_COLLAPSE.name] = learning_collapse.reward_collapse(reward_best, self._rewards)
+            collapse = max(collapse, found[of.REWARD_COLLAPSE.name])
         found[of.COLLAPSE.name] = collapse
         if collapse > 1:
             found |= await self._collapsed()

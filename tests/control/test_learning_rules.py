@@ -208,6 +208,31 @@ def test_collapse_pages_with_the_change_before_it_and_the_rollback() -> None:
     assert row.suggest == "agentrl rollback --to 160 --reason 'learning collapsed'"
 
 
+UNCHANGED = "no scientific knob was changed shortly before it"
+
+
+def test_collapse_names_what_collapsed() -> None:
+    run = SimulatedRun()
+    lost = {"evaluation": 0.95, "reward_best": 0.8, "reward_lately": 0.0, "collapse_began_at": AT}
+    run.report(**(WELL | BEFORE | lost), collapse=3.0, reward_collapse=3.0)
+    assert run.pass_time(5.0) == [COLLAPSED]
+    assert run.fired[0].sentence == "Reward fell from 0.80 to 0.00."
+    assert UNCHANGED in run.fired[0].evidence
+    run.report(collapse=3.0, reward_collapse=1.2, evaluation=0.3)
+    assert run.pass_time(5.0) == [COLLAPSED]
+    (row,) = run.engine.rows()
+    assert row.sentence == "Evaluation fell from 0.97 to 0.30."
+
+
+def test_collapse_whose_beginning_is_not_known_is_shown_so() -> None:
+    run = SimulatedRun()
+    run.changes = [_change("learning_rate", 0.0005, 0.05, AT - 5)]
+    run.report(**(WELL | BEFORE | {"evaluation": 0.1}), collapse=3.0)
+    assert run.pass_time(5.0) == [COLLAPSED]
+    assert "when it began is not known" in run.fired[0].evidence
+    assert UNCHANGED not in run.fired[0].evidence
+
+
 def test_collapse_stays_an_alert_until_an_evaluation_is_near_the_best() -> None:
     run = SimulatedRun()
     run.report(**(WELL | BEFORE), collapse=9.0)

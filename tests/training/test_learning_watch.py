@@ -34,6 +34,7 @@ async def test_trainer_that_takes_over_has_the_same_best_reward_and_the_same_col
     numbers = await after.metrics()
     assert numbers["reward_best"] == (await before.metrics())["reward_best"] == 0.8
     assert numbers["collapse"] == (await before.metrics())["collapse"] > 1
+    assert numbers["reward_collapse"] == numbers["collapse"]
 
 
 async def test_reward_that_fell_in_the_newest_steps_only_is_not_reported_as_a_collapse(db: Database) -> None:

@@ -230,10 +230,11 @@ def collapsed(snapshot: RunSnapshot, active: Collection[str], now: float) -> Ite
 
 
 def _fall(numbers: Mapping[str, float]) -> str:
-    for name, best, now in (
-        ("Evaluation", of.EVALUATION_BEST, of.EVALUATION),
-        ("Reward", of.REWARD_BEST, of.REWARD_LATELY),
-    ):
+    """Name the larger collapse: evaluation may be a little below its best while the reward is lost."""
+    falls = [("Evaluation", of.EVALUATION_BEST, of.EVALUATION), ("Reward", of.REWARD_BEST, of.REWARD_LATELY)]
+    if numbers.get(of.REWARD_COLLAPSE.name, 0.0) >= numbers[of.COLLAPSE.name]:
+        falls.reverse()
+    for name, best, now in falls:
         if best.name in numbers and numbers.get(now.name, math.inf) < numbers[best.name]:
             return f"{name} fell from {numbers[best.name]:.2f} to {numbers[now.name]:.2f}"
     return "Learning has collapsed"
@@ -261,7 +262,12 @@ def _collapse_evidence(snapshot: RunSnapshot, numbers: Mapping[str, float], caus
         yield (
             f"reward of ten steps {numbers[of.REWARD_LATELY.name]:.2f}; the best was {numbers[of.REWARD_BEST.name]:.2f}"
         )
-    yield f"began {cause}" if cause else "no scientific knob was changed shortly before it"
+    if cause:
+        yield f"began {cause}"
+    elif of.COLLAPSE_BEGAN.name in numbers:
+        yield "no scientific knob was changed shortly before it"
+    else:
+        yield "when it began is not known"
     yield "A rollback restores the weights and scientific settings of the checkpoint; it can be undone."
 
 
