@@ -71,17 +71,14 @@ class Evaluator:
         if await evaluations.want(self._database, version):
             self._requested.setdefault(version, time.monotonic())
 
-    async def follow(self) -> bool:
-        """Reports evaluations that are complete or late. Returns whether there were any."""
-        ended = False
+    async def follow(self) -> None:
+        """Reports evaluations that are complete or late."""
         for version, requested_at in list(self._requested.items()):
             late = time.monotonic() - requested_at > WITHIN_S
             if late or await evaluations.complete(self._database, version):
                 numbers = await self._report(version)
                 await evaluations.finish(self._database, version, over_all(numbers))
                 del self._requested[version]
-                ended = True
-        return ended
 
     async def wait_for_all(self, unit: Unit) -> None:
         """Waits until all are reported, or the unit drains."""

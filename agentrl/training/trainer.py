@@ -109,6 +109,7 @@ class Trainer:
         self._held_since: float | None = None
         """Since when a step has been held back for records under way."""
         self._evaluated_lately = False
+        """Remembered, because the store may be away before all that follows from an evaluation is done."""
         self._settings: Settings = {}
         """The scientific settings of the last step."""
         self._meter = Meter(time.monotonic())
@@ -432,8 +433,7 @@ class Trainer:
         self.state.since_evaluation = 0
 
     async def _follow_evaluations(self) -> None:
-        # Remembered, because the store may be away in between.
-        self._evaluated_lately |= await self._evaluator.follow()
+        await self._evaluator.follow()
         if self._evaluated_lately:
             await self._watch.recall()
             await stored_checkpoints.keep_best(self._database)
@@ -442,13 +442,13 @@ class Trainer:
 
     async def _wait_for_evaluations(self) -> None:
         await self._evaluator.wait_for_all(self._unit)
-        self._evaluated_lately = True
         await self._follow_evaluations()
 
     async def _report_learning(self) -> None:
         self._unit.metrics(self._watch.evaluation | await self._watch.metrics())
 
     def _evaluated(self, version: int, numbers: dict[str, float]) -> None:
+        self._evaluated_lately = True
         self._curves.add(version, numbers, prefix="evaluation")
 
     # ---- beginning and end ----
@@ -482,6 +482,8 @@ class Trainer:
         self._set_state(start, await publications.parents(self._database))
         self._suspicion = await poison_trials.recall(self._database)
         await self._watch.recall()
+        # The trainer before this one may have died after an evaluation and before this.
+        await stored_checkpoints.keep_best(self._database)
         await self._report_learning()
         committed = {"status": StepStatus.COMMITTED}
         self.state.committed = await self._database.count("Step", committed)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.policies.status_tables import StepStatus
-from agentrl.store import accounting, checkpoints, lineages, publications, rollbacks
+from agentrl.store import accounting, checkpoints, evaluations, lineages, publications, rollbacks
 from agentrl.store.database import Database
 from agentrl.store.steps import LineageClosedError
 from agentrl.training import trainer as training
@@ -56,6 +56,18 @@ async def test_the_weights_before_a_scientific_change_are_kept(
     assert await saved(db) == [(3, "before learning_rate 0.001 -> 0.05"), (8, "")]
     kept = await rollbacks.resolve(db, "4")
     assert (kept.step, kept.settings["learning_rate"]) == (3, 0.001)
+
+
+async def test_the_next_trainer_keeps_the_best_evaluation_that_a_dead_one_did_not_keep(
+    db: Database, tiny: Path, tmp_path: Path
+) -> None:
+    await closed_groups(db, 12)
+    await trainer(db, configuration(tmp_path, tiny, steps=4), tmp_path).run()
+    # The trainer dies after the evaluation of version 3 is finished.
+    await evaluations.finish(db, 3, {"evaluation": 0.9, "evaluation_margin": 0.05})
+    assert await saved(db) == [(2, ""), (4, "")]
+    await trainer(db, configuration(tmp_path, tiny, steps=6, keep_checkpoints=1), tmp_path, life=2).run()
+    assert await saved(db) == [(2, "best evaluation"), (6, "")]
 
 
 async def test_a_rollback_starts_a_lineage_from_the_chosen_weights_and_can_be_undone(
