@@ -65,7 +65,7 @@ from agentrl.control.state.operations import Operation, Operations
 from agentrl.control.state.progress import ProgressTracker
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.control.tcp_listener import TcpListener
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, ConflictError
 from agentrl.protocol.wire import encode
 from agentrl.supervision.liveness import Leases
 from agentrl.supervision.supervisor import Supervisor
@@ -85,6 +85,7 @@ class Coordinator:
         self._state_dir = state_dir
         self._clock = Clock()
         self._ended = asyncio.Event()
+        self._lost: ConflictError | None = None
         run = read_run(state_dir)
         if run is None or run.broken:
             raise ConfigError(
@@ -212,7 +213,7 @@ class Coordinator:
     # ---- life ----
 
     async def serve(self) -> None:
-        """Returns after `down` has ended, or `stop` was called."""
+        """Returns after `down` has ended, or `stop` was called. Raises ConflictError if another one took the lock."""
         self._open()
         progress = ProgressWatch(self._context, self._queries.chains)
         shown = (progress.tick, self._alerting.tick, self._recorder.tick)
@@ -227,12 +228,14 @@ class Coordinator:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._close()
+        if self._lost is not None:
+            raise self._lost
 
     def _own_files(self) -> OwnFiles:
         return OwnFiles(
             self._context,
+            lambda: self._lock.restore(host=self._context.host, at=self._clock.now()),
             {
-                "the lock": lambda: self._lock.restore(host=self._context.host, at=self._clock.now()),
                 "the journal": self._context.journal.restore,
                 "the socket for commands": self._hub.restore_file,
                 "the socket of the feed": self._feed_out.restore_file,
@@ -240,7 +243,12 @@ class Coordinator:
                 address_file.FILE: self._write_address,
                 paths.RUN_FILE: self._restore_run_file,
             },
+            self._lock_lost,
         )
+
+    def _lock_lost(self, lost: ConflictError) -> None:
+        self._lost = lost
+        self._ended.set()
 
     def _restore_run_file(self) -> bool:
         found = read_run(self._state_dir)
@@ -316,14 +324,16 @@ class Coordinator:
         ).write(self._state_dir)
 
     def _close(self) -> None:
-        self._context.executor.flush()
+        if self._lost is None:
+            self._context.executor.flush()
         for part in (self._clients, self._alerting, self._recorder, self._instructions, self._listener):
             part.close()
         for opened in (self._hub, self._feed_out, self._metrics_out, self._gate):
             opened.close()
-        self._marker.remove()
-        address_file.remove(self._state_dir)
-        addresses.remove_sockets(self._run.uuid)
+        if self._lost is None:  # otherwise these files belong to another coordinator
+            self._marker.remove()
+            address_file.remove(self._state_dir)
+            addresses.remove_sockets(self._run.uuid)
         self._context.journal.close()
         self._lock.release()
 

@@ -6,6 +6,7 @@ Invariants:
 - A removed file is back within some seconds, and the journal has an audit entry about it.
 - Connections that were open stay open.
 - A file that cannot be restored does not keep the others from being restored.
+- If another coordinator holds the lock, the files belong to it: nothing is restored, and this coordinator ends.
 """
 
 from __future__ import annotations
@@ -14,18 +15,29 @@ import logging
 from collections.abc import Callable, Mapping
 
 from agentrl.control.context import Context
-from agentrl.errors import AgentrlError
+from agentrl.errors import AgentrlError, ConflictError
 
 CHECK_EVERY_S = 2.0
 log = logging.getLogger(__name__)
 
 
 class OwnFiles:
-    """`restore` has a function for each kind of file, which returns whether it had to restore it."""
+    """`lock` and `restore`, which has a function for each kind of file, return whether they had to restore it.
 
-    def __init__(self, context: Context, restore: Mapping[str, Callable[[], bool]]) -> None:
+    `on_lost_lock` is called if another coordinator holds the lock.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        lock: Callable[[], bool],
+        restore: Mapping[str, Callable[[], bool]],
+        on_lost_lock: Callable[[ConflictError], None],
+    ) -> None:
         self._context = context
-        self._restore = restore
+        self._lock = lock
+        self._restore = {"the lock": lock, **restore}
+        self._on_lost_lock = on_lost_lock
         self._failed: dict[str, str] = {}
         self._next = 0.0
 
@@ -34,7 +46,12 @@ class OwnFiles:
         if now < self._next:
             return
         self._next = now + CHECK_EVERY_S
-        restored = [what for what, restore in self._restore.items() if self._was_restored(what, restore)]
+        try:
+            restored = [what for what, restore in self._restore.items() if self._was_restored(what, restore)]
+        except ConflictError as lost:
+            log.critical("This coordinator ends: %s", lost)
+            self._on_lost_lock(lost)
+            return
         if restored:
             sentence = f"Restored what was removed: {', '.join(restored)}."
             log.warning("%s", sentence)
@@ -44,6 +61,8 @@ class OwnFiles:
         try:
             done = restore()
         except (AgentrlError, OSError) as failed:
+            if restore is self._lock and isinstance(failed, ConflictError):
+                raise
             if self._failed.get(what) != str(failed):
                 self._failed[what] = str(failed)
                 log.error("The coordinator cannot restore %s: %s", what, failed)
