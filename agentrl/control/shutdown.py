@@ -86,7 +86,7 @@ class Shutdown:
         ]
         lines.append(f"{host}: {report.examined} processes examined, {messages.NONE_LEFT}")
         if report.unproven:
-            lines.append(f"{host}: not provable: {report.unproven}")
+            unproven.append(f"host {host}: {report.unproven}")
 
     def _conclude(self, operation: Operation, lines: list[str], unproven: list[str]) -> None:
         operation.lines = [*lines, *(f"NOT PROVEN: {sentence}" for sentence in unproven)]

@@ -11,11 +11,13 @@ from agentrl.control.messaging.peers import Peers
 from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.shutdown import Shutdown
 from agentrl.control.state.operations import Operation, Operations
+from agentrl.protocol.messages import ScanReport
 from agentrl.protocol.rows import OperationState
 from agentrl.supervision.unit_slots import RunState, State
 
 
-async def test_host_that_connected_only_to_an_earlier_coordinator_is_not_proven() -> None:
+async def down_of(requests: Any) -> Operation:
+    """A finished `down` of a run of which host b, that is not connected, is a part."""
     state = State(RunState(hosts={"b"}))
     operations = Operations(state, lambda operation: None)
     down = Operation("op1", "down", b"", "down", "ann", OperationState.RUNNING, 0.0, 1e12, by_itself=True)
@@ -30,7 +32,20 @@ async def test_host_that_connected_only_to_an_earlier_coordinator_is_not_proven(
         executor=SimpleNamespace(flush=lambda: None),
         feed=SimpleNamespace(tick=lambda *_: None),
     )
-    Shutdown(context, PendingRequests(peers), left.set).all_stopped()
+    Shutdown(context, requests or PendingRequests(peers), left.set).all_stopped()
     await asyncio.wait_for(left.wait(), 30.0)
+    return down
+
+
+async def test_host_that_connected_only_to_an_earlier_coordinator_is_not_proven() -> None:
+    down = await down_of(None)
     assert down.state is OperationState.FAILED
     assert "host b" in down.reason
+
+
+async def test_host_that_cannot_prove_its_end_is_not_proven() -> None:
+    async def report(host: str, what: object, kind: object) -> ScanReport:
+        return ScanReport(host, 100, unproven="Units were not in cgroups.")
+
+    down = await down_of(SimpleNamespace(host=report))
+    assert (down.state, down.reason) == (OperationState.FAILED, "host b: Units were not in cgroups.")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ExitCode
+from agentrl.host import cgroups
 from agentrl.protocol.rows import OperationState
 from tests.control.run_in_process import RunInProcess
 from tests.waiting import PATIENCE_S, aeventually
@@ -76,9 +77,15 @@ async def test_up_and_down_lose_nothing(start: Start, name: str, feature: str, j
     assert run.processes() == sorted((row.pid, f"{row.unit}.1") for row in before.values())
 
     end = await run.down()
-    assert end.state is OperationState.SUCCEEDED, end.lines
     for host in hosts:
         assert any(line.startswith(f"{host}: ") for line in end.lines), end.lines
+    unproven = [line for line in end.lines if line.startswith("NOT PROVEN: ")]
+    if feature == "cgroups" and cgroups.usable():
+        assert (end.state, unproven) == (OperationState.SUCCEEDED, []), end.lines
+    else:
+        assert end.state is OperationState.FAILED
+        assert [line.split(": ")[1] for line in unproven] == [f"host {host}" for host in sorted(hosts)], end.lines
+        assert all("Units were not in cgroups" in line for line in unproven)
     assert run.processes() == []
     for agent_name, agent in run.agents.items():
         await aeventually(lambda agent=agent: agent.poll() is not None, what=f"the end of the agent {agent_name}")
