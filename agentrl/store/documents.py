@@ -279,6 +279,8 @@ class Lineage(Named):
     roll_back_why: str = ""
     roll_back_by: str = ""
     """The operation that chose it."""
+    rolled_back_to: str = ""
+    """The checkpoint that was chosen for this lineage, or for one before it of which no version was evaluated."""
 
 
 class CheckpointFile(msgspec.Struct):

@@ -20,7 +20,13 @@ OPENED = {"opened_at": {"$type": "date"}}
 
 
 async def begin(
-    database: Database, owner: str, *, parent_checkpoint: str, after_step: int, first_version: int | None = None
+    database: Database,
+    owner: str,
+    *,
+    parent_checkpoint: str,
+    after_step: int,
+    first_version: int | None = None,
+    rolled_back_to: str = "",
 ) -> Lineage:
     """The first act of a trainer: take over. `after_step`: the last Step that its checkpoint covers, 0 for none.
     LineageClosedError if a newer one took over before this one was stored."""
@@ -36,6 +42,7 @@ async def begin(
         first_version=first_version,
         first_step=after_step + 1,
         opened_at=now,
+        rolled_back_to=rolled_back_to,
         # Until the trainer reports its own: what is sampled for a finished run would never train.
         plan={name: known.plan[name] for name in ("hold", "trial") if name in known.plan} if known else {},
     )

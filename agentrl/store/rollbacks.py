@@ -112,6 +112,19 @@ async def requested(database: Database) -> Request | None:
     return Request(newest.roll_back_to, newest.roll_back_why) if newest is not None and newest.roll_back_to else None
 
 
+async def not_evaluated(database: Database) -> str:
+    """The checkpoint of the newest rollback, if no evaluation of a version after it was requested; empty otherwise.
+
+    The trainer that carried it out may have died, or lost the store, before it requested one.
+    """
+    newest = await _newest(database)
+    if newest is None or not newest.rolled_back_to:
+        return ""
+    judged = {"lineage": newest.id, "evaluation": {"$nin": ["", None]}}
+    found = await database.find_one("Publication", judged, projection=["_id"])
+    return "" if found else newest.rolled_back_to
+
+
 async def to_start_from(database: Database) -> list[Checkpoint]:
     """What the next trainer may start from, in the order of preference. After the history of a chosen checkpoint comes
     the present history: if nothing of the first is intact, the run still does not lose all of its steps."""

@@ -84,16 +84,21 @@ async def take_over(
         sweep_unfinished(directory)
     request = await rollbacks.requested(database)
     chosen, damaged = await _choose(database, run_dir)
-    rolled_back = False
+    rolled_back_to = await rollbacks.not_evaluated(database)
     if request is not None:
         await rollbacks.keep_newest(database, request)
-        rolled_back = chosen is not None and await rollbacks.leads_to(database, request, chosen)
+        followed = chosen is not None and await rollbacks.leads_to(database, request, chosen)
+        rolled_back_to = request.checkpoint if followed else ""
     lineage = await lineages.begin(
-        database, owner, parent_checkpoint=chosen.id if chosen else "", after_step=chosen.step if chosen else 0
+        database,
+        owner,
+        parent_checkpoint=chosen.id if chosen else "",
+        after_step=chosen.step if chosen else 0,
+        rolled_back_to=rolled_back_to,
     )
     await disk_retention.remove_incomplete_checkpoints(database, run_dir)
     starts = f"starts from {chosen.id}" if chosen else "starts from the beginning"
-    if request is not None and not rolled_back:
+    if request is not None and not rolled_back_to:
         starts += f": {request.checkpoint}, chosen for a rollback, and all checkpoints before it are gone or damaged"
         log.error("%s", starts)
     report(starts)
@@ -126,7 +131,7 @@ async def take_over(
         warmup_unused=unused,
         probes=probes[:PROBED_DEMONSTRATIONS],
         damaged=damaged,
-        rolled_back=rolled_back,
+        rolled_back=bool(rolled_back_to),
         settings=checkpoints.read_progress(source).settings if chosen else {},
     )
 

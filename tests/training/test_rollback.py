@@ -13,6 +13,7 @@ from agentrl.store import accounting, checkpoints, evaluations, lineages, public
 from agentrl.store.database import Database
 from agentrl.store.steps import LineageClosedError
 from agentrl.training import trainer as training
+from agentrl.training.resume import Start, take_over
 from tests.store.flow import publication
 from tests.training.rollouts import after, closed_groups, configuration, end_of_data, task_statuses, trainer
 
@@ -93,6 +94,27 @@ async def test_a_rollback_starts_a_lineage_from_the_chosen_weights_and_can_be_un
     committed = await db.find("Step", {"status": StepStatus.COMMITTED}, sort=[("step", 1)])
     assert [step["step"] for step in committed] == [1, 2, 3, 4]
     await balanced(db)
+
+
+async def test_rollback_is_evaluated_also_if_the_trainer_takes_over_again(
+    db: Database, tiny: Path, tmp_path: Path
+) -> None:
+    await closed_groups(db, 8)
+    config = configuration(tmp_path, tiny, steps=4)
+    await trainer(db, config, tmp_path).run()
+
+    async def start(life: int) -> Start:
+        owner = f"trainer-0.{life}"
+        return await take_over(db, config, tmp_path, owner, report=lambda line: None, on_progress=lambda: None)
+
+    assert not (await start(2)).rolled_back
+    await rollbacks.request(db, await rollbacks.resolve(db, "3"), "it collapsed", by="op-1")
+    # The store is away, or the trainer dies, before it requests an evaluation.
+    assert [(await start(life)).rolled_back for life in (3, 3, 4)] == [True, True, True]
+    newest = await lineages.current(db)
+    assert newest is not None
+    await db.update_one("Publication", {"_id": 5}, {"$set": {"lineage": newest.id, "evaluation": "wanted"}})
+    assert not (await start(5)).rolled_back, "the next trainer follows the evaluation"
 
 
 async def test_a_damaged_target_of_a_rollback_is_replaced_by_the_one_before_it(
