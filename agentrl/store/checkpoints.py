@@ -13,9 +13,9 @@ from datetime import datetime
 from agentrl.errors import UnknownNameError
 from agentrl.policies import learning_collapse
 from agentrl.policies.status_tables import CHECKPOINT, Actor, CheckpointStatus, check
-from agentrl.store import evaluations, publications
+from agentrl.store import evaluations, history, publications
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import Checkpoint, CheckpointFile, checkpoint_id, load, load_if, to_bson
+from agentrl.store.documents import OPENED, Checkpoint, CheckpointFile, Lineage, checkpoint_id, load, load_if, to_bson
 from agentrl.store.update_expressions import NOW, setting
 
 S = CheckpointStatus
@@ -82,11 +82,15 @@ async def has_first(database: Database) -> bool:
 
 
 async def superfluous(database: Database, *, keep: int) -> list[Checkpoint]:
-    """Complete ones that nothing keeps, beyond the `keep` that were written last. The steps of a lineage that was
-    rolled back have greater numbers, so the number of the step says nothing about the time."""
+    """Complete ones that nothing keeps, beyond the `keep` that were written last. Those of the present history come
+    first: after a crash the run goes on only from one of them. The steps of a lineage that was rolled back have greater
+    numbers, so the number of the step says nothing about the time."""
     evaluated = await publications.evaluated(database)
     found = await database.find("Checkpoint", {"status": S.COMPLETE, **_FREE}, sort=[("at", -1), ("step", -1)])
     free = [load(Checkpoint, document) for document in found]
+    lineages = [load(Lineage, document) for document in await database.find("Lineage", OPENED, projection={"plan": 0})]
+    valid = {one.id for one in history.valid_checkpoints(lineages, free)}
+    free.sort(key=lambda one: one.id not in valid)
     return [one for one in free[keep:] if one.version not in evaluated]
 
 

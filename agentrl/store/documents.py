@@ -283,6 +283,10 @@ class Lineage(Named):
     """The checkpoint that was chosen for this lineage, or for one before it of which no version was evaluated."""
 
 
+OPENED = {"opened_at": {"$type": "date"}}
+"""All lineages, by an index."""
+
+
 class CheckpointFile(msgspec.Struct):
     bytes: int = 0
     hash: str = ""

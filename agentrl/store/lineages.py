@@ -13,10 +13,7 @@ from typing import Any
 
 from agentrl.store import checkpoints, history, pruning, publications, steps
 from agentrl.store.database import Database
-from agentrl.store.documents import Lineage, load, load_if, to_bson
-
-OPENED = {"opened_at": {"$type": "date"}}
-"""All lineages, by an index."""
+from agentrl.store.documents import OPENED, Lineage, load, load_if, to_bson
 
 
 async def begin(

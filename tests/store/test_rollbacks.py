@@ -189,3 +189,15 @@ async def test_of_several_checkpoints_of_a_version_the_one_without_further_steps
     assert (await rollbacks.resolve(db, "v2")).step == 2
     await checkpoints.note_damage(db, (await rollbacks.resolve(db, "2")).id, "model.safetensors has 3 bytes")
     assert (await rollbacks.resolve(db, "best")).step == 4, "what holds further steps was not evaluated"
+
+
+async def test_checkpoints_of_the_present_history_outlast_those_that_were_rolled_back(db: Database) -> None:
+    await trained(db, 6)
+    target = await rollbacks.resolve(db, "2")
+    await rollbacks.request(db, target, "collapsed", by="op-1")
+    second = await taken_over(db, 2)
+    # What kept the target and the newest checkpoint was released.
+    await db.update_many("Checkpoint", {}, {"$set": {"kept_for": ""}})
+    newest = await saved(db, second, 3)
+    assert [one.step for one in await checkpoints.superfluous(db, keep=2)] == [6, 4]
+    assert [one.id for one in await rollbacks.to_start_from(db)] == [newest.id, target.id]
