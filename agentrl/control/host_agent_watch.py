@@ -3,6 +3,7 @@
 Invariants:
 - An agent that a signal stopped is continued once. If it is stopped again, or silent for as long as a coordinator may
   be, it is replaced.
+- Time in which the coordinator itself stood still is no silence of the agent.
 - Two agents never live at once (an agent holds a lock).
 - The death of the agent is noticed at once (pidfd).
 - The new agent adopts all units, and they are not restarted.
@@ -38,6 +39,8 @@ class HostAgentWatch:
         self._failed = failed
         self._continued = False
         """The present agent was stopped by a signal, and continued."""
+        self._silent_s = 0.0
+        self._looked_at = context.clock.now()
         self._state_dir = state_dir
         self._placement = LocalPlacement(state_dir, Path(context.run.run_dir), context.run.uuid)
 
@@ -65,7 +68,7 @@ class HostAgentWatch:
 
     async def _until_death(self, identity: procfs.Identity) -> None:
         """Returns when the agent has ended. Looks at an agent that is silent."""
-        self._continued = False
+        self._continued, self._silent_s = False, 0.0
         death = asyncio.create_task(_death_of(identity.pid), name="death of the host agent")
         try:
             while not (await asyncio.wait((death,), timeout=LOOK_EVERY_S))[0]:
@@ -78,10 +81,14 @@ class HostAgentWatch:
     def _continue_or_kill(self, identity: procfs.Identity) -> None:
         context = self._context
         lease, times = context.host_leases.get(context.host), context.supervisor.times
+        now = context.clock.now()
+        # Twice the pace: a loop that is a little late did not stand still.
+        passed_s, self._looked_at = min(now - self._looked_at, 2 * LOOK_EVERY_S), now
         stat = procfs.read_stat(identity.pid)
         if lease is None or stat is None:
             return
-        silent_s, stopped = context.clock.now() - lease.last_received, stat.state in "Tt"
+        silent_s = self._silent_s = min(now - lease.last_received, self._silent_s + passed_s)
+        stopped = stat.state in "Tt"
         if stopped and not self._continued and silent_s >= times.suspect_after_s:
             self._continued = True
             self._signal(identity, signal.SIGCONT)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentrl.config.supervision_times import SupervisionTimes
-from agentrl.control.host_agent_watch import HostAgentWatch
+from agentrl.control.host_agent_watch import LOOK_EVERY_S, HostAgentWatch
 from agentrl.host import procfs
 from agentrl.supervision.liveness import Leases
 from tests.waiting import eventually
@@ -30,6 +30,7 @@ class SilentAgent:
         self.now = 1000.0
         leases = Leases(TIMES.host_silent_after_s, TIMES.host_silent_after_s)
         leases.begin("a", self.now)
+        self.leases = leases
         context: Any = SimpleNamespace(
             host="a",
             run=SimpleNamespace(run_dir="/tmp", uuid="u"),
@@ -40,9 +41,10 @@ class SilentAgent:
         self.watch = HostAgentWatch(context, Path("/tmp"), lambda host, pid, what, done: self.told.append(what))
 
     def silent_for(self, silent_s: float) -> str:
-        """Look after this silence; returns the state of the process."""
-        self.now = 1000.0 + silent_s
-        self.watch._continue_or_kill(self.identity)
+        """Look until this silence; returns the state of the process."""
+        while self.now < 1000.0 + silent_s:
+            self.now += LOOK_EVERY_S
+            self.watch._continue_or_kill(self.identity)
         stat = procfs.read_stat(self.process.pid)
         return stat.state if stat else ""
 
@@ -74,3 +76,16 @@ def test_hanging_agent_is_killed_after_the_patience_for_a_coordinator(agent: Sil
     assert agent.silent_for(TIMES.coordinator_silent_s - 1.0) not in "TZ"
     agent.silent_for(TIMES.coordinator_silent_s)
     assert agent.process.wait(30) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_agent_is_not_killed_for_time_in_which_the_coordinator_stood_still(agent: SilentAgent, stopped: bool) -> None:
+    agent.silent_for(1.0)
+    if stopped:
+        agent.stop()
+    agent.now += 10 * TIMES.coordinator_silent_s
+    agent.watch._continue_or_kill(agent.identity)
+    assert (agent.process.poll(), agent.told) == (None, [])
+    agent.leases.beat("a", agent.now)
+    agent.watch._continue_or_kill(agent.identity)
+    assert (agent.process.poll(), agent.told) == (None, [])
