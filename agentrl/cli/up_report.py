@@ -22,6 +22,7 @@ async def report(cli: Cli, client: Client, run: str, row: OperationRow, effect: 
     # The units as they are now, because a unit that came up may have died since.
     wanted = {name: unit for name, unit in (await unit_rows(client)).items() if unit.desired}
     not_up = {name: unit for name, unit in wanted.items() if _why_not_up(unit)}
+    warming_up = {name: unit.incomplete for name, unit in sorted(wanted.items()) if _warms_up(unit)}
     by_role = Counter(unit.role for unit in wanted.values() if unit.state in _UP)
     code = exit_code(row)
     if code is ExitCode.OK and not_up:
@@ -40,7 +41,14 @@ async def report(cli: Cli, client: Client, run: str, row: OperationRow, effect: 
     if cli.json:
         states = {name: {"state": unit.state, "reason": _why_not_up(unit)} for name, unit in sorted(not_up.items())}
         named = {word.replace(" ", "_"): names for word, names in summary.items()}
-        document = {"operation": row, "effect": effect, **named, "up": by_role, "not_up": states}
+        document = {
+            "operation": row,
+            "effect": effect,
+            **named,
+            "up": by_role,
+            "not_up": states,
+            "warming_up": warming_up,
+        }
         (output.emit_line if line else output.emit)(document)
         return code
     say_end(row, "up")
@@ -51,18 +59,32 @@ async def report(cli: Cli, client: Client, run: str, row: OperationRow, effect: 
         output.say(note)
     if by_role:
         output.say(f"up now: {', '.join(f'{role} {count}' for role, count in sorted(by_role.items()))}")
+    _note_units_that_warm_up(cli, warming_up)
     _note_units_that_are_not_up(cli, run, list(not_up.values()))
     return code
 
 
+def _warms_up(unit: UnitRow) -> bool:
+    return unit.state in _UP and bool(unit.incomplete) and not unit.problems and not unit.done
+
+
 def _why_not_up(unit: UnitRow) -> str:
-    """Empty if the unit does its whole work, or was a job that is done."""
-    if unit.done:
+    """Empty if the unit does its whole work, is still warming up, or was a job that is done."""
+    if unit.done or _warms_up(unit):
         return ""
     if unit.state not in _UP:
         return unit.reason or unit.state.value
     faults = [f"{of}: {why}" for of, why in unit.problems.items()]
     return "; ".join([*faults, *([unit.incomplete] if unit.incomplete else [])])
+
+
+def _note_units_that_warm_up(cli: Cli, units: dict[str, str]) -> None:
+    for unit, incomplete in list(units.items())[:_NOT_UP_SHOWN]:
+        output.note(f"agentrl: {unit} is still warming up: {incomplete}")
+    if len(units) > _NOT_UP_SHOWN:
+        output.note(f"agentrl: and {len(units) - _NOT_UP_SHOWN} more are still warming up")
+    if units:
+        output.note(cli.aimed("The run goes on. `agentrl status` shows it."))
 
 
 def _note_units_that_are_not_up(cli: Cli, run: str, units: list[UnitRow]) -> None:

@@ -47,7 +47,7 @@ from agentrl.protocol.rows import OperationState
 _UNDONE_WITHIN_S = 20.0
 _POLL_S = 0.05
 _COMPLETE_WITHIN_S = 600.0
-"""How long `up` waits for first versions and tool servers after all units are ready."""
+"""How long `up` without --timeout waits for first versions and tool servers after all units are ready."""
 NOTHING_CHANGED = "Nothing was started or changed."
 _LEFT_TO_ANOTHER = "Another `up` was accepted meanwhile; this one started and changed nothing else."
 _BRINGS_IT_UP = "`agentrl up` brings it up again."
@@ -288,11 +288,13 @@ class Up(Transaction):
         cli, name = self.cli, self._place.name
         with self._explained():
             if cli.wait:
+                began = time.monotonic()
                 row = await finished(cli, self._client, self._accepted.operation)
                 if row.superseded_by == "down":
                     raise TakenDownError(ended(f"The run {name} is not up: {row.reason}"), hint=_BRINGS_IT_UP)
                 if row.state is OperationState.SUCCEEDED:
-                    await until_complete(cli, self._client, _COMPLETE_WITHIN_S)
+                    until = time.monotonic() + _COMPLETE_WITHIN_S
+                    await until_complete(cli, self._client, until if cli.timeout_s is None else began + cli.timeout_s)
                 code = await report(cli, self._client, name, row, self._accepted.effect, line=self._follow)
             else:
                 report_accepted(cli, self._accepted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -13,10 +14,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+from agentrl.cli import up_wait
+from agentrl.cli.options import Cli
 from agentrl.cli.units import parse_count
 from agentrl.config import paths
 from agentrl.errors import ConflictError, ExitCode, RefusedError, UsageError
@@ -412,11 +416,12 @@ def test_keys_new_writes_a_private_file(
 
 def test_up_waits_until_every_unit_does_its_whole_work(shell: Shell, coordinator: Scripted, tmp_path: Path) -> None:
     late = rows.UnitRow("engine-0", "engine", "engine", rows.UnitState.READY, incomplete="it serves no version yet")
-    coordinator.rows["unit/engine-0"] = late
+    trainer = rows.UnitRow("trainer-0", "trainer", "trainer", rows.UnitState.READY)
+    coordinator.rows |= {"unit/engine-0": late, "unit/trainer-0": trainer}
     file = str(run_file(shell, coordinator, tmp_path))
-    said = shell("up", file, "--timeout", "2", expect=ExitCode.UNHEALTHY)
+    said = shell("up", file, "--timeout", "2")
     assert "waiting for 1 unit: engine-0: it serves no version yet" in said.err
-    assert "engine-0 does not do its whole work, it serves no version yet" in said.err
+    assert "engine-0 is still warming up: it serves no version yet" in said.err
     assert "does not do" not in shell("up", file, "--no-wait").err
     waiting = shell.start("up", file)
     try:
@@ -427,3 +432,31 @@ def test_up_waits_until_every_unit_does_its_whole_work(shell: Shell, coordinator
     finally:
         waiting.kill()
         waiting.communicate()
+
+
+@pytest.mark.parametrize("trainers", ["paused", "none", "not wanted"])
+def test_up_does_not_wait_for_a_first_version_that_no_trainer_will_publish(
+    shell: Shell, coordinator: Scripted, tmp_path: Path, trainers: str
+) -> None:
+    late = rows.UnitRow("engine-0", "engine", "engine", rows.UnitState.READY, incomplete="it serves no version yet")
+    trainer = rows.UnitRow("trainer-0", "trainer", "trainer", rows.UnitState.READY)
+    coordinator.rows["unit/engine-0"] = late
+    if trainers != "none":
+        changed = msgspec.structs.replace(trainer, paused=trainers == "paused", desired=trainers == "paused")
+        coordinator.rows["unit/trainer-0"] = changed
+    file = str(run_file(shell, coordinator, tmp_path))
+    said = shell("up", file, "--json")
+    assert said.json["warming_up"] == {"engine-0": "it serves no version yet"}
+    assert said.json["not_up"] == {}
+
+
+async def test_one_deadline_holds_for_the_operation_and_the_first_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = rows.UnitRow("engine-0", "engine", "engine", rows.UnitState.READY, incomplete="it serves no version yet")
+    trainer = rows.UnitRow("trainer-0", "trainer", "trainer", rows.UnitState.READY)
+
+    async def units(_: object) -> dict[str, rows.UnitRow]:
+        return {"engine-0": engine, "trainer-0": trainer}
+
+    monkeypatch.setattr(up_wait, "unit_rows", units)
+    passed = time.monotonic() - 1.0
+    await asyncio.wait_for(up_wait.until_complete(Cli(json=True, timeout_s=1000.0), cast(Any, None), passed), 10.0)
