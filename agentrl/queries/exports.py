@@ -55,14 +55,16 @@ async def part(database: Database, published: PublishedTokenizer, args: ExportRe
 async def _lines(
     database: Database, template: Template | None, records: Sequence[Plain]
 ) -> AsyncGenerator[tuple[str, bytes], None]:
-    """Each record with its line. As many are read together as fit into a part, if they are as long as those before."""
+    """Each record with its line. As many are read together as fit into a part, if they are as long as those before, and
+    at most twice as many as the last time."""
     made, size, at_once = 0, 0, FIRST_AT_ONCE
     while made < len(records):
         for one in await trajectories(database, template, records[made : made + at_once]):
             line = msgspec.json.encode(one) + b"\n"
             made, size = made + 1, size + len(line)
             yield one["record"]["id"], line
-        at_once = max(1, (PART_BYTES - size) * made // size)
+        # Longer ones may follow short ones, so the number grows step by step.
+        at_once = max(1, min(2 * at_once, (PART_BYTES - size) * made // size))
 
 
 async def trajectories(database: Database, template: Template | None, records: Sequence[Plain]) -> list[Plain]:

@@ -246,6 +246,23 @@ async def test_records_of_a_part_are_read_together(db: Database) -> None:
     assert counting.finds <= 1 + 2 * 4, "the page; then tasks, calls, structures and cut values, twice"
 
 
+async def test_few_records_are_read_together_until_many_were_short(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together: list[int] = []
+
+    async def trajectories(
+        database: Database, template: object, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        together.append(len(rows))
+        return [{"record": row} for row in rows]
+
+    monkeypatch.setattr(exports, "trajectories", trajectories)
+    rows = [{"id": f"r{number}"} for number in range(40)]
+    assert [id async for id, _ in exports._lines(db, None, rows)] == [row["id"] for row in rows]
+    assert together == [4, 8, 16, 12]
+
+
 # ---- errors ----
 
 
