@@ -164,10 +164,18 @@ class Changes:
     async def _preview_pin(self, args: PinCheckpoint | UnpinCheckpoint) -> Effect:
         pinned = isinstance(args, PinCheckpoint)
         found = await checkpoints.get(self._database, args.id)
-        if found.pinned is pinned:
-            return Effect(notes=(f"{found.id} is {'pinned' if pinned else 'not pinned'} already",))
-        becomes = "is kept, whatever retention says" if pinned else "may be removed by retention"
-        return Effect(changes=(f"{found.id} {becomes}",))
+        if pinned:
+            if found.pinned:
+                return Effect(notes=(f"{found.id} is pinned already",))
+            return Effect(changes=(f"{found.id} is kept, whatever retention says",))
+        best = await checkpoints.best(self._database)
+        stays = best is not None and best.id == found.id
+        if not found.pinned and (stays or not found.kept_for):
+            why = "has the best evaluation, so retention keeps it" if stays else "is not pinned already"
+            return Effect(notes=(f"{found.id} {why}",))
+        becomes = "is kept only for its best evaluation" if stays else "may be removed by retention"
+        kept = f"; it was kept for: {found.kept_for}" if found.kept_for and not stays else ""
+        return Effect(changes=(f"{found.id} {becomes}{kept}",))
 
     async def _pin(self, args: PinCheckpoint | UnpinCheckpoint, operation: str) -> Done:
         pinned = isinstance(args, PinCheckpoint)

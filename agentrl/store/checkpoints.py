@@ -151,9 +151,13 @@ async def is_complete(database: Database, checkpoint: str) -> bool:
 
 
 async def pin(database: Database, checkpoint: str, *, pinned: bool) -> Checkpoint:
-    """By an operator."""
+    """By an operator. Unpinned, it is not kept for another reason either, unless it has the best evaluation."""
     there = {"_id": checkpoint, "status": S.COMPLETE}
-    found = load_if(Checkpoint, await database.find_one_and_update("Checkpoint", there, {"$set": {"pinned": pinned}}))
+    fields: Plain = {"pinned": pinned}
+    if not pinned:
+        best_one = await best(database)
+        fields["kept_for"] = BEST_EVALUATION if best_one is not None and best_one.id == checkpoint else ""
+    found = load_if(Checkpoint, await database.find_one_and_update("Checkpoint", there, {"$set": fields}))
     if found is None:
         raise _unknown(checkpoint)
     return found

@@ -27,7 +27,6 @@ from agentrl.protocol.data_commands import (
     ListFailedCalls,
     ListRows,
     Page,
-    PinCheckpoint,
     RecordStory,
     RequeueTasks,
     ShowRecord,
@@ -46,7 +45,7 @@ from agentrl.queries.exports import PART_BYTES
 from agentrl.queries.published_tokenizer import PublishedTokenizer
 from agentrl.steward.epochs import Source
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
-from agentrl.store import calls, checkpoints, claims, lineages, lists, steps, tasks
+from agentrl.store import calls, claims, lineages, lists, steps, tasks
 from agentrl.store.call_writer import CALLS, Writer, now
 from agentrl.store.claims import Ending, Reached
 from agentrl.store.database import Database
@@ -477,19 +476,6 @@ async def test_a_file_that_cannot_be_added_says_why(
     with pytest.raises(error, match=says):
         await asked(db, "add_tasks", AddTasks(args.environment, args.file.replace("{file}", str(file))), dry_run=True)
     assert await db.count("Task", {}) == 0
-
-
-async def test_a_checkpoint_is_pinned_and_left_again(db: Database) -> None:
-    made = await checkpoints.begin(db, step=20, lineage="trainer-0.1", version=3, path="checkpoints/step-000020")
-    with pytest.raises(UnknownNameError, match="no complete checkpoint"):
-        await asked(db, "pin_checkpoint", PinCheckpoint(made.id), dry_run=True)
-    await checkpoints.complete(db, made.id, {})
-    assert not (await asked(db, "pin_checkpoint", PinCheckpoint(made.id), dry_run=True)).empty
-    await asked(db, "pin_checkpoint", PinCheckpoint(made.id))
-    assert not await checkpoints.superfluous(db, keep=0)
-    assert (await asked(db, "pin_checkpoint", PinCheckpoint(made.id), dry_run=True)).empty
-    await asked(db, "unpin_checkpoint", PinCheckpoint(made.id))
-    assert [one.id for one in await checkpoints.superfluous(db, keep=0)] == [made.id]
 
 
 # ---- indexes ----
