@@ -43,17 +43,17 @@ class Dispatcher:
         run_dir: Path,
     ) -> None:
         """Without `sources` it only answers questions, and changes nothing."""
-        published = PublishedTokenizer(database, run_dir)
+        published, errors = PublishedTokenizer(database, run_dir), tool_errors.ToolErrorQueries(database)
         self.queries: dict[str, Query] = {
             **{name: partial(pages.page, database, kind) for name, kind in LISTS.items()},
             "show_task": lambda args: details.task(database, args.id),
             "show_step": lambda args: details.step(database, args.id),
             "show_checkpoint": lambda args: details.checkpoint(database, args.id),
             "show_record": partial(records.show, database, published),
-            "list_failed_calls": partial(tool_errors.calls, database),
+            "list_failed_calls": errors.calls,
             "record_tokens": partial(record_tokens.part, database, published),
             "export_records": partial(exports.part, database, published),
-            "tool_errors": partial(tool_errors.grouped, database),
+            "tool_errors": errors.grouped,
             "staleness": lambda args: staleness.report(database, settings()),
             "accounting": lambda args: details.account(database, settings().max_trained_count),
         }

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from agentrl.filters.evaluate import matches
 from agentrl.filters.expressions import Expression
@@ -37,6 +38,19 @@ MOST_KINDS = 2000
 MOST_CALLS = 20_000
 """Calls of one kind that can be listed, the newest; their ids are sent to the database."""
 OTHERS = "(other messages)"
+
+
+KEPT_FACTOR = 20
+"""An answer is kept for so many times the time that it took."""
+KEPT_AT_MOST_S = 60.0
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept(Generic[V]):
+    value: V
+    until: float
 
 
 class Kind(NamedTuple):
@@ -79,23 +93,61 @@ class _Seen:
         self.samples = sorted(both, key=lambda sample: sample is not firsts[sample.text])[:SAMPLES]
 
 
-async def grouped(database: Database, args: ToolErrors) -> list[ToolErrorGroup]:
-    named = await _kinds(database, args.filter)
+class ToolErrorQueries:
+    """Answers questions about failed calls.
+
+    Invariant: finding the kinds takes a small share of the time, however often they are wanted. A screen wants them
+    every few seconds, and each time all failed calls would be read.
+    """
+
+    def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._database = database
+        self._clock = clock
+        self._groups: dict[str, _Kept[list[ToolErrorGroup]]] = {}
+        """By filter."""
+        self._calls: dict[tuple[str, str], _Kept[list[str]]] = {}
+        """The ids of calls by filter and message."""
+        self._reading = asyncio.Lock()
+
+    async def grouped(self, args: ToolErrors) -> list[ToolErrorGroup]:
+        found = await self._kept(self._groups, args.filter, lambda: _groups(self._database, args.filter))
+        return found[: max(1, args.limit)]
+
+    async def calls(self, args: ListFailedCalls) -> Page:
+        """Failed calls one by one: all that match the filter, or those that are counted under one message."""
+        if not args.message:
+            return await pages.page(self._database, "ToolCall", args)
+        ids = await self._kept(
+            self._calls, (args.filter, args.message), lambda: _calls_of(self._database, args.filter, args.message)
+        )
+        return await pages.page(self._database, "ToolCall", args, also={"_id": {"$in": ids}})
+
+    async def _kept(self, answers: dict[K, _Kept[V]], wanted: K, read: Callable[[], Awaitable[V]]) -> V:
+        async with self._reading:
+            began = self._clock()
+            for old in [one for one, kept in answers.items() if kept.until <= began]:
+                del answers[old]
+            if wanted not in answers:
+                value = await read()
+                ended = self._clock()
+                kept_s = min(KEPT_FACTOR * (ended - began), KEPT_AT_MOST_S)
+                answers[wanted] = _Kept(value, ended + kept_s)
+            return answers[wanted].value
+
+
+async def _groups(database: Database, filter: str) -> list[ToolErrorGroup]:
+    named = await _kinds(database, filter)
     most_frequent = sorted(named.items(), key=lambda one: (-one[1].count, one[0]))
     return [
         ToolErrorGroup(*kind, found.count, found.first_at, found.last_at, tuple(found.samples))
-        for kind, found in most_frequent[: max(1, args.limit)]
+        for kind, found in most_frequent
     ]
 
 
-async def calls(database: Database, args: ListFailedCalls) -> Page:
-    """Failed calls one by one: all that match the filter, or those that are counted under one message."""
-    if not args.message:
-        return await pages.page(database, "ToolCall", args)
-    kinds = await _kinds(database, args.filter, with_calls=True)
-    found = [call for kind, seen in kinds.items() if kind.message == args.message for call in seen.calls or ()]
-    ids = [id for _, id in heapq.nlargest(MOST_CALLS, found)]
-    return await pages.page(database, "ToolCall", args, also={"_id": {"$in": ids}})
+async def _calls_of(database: Database, filter: str, message: str) -> list[str]:
+    kinds = await _kinds(database, filter, with_calls=True)
+    found = [call for kind, seen in kinds.items() if kind.message == message for call in seen.calls or ()]
+    return [id for _, id in heapq.nlargest(MOST_CALLS, found)]
 
 
 async def _kinds(database: Database, filter: str, *, with_calls: bool = False) -> dict[Kind, _Seen]:

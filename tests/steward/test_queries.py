@@ -322,6 +322,32 @@ async def test_calls_listed_for_a_message_are_those_counted_under_it(db: Databas
     assert [row["result"] for row in rest.rows] == ["no such item: baek"]
 
 
+async def test_failed_calls_are_read_again_only_after_many_times_the_time_that_it_took(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, read = [0.0], [0]
+    kinds = tool_errors._kinds
+
+    async def slow(*args: Any, **named: Any) -> Any:
+        read[0] += 1
+        now[0] += 1.0
+        return await kinds(*args, **named)
+
+    monkeypatch.setattr(tool_errors, "_kinds", slow)
+    queries = tool_errors.ToolErrorQueries(db, clock=lambda: now[0])
+    await db.insert_many(CALLS, [inside(failed(0, "took 5 s"))])
+    wanted = ListFailedCalls(message="took # s")
+    pages = [await queries.calls(wanted) for _ in range(3)]
+    assert [len(page.rows) for page in pages] == [1, 1, 1]
+    assert read == [1]
+    counts = [kind.count for _ in range(3) for kind in await queries.grouped(ToolErrors())]
+    assert (counts, read) == ([1, 1, 1], [2])
+    await db.insert_many(CALLS, [inside(failed(1, "took 6 s"))])
+    now[0] += tool_errors.KEPT_FACTOR
+    assert len((await queries.calls(wanted)).rows) == 2
+    assert [kind.count for kind in await queries.grouped(ToolErrors(filter="tool=find"))] == [2], "another filter"
+
+
 async def test_tools_that_a_model_made_up_are_one_kind(db: Database) -> None:
     tools = ("lookuplookup", "lookupcalculator", "luk")
     made_up = [failed(n, f"There is no tool {tool}. There are: lookup, calculator.") for n, tool in enumerate(tools)]
