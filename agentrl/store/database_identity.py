@@ -7,6 +7,7 @@ goes on as if it had never trained.
 Invariants:
 - The data has its identity in a file beside it before the first server starts.
 - `run.json` gets the identity when the first server is writable, before the unit is ready.
+- A published URL shows that a server was writable before there were identities; empty data is then refused.
 - From then on only data with that identity is served, and no replica set is initiated.
 """
 
@@ -20,6 +21,8 @@ from agentrl.errors import ConfigError
 from agentrl.store.mongod_files import MongoFiles, write_secret
 
 IDENTITY_FILE = "agentrl-database"
+_FIRST_FILE = "WiredTiger"
+"""A file that every data directory of a server has."""
 
 
 def check(state_dir: Path, files: MongoFiles) -> bool:
@@ -33,9 +36,12 @@ def check(state_dir: Path, files: MongoFiles) -> bool:
     found = _identity(files)
     if run.database and found != run.database:
         raise lost(files, f"belongs to the database {found}" if found else "has no identity")
+    served_before = bool(run.database) or files.url_file.exists()
+    if served_before and not (files.data / _FIRST_FILE).exists():
+        raise lost(files, "is empty")
     if not found:
         write_secret(files.data / IDENTITY_FILE, str(uuid.uuid4()))
-    return bool(run.database)
+    return served_before
 
 
 def record(state_dir: Path, files: MongoFiles) -> None:

@@ -318,11 +318,19 @@ async def test_database_is_not_made_on_a_host_without_the_run(mongo: MongoUnits)
     assert not any((mongo.state_dir / "mongo" / "data").iterdir())
 
 
-async def test_database_of_an_earlier_version_gets_an_identity(mongo: MongoUnits) -> None:
+async def test_database_of_an_earlier_version_gets_an_identity_and_is_not_created_again(mongo: MongoUnits) -> None:
     await stop(mongo, await mongo.up())
     (mongo.files.data / IDENTITY_FILE).unlink()
     make_run(mongo.state_dir.with_name("earlier"))
     (mongo.state_dir.with_name("earlier") / "run.json").replace(mongo.state_dir / "run.json")
+    data = mongo.files.data
+    aside = data.rename(data.with_name("unmounted"))
+    refused = mongo.start()
+    assert await refused.code() == ExitCode.CONFIG
+    assert "does not hold the database of this run: it is empty" in refused.text()
+    assert not any(data.iterdir())
+    data.rmdir()
+    aside.rename(data)
     await mongo.up()
     database = json.loads((mongo.state_dir / "run.json").read_text())["database"]
     assert database == (mongo.files.data / IDENTITY_FILE).read_text()
