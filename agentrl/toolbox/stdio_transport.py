@@ -258,8 +258,9 @@ class ServerProcess:
                 await self._died()
         finally:
             _signal_group(process.pid, signal.SIGKILL)
-        if not await self._died():
-            log.error("%s (pid %d) survives SIGKILL", self._name, process.pid)
+            if not await self._died():
+                log.error("%s (pid %d) survives SIGKILL", self._name, process.pid)
+            await _until_reaped(process)
 
 
 def _parsed(line: bytes) -> SessionMessage:
@@ -335,11 +336,16 @@ async def _death_of(process: Process) -> int | None:
         finally:
             loop.remove_reader(descriptor)
             os.close(descriptor)
+    await _until_reaped(process)
+    return process.returncode
+
+
+async def _until_reaped(process: Process) -> None:
+    """Wait until asyncio has the status of a dead process, which it takes in a thread."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LAST_WORDS_WITHIN_S):
             while process.returncode is None:
                 await asyncio.sleep(0.005)
-    return process.returncode
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:
