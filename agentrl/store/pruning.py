@@ -61,7 +61,6 @@ async def sample_again(database: Database) -> int:
     found = [load(Task, document) for document in await database.find("Task", freed)]
     for task in found:
         await tasks.next_round(database, task, Actor.TRAINER, PRUNED, final_reason=PRUNED)
-        await database.update_one("Task", {"_id": task.id}, {"$set": {"pruned": False}})
     return len(found)
 
 

@@ -200,6 +200,8 @@ async def _leave(
             "members": 0,
             "lineage": "",
             "step": -1,
+            # The next round has details of its own.
+            "pruned": False,
             **more,
         }
     }

@@ -201,3 +201,23 @@ async def test_checkpoints_of_the_present_history_outlast_those_that_were_rolled
     newest = await saved(db, second, 3)
     assert [one.step for one in await checkpoints.superfluous(db, keep=2)] == [6, 4]
     assert [one.id for one in await rollbacks.to_start_from(db)] == [newest.id, target.id]
+
+
+async def test_a_task_that_is_sampled_again_is_not_pruned_if_its_trainer_dies_at_once(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await trained(db)
+    target = await rollbacks.resolve(db, "2")
+    await checkpoints.keep(db, target.id, "best evaluation")
+    await pruning.remove_details(db, await pruning.consumed(db, older_than_s=0, max_trained_count=1, limit=10))
+    await rollbacks.request(db, target, "collapsed", by="op-1")
+
+    async def die(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tasks, "sweep", die)
+        with pytest.raises(KeyboardInterrupt):
+            await taken_over(db, 2)
+    queued = await db.find("Task", {"status": "queued"})
+    assert [task["pruned"] for task in queued] == [False]
