@@ -46,7 +46,7 @@ async def end_run(cli: Cli, *, now: bool) -> ExitCode:
         keepers = keepers_of(paths.state_dir(run.name))
         # An agent that lives may be restarting its coordinator.
         if not await start_coordinator.answers(run.name, _AGENT_RESTARTS_COORDINATOR_WITHIN_S if keepers else 1.0):
-            found = await leftover_processes.scan(run.uuid)
+            found = await leftover_processes.scan(run.uuid, paths.state_dir(run.name))
             keepers = keepers_of(paths.state_dir(run.name))
             if found.found or keepers:
                 return await run_transaction.carry_out(_RemoveLeftovers(cli, run, found, keepers))
@@ -66,7 +66,7 @@ async def _find_run(cli: Cli) -> RunFile | None:
         return next((run for run in known if run.name == cli.named), None)
     up = [run for run in known if keepers_of(paths.state_dir(run.name))]
     if not up and len(known) > 1:
-        up = [run for run in known if (await leftover_processes.scan(run.uuid)).found]
+        up = [run for run in known if (await leftover_processes.scan(run.uuid, paths.state_dir(run.name))).found]
     if len(up) > 1:
         raise UsageError(f"Several runs are up: {', '.join(run.name for run in up)}.", hint="Name one: --run NAME.")
     if up:
@@ -134,7 +134,8 @@ class _Stop(Transaction):
             progress.step("waiting for agent and coordinator to end")
             left = await leftover_processes.until_gone(self._keepers, _KEEPERS_END_WITHIN_S)
             progress.step("looking at every process of this host")
-            found = await leftover_processes.scan_until_empty(self._run.uuid, _TREES_END_WITHIN_S)
+            state_dir = paths.state_dir(self._run.name)
+            found = await leftover_processes.scan_until_empty(self._run.uuid, state_dir, _TREES_END_WITHIN_S)
         return report_end(self.cli, self._run.name, row, found, left)
 
     async def _wait(self, progress: Progress) -> OperationRow | None:
@@ -208,8 +209,9 @@ class _RemoveLeftovers(LocalTransaction):
     async def act(self) -> None:
         # Agents first: they would restart the coordinator, and the coordinator the units.
         self._left = await leftover_processes.end(self._keepers)
-        killed = await leftover_processes.scan(self._run.uuid, kill=True)
-        after = await leftover_processes.scan_until_empty(self._run.uuid, _TREES_END_WITHIN_S)
+        uuid, state_dir = self._run.uuid, paths.state_dir(self._run.name)
+        killed = await leftover_processes.scan(uuid, state_dir, kill=True)
+        after = await leftover_processes.scan_until_empty(uuid, state_dir, _TREES_END_WITHIN_S)
         self._after = msgspec.structs.replace(after, killed=killed.killed or self._found.found)
 
     async def finish(self) -> ExitCode:

@@ -11,20 +11,24 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from agentrl.client.run_processes import RunProcess
+from agentrl.config.this_host import known_name
 from agentrl.errors import NotProvenError
 from agentrl.protocol.messages import ScanReport
 
 _SCAN_WITHIN_S = 60.0
 
 
-async def scan(uuid: str, *, kill: bool = False) -> ScanReport:
+async def scan(uuid: str, state_dir: Path, *, kill: bool = False) -> ScanReport:
     """Examine every process of this host. Raises NotProvenError if that fails."""
     import msgspec
 
+    options = ["--host", known_name(state_dir), "--json", *(["--kill"] if kill else [])]
+
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "agentrl.host.process_scan", uuid, "--json", *(["--kill"] if kill else [])),
+        *(sys.executable, "-m", "agentrl.host.process_scan", uuid, *options),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -44,11 +48,11 @@ async def scan(uuid: str, *, kill: bool = False) -> ScanReport:
             await process.wait()
 
 
-async def scan_until_empty(uuid: str, within_s: float) -> ScanReport:
+async def scan_until_empty(uuid: str, state_dir: Path, within_s: float) -> ScanReport:
     """Scan until no process is found, at most that long: processes need a moment to end."""
     deadline = time.monotonic() + within_s
     while True:
-        report = await scan(uuid)
+        report = await scan(uuid, state_dir)
         if not report.found or time.monotonic() > deadline:
             return report
         await asyncio.sleep(0.2)

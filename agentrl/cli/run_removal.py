@@ -161,7 +161,7 @@ async def refuse_if_up(name: str, state_dir: Path, uuid: str) -> None:
     """Raises ConflictError if a process of the run lives on this host."""
     alive = [f"{keeper.what} (pid {keeper.pid})" for keeper in keepers_of(state_dir)]
     if not alive and uuid:
-        found = (await leftover_processes.scan(uuid)).found
+        found = (await leftover_processes.scan(uuid, state_dir)).found
         alive = [f"{each.incarnation or each.command} (pid {each.pid})" for each in found]
     if alive:
         live = "lives" if len(alive) == 1 else "live"

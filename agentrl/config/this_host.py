@@ -53,6 +53,16 @@ def this_host(state_dir: Path, wanted: str = "") -> ThisHost:
     return found
 
 
+def known_name(state_dir: Path) -> str:
+    """The name of this machine in the run of that state directory. Unlike `this_host`, this makes nothing and never
+    fails."""
+    try:
+        found = _read(state_dir / HOST_FILE)
+    except (OSError, ConfigError):
+        found = None
+    return found.name if found is not None else _former_name(state_dir) or default_name()
+
+
 def default_name(environ: Mapping[str, str] | None = None) -> str:
     """The hostname up to its first dot, without characters that a file name or a cgroup cannot have."""
     given = (os.environ if environ is None else environ).get(NAME_VARIABLE) or socket.gethostname().partition(".")[0]

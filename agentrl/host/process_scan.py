@@ -1,4 +1,4 @@
-"""Lists the processes of a run on this host; also `python -m agentrl.host.process_scan UUID [--kill] [--json]`.
+"""Lists the processes of a run on this host; also `python -m agentrl.host.process_scan UUID`.
 
 * Every process is listed with the evidence for it.
 * The report says what could not be examined.
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import sys
 
 import msgspec
 
+from agentrl.config.this_host import default_name
 from agentrl.errors import ExitCode
 from agentrl.host import cgroups, procfs
 from agentrl.host.process_trees import Snapshot, kill_all_and_wait
@@ -120,10 +120,11 @@ def _owner(pid: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m agentrl.host.process_scan", description=__doc__)
     parser.add_argument("run", metavar="UUID")
+    parser.add_argument("--host", default=default_name(), help="the name of this host in the report")
     parser.add_argument("--kill", action="store_true", help="end what was found")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    report = scan(args.run, socket.gethostname(), kill=args.kill)
+    report = scan(args.run, args.host, kill=args.kill)
     if args.json:
         print(msgspec.json.encode(report).decode())
     else:

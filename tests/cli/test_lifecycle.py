@@ -7,12 +7,15 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
+from agentrl.cli import leftover_processes
 from agentrl.cli.down_transaction import report_end
 from agentrl.cli.options import Cli
 from agentrl.cli.run_transaction import Transaction, carry_out
+from agentrl.config.this_host import HOST_FILE, this_host
 from agentrl.errors import ExitCode, RefusedError
 from agentrl.protocol.messages import ScanReport
 from agentrl.protocol.rows import OperationRow, OperationState
@@ -133,3 +136,13 @@ def test_down_of_an_unreadable_run_is_an_error(shell: Shell) -> None:
     file = shell.home.parent / "file"
     file.touch()
     assert "cannot be read" in shell("down", expect=ExitCode.CONFIG, AGENTRL_HOME=str(file)).err
+
+
+async def test_scan_calls_this_host_by_its_name_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTRL_HOST_NAME", "renamed")
+    assert (await leftover_processes.scan("no-such-run", tmp_path)).host == "renamed"
+    assert os.listdir(tmp_path) == [], "a scan makes no identity"
+    this_host(tmp_path, "node-7")
+    assert (await leftover_processes.scan("no-such-run", tmp_path)).host == "node-7"
+    (tmp_path / HOST_FILE).write_text("damaged")
+    assert (await leftover_processes.scan("no-such-run", tmp_path)).host == "renamed"
