@@ -77,6 +77,8 @@ class MessageRouter:
                 what = kind.name.lower()
                 refusal = f"The key {peer.key_name} may not register a {what}."
                 hint = f"It needs the permission {what}: `agentrl keys new NAME --permission {what}`."
+                if kind is Kind.HOST:
+                    hint += " Copy the new key file to this host and restart its agent with it (--key)."
                 self._context.peers.send(peer, Refused(ExitCode.KEY_REFUSED, refusal, hint))
             elif isinstance(message, messages.UnitHello):
                 self._units.hello(peer, replace(message, declared=truncation.declarations(message.declared)))

@@ -64,7 +64,9 @@ class JoinedHosts:
                 f"Give this one another name (--name). {name} is free when its host has been silent for some minutes "
                 "and holds no unit.",
             )
-        if connected and (claim.machine_id, claim.boot_id) != (known.machine_id, known.boot_id):
+        # The agent of an earlier version sent no machine id, and may just have been upgraded.
+        same_machine = claim.machine_id == known.machine_id or not known.key_hash
+        if connected and not (same_machine and claim.boot_id == known.boot_id):
             return HostRefusal(
                 f"Host {name} is connected from another machine that has the same key.",
                 "If the state directory was copied, remove the copy and join with another name. After a reboot, wait.",

@@ -322,6 +322,7 @@ async def test_only_a_host_agent_registers_a_host(talking: Run, keys: dict[str, 
             answer = await peer.ask(messages.HostHello(PROTOCOL_MAJOR, 0, run, host, agent, 1, messages.HostFacts()))
         assert isinstance(answer, messages.Refused)
         assert answer.code == ExitCode.KEY_REFUSED
+        assert "with a key of permission host" in answer.hint or "restart its agent with it" in answer.hint
     rows = await asyncio.to_thread(talking.rows)
     assert [(name, rows[name].agent_pid) for name in rows if name.startswith("host/")] == [(own, agent)]
 

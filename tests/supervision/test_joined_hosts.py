@@ -48,8 +48,9 @@ def test_access_key_registers_one_host() -> None:
 
 def test_agent_of_an_earlier_version_gets_a_key_later() -> None:
     joined = JoinedHosts()
-    joined.join(replace(NODE, key_hash=""))
+    joined.join(replace(NODE, key_hash="", machine_id=""))
     assert joined.refusal(NODE, connected=True) is None
+    assert joined.refusal(replace(NODE, boot_id="boot-2"), connected=True) is not None
 
 
 def test_units_stay_on_their_host_when_a_second_machine_has_its_name() -> None:
