@@ -363,9 +363,10 @@ class Supervisor:
         slot = self._present(event)
         if slot is None:
             return
+        # Found alive first: a lost unit that had not come up is starting again, and then ready.
+        self._life.found_alive(slot, now, "its heartbeats arrive again")
         if event.ready:
             self._life.came_up(slot, "says it is ready", now)
-        self._life.found_alive(slot, now, "its heartbeats arrive again")
         self._life.touch(slot)
 
     def _unit_bye(self, event: events.UnitBye, now: float) -> None:

@@ -57,6 +57,16 @@ def test_starting_unit_on_a_silent_host_becomes_ready() -> None:
     assert world.state_of("web-0") == "ready"
 
 
+def test_lost_unit_that_becomes_ready_on_its_silent_host_is_ready_at_once() -> None:
+    world, host = world_with(ready=False)
+    silent(world, host)
+    assert world.state_of("web-0") == "lost"
+    world.handle(events.UnitReady(unit="web-0", incarnation=1))
+    assert world.state_of("web-0") == "ready"
+    world.advance(1000.0)
+    assert (world.state_of("web-0"), world.slot("web-0").incarnation) == ("ready", 1)
+
+
 def test_unit_on_a_silent_host_drains_and_its_bye_ends_the_down() -> None:
     world, host = world_with()
     silent(world, host, "web-0")
