@@ -27,7 +27,7 @@ from agentrl.rollout.ended_episode import EndedEpisode
 from agentrl.rollout.episode_errors import DroppedError
 from agentrl.rollout.model_calls import Wait
 from agentrl.rollout.scorers import UnscoredError
-from agentrl.rollout.user_code_faults import UserCodeFaults, described
+from agentrl.rollout.user_code_faults import UserCodeFaults, described, scoring_of
 from agentrl.store import calls, claims, groups, tasks
 from agentrl.store.claims import Claim, Ending, Reached, Scored
 from agentrl.store.database import Database, StoreError
@@ -137,7 +137,7 @@ class RecordEnder:
         try:
             await asyncio.wait([judging], timeout=JUDGED_SOON_S)
             if judging.done() and judging.exception() is None:
-                self._faults.worked(f"scorer {claim.task.scorer}")
+                self._scoring_worked(claim.task)
                 scored = Scored(record.id, ending, judging.result(), data)
                 await self._held(lambda: self._together.act(scored))
                 return True
@@ -187,15 +187,20 @@ class RecordEnder:
                 score = await judged
         except UnscoredError as cannot:
             log.warning("%s is not scored: %s", record.id, cannot)
-            self._faults.failed(f"scorer {task.scorer}", str(cannot))
+            at_fault = f"scorer {cannot.scorer}" if cannot.scorer else scoring_of(task.agent_name)
+            self._faults.failed(at_fault, str(cannot))
             if record.status != RecordStatus.UNSCORED:
                 why = str(cannot)
                 await self._held(lambda: claims.leave_unscored(self._database, record.id, self._lease.incarnation, why))
             return False
-        self._faults.worked(f"scorer {task.scorer}")
+        self._scoring_worked(task)
         await self._held(lambda: claims.score(self._database, record.id, self._lease.incarnation, score, data))
         await self._insist(lambda: groups.close(self._database, task.id, self._rule, Actor.SAMPLER))
         return True
+
+    def _scoring_worked(self, task: Task) -> None:
+        self._faults.worked(f"scorer {task.scorer}")
+        self._faults.worked(scoring_of(task.agent_name))
 
     async def score_stored(self, record_id: str) -> bool:
         """A Record that ended in other hands, or that its scorer could not judge before. False: not yet."""

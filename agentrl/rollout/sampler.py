@@ -22,6 +22,7 @@ from agentrl.policies.status_tables import RecordStatus
 from agentrl.rollout import agent_loops, single_turn, tool_agent
 from agentrl.rollout.attempt import Attempt, EpisodeSettings, SamplerContext
 from agentrl.rollout.episode_errors import EpisodeExit
+from agentrl.rollout.user_code_faults import scoring_of
 from agentrl.store import claims
 from agentrl.store.claims import Claim
 from agentrl.store.database import StoreError
@@ -288,11 +289,10 @@ class Sampler:
     def _forget_untried(self) -> None:
         """Code that fails while episodes call it, however long they take, stays reported."""
         at_work = [attempt.claim.task for attempt in self._attempts]
-        agents, scorers = (
-            {f"agent {task.agent_name}" for task in at_work},
-            {f"scorer {task.scorer}" for task in at_work},
-        )
-        self._context.faults.forget_untried(agents | scorers)
+        under_way = {f"agent {task.agent_name}" for task in at_work}
+        under_way |= {scoring_of(task.agent_name) for task in at_work}
+        under_way |= {f"scorer {task.scorer}" for task in at_work}
+        self._context.faults.forget_untried(under_way)
 
     async def _adopt(self) -> None:
         """What ended in hands that are gone."""

@@ -31,6 +31,9 @@ _registry: dict[str, Scorer] = {}
 class UnscoredError(AgentrlError):
     """The scorer cannot say now: the record waits and is scored again."""
 
+    scorer: str = ""
+    """The scorer that cannot say; empty if an agent loop cannot."""
+
 
 def register_scorer(name: str) -> Callable[[Scorer], Scorer]:
     """Make a scorer known under a name that tasks and environments use."""
@@ -55,6 +58,14 @@ async def score(name: str, answer: str | None, task: Task) -> float:
     """Raises UnscoredError if the scorer cannot say, whatever the reason."""
     if answer is None:
         return 0.0
+    try:
+        return await _scored(name, answer, task)
+    except UnscoredError as cannot:
+        cannot.scorer = name
+        raise
+
+
+async def _scored(name: str, answer: str, task: Task) -> float:
     try:
         scorer = scorer_named(name)
         async with asyncio.timeout(SCORE_WITHIN_S):

@@ -33,6 +33,11 @@ def _is_users(file: str) -> bool:
     return path.suffix == ".py" and not path.is_relative_to(_PACKAGE) and "site-packages" not in path.parts
 
 
+def scoring_of(agent: str) -> str:
+    """The scoring by an agent loop. It counts apart from its `run`, which may work in every episode."""
+    return f"agent {agent} (evaluate_record)"
+
+
 @dataclass(slots=True)
 class _Failures:
     count: int = 0

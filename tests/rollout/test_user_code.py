@@ -131,6 +131,7 @@ def test_without_code_a_name_that_is_not_shipped_is_a_mistake_of_the_file(
 
 BROKEN = """
 from agentrl.rollout.agent_loops import AgentLoop, register_loop
+from agentrl.rollout.single_turn import SingleTurnAgent
 from agentrl.rollout.scorers import register_scorer
 
 @register_loop("forgetful")
@@ -142,6 +143,11 @@ class Forgetful(AgentLoop):
 class Broken(AgentLoop):
     async def run(self, episode):
         return {}["answer"]
+
+@register_loop("unable")
+class Unable(SingleTurnAgent):
+    async def evaluate_record(self, texts, task):
+        return {}["score"]
 
 @register_scorer("strict")
 async def strict(answer, truth, task):
@@ -160,16 +166,18 @@ async def test_code_that_always_fails_is_reported_with_its_exception(stage: Stag
     for agent, scorer in (
         ("forgetful", "exact"),
         ("broken", "exact"),
+        ("unable", "exact"),
         *(("single_turn_agent", x) for x in ("strict", "silent")),
     ):
         await stage.task(agent, n=3, agent_name=agent, scorer=scorer)
     async with stage.sampler():
-        await aeventually(lambda: len(stage.faults) == 4)
+        await aeventually(lambda: len(stage.faults) == 5)
     assert stage.faults == {
         "agent forgetful": "`run` returned nothing, and must return an Outcome",
-        "agent broken": "KeyError: 'answer' (agents.py, line 13)",
+        "agent broken": "KeyError: 'answer' (agents.py, line 14)",
+        "agent unable (evaluate_record)": "`evaluate_record` of unable failed: KeyError: 'score' (agents.py, line 19).",
         "scorer strict": "The scorer strict failed: ValueError: could not convert string to float: 'wrong' "
-        "(agents.py, line 17).",
+        "(agents.py, line 23).",
         "scorer silent": "The scorer silent returned nothing; a score is a number.",
     }
 
