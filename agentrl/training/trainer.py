@@ -422,10 +422,17 @@ class Trainer:
         await disk_retention.tidy_checkpoints(self._database, self._run_dir, keep=self._knobs.kept.checkpoints)
 
     async def _keep_weights_before(self, changed: str) -> None:
-        """A change of a scientific setting can spoil the weights, so retention keeps those before it."""
+        """A change of a scientific setting can spoil the weights, so retention keeps those before it; with a full disk,
+        the newest that are saved. A later checkpoint would already contain the change."""
         if self.state.unsaved:
             await self._checkpoint()
-        if self._saved and not self.state.unsaved:
+        if self.state.unsaved:
+            log.error(
+                "The weights before %s are not saved; %s is the newest checkpoint before it.",
+                changed,
+                self._saved or "none",
+            )
+        if self._saved:
             await stored_checkpoints.keep(self._database, self._saved, f"before {changed}")
 
     async def _evaluate(self) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from agentrl.errors import DiskError
 from agentrl.policies.status_tables import StepStatus
 from agentrl.store import accounting, checkpoints, evaluations, lineages, publications, rollbacks
 from agentrl.store.database import Database
@@ -57,6 +59,29 @@ async def test_the_weights_before_a_scientific_change_are_kept(
     assert await saved(db) == [(3, "before learning_rate 0.001 -> 0.05"), (8, "")]
     kept = await rollbacks.resolve(db, "4")
     assert (kept.step, kept.settings["learning_rate"]) == (3, 0.001)
+
+
+async def test_with_a_full_disk_the_newest_checkpoint_before_a_scientific_change_is_kept(
+    db: Database, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await closed_groups(db, 16)
+    mine = trainer(db, configuration(tmp_path, tiny, steps=8, checkpoint_every=2, keep_checkpoints=1), tmp_path)
+    write = training.checkpoints.write_checkpoint
+
+    def full(target: Path, *arguments: Any) -> Any:
+        if target.name.startswith("step-000003."):
+            raise DiskError("The disk is full.")
+        return write(target, *arguments)
+
+    def change_after_step_3() -> None:
+        if mine.state.step == 3:
+            mine._knobs._rate.offer(0.05)
+
+    monkeypatch.setattr(training.checkpoints, "write_checkpoint", full)
+    after(monkeypatch, training.steps, "commit", change_after_step_3)
+    await mine.run()
+    assert await saved(db) == [(2, "before learning_rate 0.001 -> 0.05"), (8, "")]
+    assert (await rollbacks.resolve(db, "3")).settings["learning_rate"] == 0.001
 
 
 async def test_the_next_trainer_keeps_the_best_evaluation_that_a_dead_one_did_not_keep(
