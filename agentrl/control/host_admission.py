@@ -27,6 +27,9 @@ from agentrl.transport.hub import Peer
 
 log = logging.getLogger(__name__)
 
+LOOK_EVERY_S = 5.0
+"""How often silent hosts are looked for, because each look reads all units."""
+
 _MAY_REGISTER = {
     Kind.HOST: (Permission.HOST, Permission.ADMIN),
     Kind.UNIT: (Permission.UNIT, Permission.ADMIN),
@@ -39,6 +42,7 @@ class HostAdmission:
         self._state_dir = state_dir
         self._joined = JoinedHosts(joined)
         self._began = context.clock.now()
+        self._look_at = 0.0
 
     def may_register(self, peer: Peer, kind: Kind) -> bool:
         """Whether a connection may send the messages of units, or those of hosts."""
@@ -89,7 +93,10 @@ class HostAdmission:
                 log.error("the units of host %s cannot connect: %s", hello.host, failed)
 
     def forget_silent(self, now: float) -> None:
-        """Forget the hosts that are gone for good."""
+        """Forget the hosts that are gone for good. May be called often."""
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY_S
         context = self._context
         after_s = context.supervisor.times.forget_host_after_s
         since = dict.fromkeys(self._joined.names(), self._began)

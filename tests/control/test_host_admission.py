@@ -1,0 +1,35 @@
+"""The coordinator forgets hosts that are gone for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from agentrl.config.supervision_times import SupervisionTimes
+from agentrl.control.clock import Clock
+from agentrl.control.host_admission import LOOK_EVERY_S, HostAdmission
+from agentrl.supervision import events
+from agentrl.supervision.unit_slots import HostState, RunState, State
+
+
+def test_silent_hosts_are_looked_for_only_every_few_seconds(tmp_path: Path) -> None:
+    state = State(RunState())
+    happened: list[events.HostForgotten] = []
+    context: Any = SimpleNamespace(
+        state=state,
+        host="here",
+        clock=Clock(),
+        supervisor=SimpleNamespace(times=SupervisionTimes()),
+        host_leases=SimpleNamespace(end=lambda host: None),
+        observed=SimpleNamespace(hosts={}),
+        happened=happened.append,
+    )
+    admission = HostAdmission(context, {}, tmp_path)
+    now = 1e9
+    admission.forget_silent(now)
+    state.hosts["b"] = HostState("b", connected=False)
+    admission.forget_silent(now + LOOK_EVERY_S - 0.1)
+    assert not happened
+    admission.forget_silent(now + LOOK_EVERY_S)
+    assert [event.host for event in happened] == ["b"]
