@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config.knobs import unit_knobs
 from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay
+from agentrl.protocol.specs import Role
+from agentrl.store.documents import Task
+from agentrl.training import scientific_settings
 from agentrl.training.trainer_knobs import Knobs
 from agentrl.unit.unit import Unit, UnitParts
 from agentrl.unit.unit_environment import UnitEnvironment
@@ -123,3 +127,15 @@ def test_a_step_keeps_a_group_for_each_of_its_parts(
     unit._knobs.offer("optimizer_steps", 2)
     after = knobs.take()
     assert (after.groups, after.optimizer_steps) == (2, 2)
+
+
+def test_settings_of_a_step_have_all_scientific_knobs_but_those_of_the_sampler(
+    unit: Unit, tmp_path: Path, tiny: Path
+) -> None:
+    config = configuration(tmp_path, tiny, strategy="decay")
+    task = Task(id="shop/train/0/000001", n=2, sampling={"temperature": 1.0, "max_tokens": 64})
+    knobs = unit_knobs(config, Role.TRAINER) | unit_knobs(config, Role.STEWARD)
+    scientific = {knob.name for knob in knobs.values() if knob.scientific}
+    assert scientific_settings.settings_of(Knobs(unit, config).take(), [task]).keys() == scientific
+    of_sampler = {knob.name for knob in unit_knobs(config, Role.SAMPLER).values() if knob.scientific}
+    assert of_sampler == {"episode_s", "episode_timeout_means", "max_turns"}
