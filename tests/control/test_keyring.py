@@ -63,6 +63,16 @@ def test_invalid_name_is_refused(tmp_path: Path, name: str) -> None:
         Keyring.open(tmp_path).add(name, new_keypair().public, Permission.VIEWER, at=1.0)
 
 
+def test_name_of_a_key_for_units_is_reserved(tmp_path: Path) -> None:
+    ring = Keyring.open(tmp_path)
+    with pytest.raises(RefusedError, match=r"'node\.units' is reserved"):
+        ring.add("node.units", new_keypair().public, Permission.HOST, at=1.0)
+    ring.add("node.units.a", new_keypair().public, Permission.HOST, at=1.0)
+    ring.add("node", new_keypair().public, Permission.HOST, at=1.0)
+    ring.add_for_units("node", new_keypair().public, at=2.0)
+    assert ring.permission("node.units") is Permission.UNIT
+
+
 @pytest.mark.parametrize("public", ["", "short", "x" * 39 + "\n", "é" * 40])
 def test_invalid_public_key_is_refused(tmp_path: Path, public: str) -> None:
     with pytest.raises(RefusedError, match="40 characters"):

@@ -24,7 +24,7 @@ from agentrl.transport.curve_keys import ServerKeys, load_server_keys
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 UNITS = ".units"
-"""Ends the name of a key for the units of a host. The names that people give have no dot."""
+"""Ends the name of a key for the units of a host. No other key may have such a name."""
 _Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 
@@ -78,6 +78,11 @@ class Keyring:
         """Returns the row of a key that is already admitted, or None. Raises ConflictError or RefusedError."""
         if not _NAME.fullmatch(name):
             raise RefusedError(f"{name!r} is not a valid key name: use at most 64 letters, digits, dots and dashes.")
+        if name.endswith(UNITS):
+            raise RefusedError(
+                f"The name {name!r} is reserved: names that end in {UNITS} are for the units of a host.",
+                hint="Choose another name.",
+            )
         if not _Z85.fullmatch(public):
             raise RefusedError("A public key is 40 characters of Z85.", hint="`agentrl keys new` makes one.")
         for row in self._rows:
