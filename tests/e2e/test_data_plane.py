@@ -87,7 +87,10 @@ def test_run_learns_and_continues_after_down_and_up(run: Run) -> None:
     onscreen.live(run, ("7", "A"), "All sums agree.", f"steps: {STEPS + 2} committed")
     onscreen.live(run, ("8", "home", "enter"), f"/{STEPS + 2:06d}", "broken_records ", once="committed")
     assert after["tasks"]["train"].keys() >= {"trained"}
-    assert after["steps"] == {"committed": STEPS + 2}, "no step was lost or repeated"
+    # Steps without records at the end are in no checkpoint, so they are done again.
+    empty = STEPS - trained[-1]["step"]
+    again = {"rolled_back": empty} if empty else {}
+    assert after["steps"] == {"committed": STEPS + 2} | again, "no step was lost or repeated"
     assert after["trained_records"] >= before["trained_records"]
 
 
