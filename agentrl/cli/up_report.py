@@ -17,8 +17,12 @@ _NOT_UP_SHOWN = 10
 _UP = (UnitState.READY, UnitState.SUSPECT)
 
 
-async def report(cli: Cli, client: Client, run: str, row: OperationRow, effect: Effect, *, line: bool) -> ExitCode:
-    """Print the report; `line`: the JSON document is one line of several. Returns UNHEALTHY if a unit is not up."""
+async def report(
+    cli: Cli, client: Client, run: str, row: OperationRow, effect: Effect, *, since: float, line: bool
+) -> ExitCode:
+    """Print the report. A unit that became ready after `since` came up again; `line`: the JSON document is one line of
+    several. Returns UNHEALTHY if a unit is not up.
+    """
     # The units as they are now, because a unit that came up may have died since.
     wanted = {name: unit for name, unit in (await unit_rows(client)).items() if unit.desired}
     not_up = {name: unit for name, unit in wanted.items() if _why_not_up(unit)}
@@ -29,7 +33,7 @@ async def report(cli: Cli, client: Client, run: str, row: OperationRow, effect: 
         code = ExitCode.UNHEALTHY
     kept = sorted(wanted.keys() - {*effect.starts, *effect.stops})
     # A unit that was up for the coordinator may have been dead, for example after a power loss.
-    came_up = {name for name in kept if wanted[name].ready_at > row.accepted_at}
+    came_up = {name for name in kept if wanted[name].ready_at > since}
     summary: dict[str, Any] = {
         "kept": [name for name in kept if name not in came_up],
         "came up again": sorted(came_up),

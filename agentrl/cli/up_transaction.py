@@ -98,6 +98,7 @@ class NewRun:
     new_run_dir: bool = False
     started: bool = False
     """Agent and coordinator were started for this command alone."""
+    began_at: float = dataclasses.field(default_factory=time.time)
     lock: BeginLock | None = None
 
     @classmethod
@@ -295,7 +296,10 @@ class Up(Transaction):
                 if row.state is OperationState.SUCCEEDED:
                     until = time.monotonic() + _COMPLETE_WITHIN_S
                     await until_complete(cli, self._client, until if cli.timeout_s is None else began + cli.timeout_s)
-                code = await report(cli, self._client, name, row, self._accepted.effect, line=self._follow)
+                # Units may be up again before the coordinator that this command started accepts it.
+                since = self._run.began_at if self._run is not None and self._run.started else row.accepted_at
+                effect = self._accepted.effect
+                code = await report(cli, self._client, name, row, effect, since=since, line=self._follow)
             else:
                 report_accepted(cli, self._accepted)
                 code = ExitCode.OK
