@@ -12,6 +12,7 @@ from agentrl.config.paths import create_run, state_dir
 from agentrl.control.coordinator import Coordinator
 from agentrl.control.persistence.state_lock import StateLock
 from agentrl.errors import ConflictError
+from agentrl.host import process_scan
 from agentrl.transport.addresses import runtime_dir
 from tests.waiting import PATIENCE_S, aeventually
 
@@ -38,3 +39,5 @@ async def test_coordinator_whose_lock_another_one_took_ends_and_leaves_it_the_fi
         assert not sockets.exists()
     finally:
         other.release()
+        # The coordinator may have started a host agent.
+        await asyncio.to_thread(process_scan.scan, run.uuid, "test", kill=True)
