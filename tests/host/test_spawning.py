@@ -106,7 +106,8 @@ async def test_child_inherits_no_descriptor_and_no_ignored_signal(tmp_path: Path
     async with spawning(tmp_path, clone=clone) as spawns:
         *descriptors, ignored = await spawns.output_of("ls /proc/$$/fd; grep SigIgn /proc/$$/status")
         assert descriptors == ["0", "1", "2"]
-        assert int(ignored.split()[1], 16) == 0
+        numbers = {number for number in range(1, 65) if int(ignored.split()[1], 16) >> number - 1 & 1}
+        assert not numbers & signal.valid_signals(), "what the C library keeps for its threads is nobody's to reset"
 
 
 @both
