@@ -197,14 +197,11 @@ class ConnectionStarter:
             await asyncio.sleep(min(MOST_WAIT_S, FIRST_WAIT_S * 2.0 ** (self.failures - 1)))
 
 
-class SharedConnection:
-    """One connection for all sessions of a `shared` or `keyed` server."""
+class _Started:
+    """What a server's starter knows of its starts and deaths."""
 
     def __init__(self, starter: ConnectionStarter) -> None:
         self._starter = starter
-        self._connection: Connection | None = None
-        self._changed = asyncio.Condition()
-        self.starts = 0
 
     @property
     def why(self) -> str:
@@ -229,6 +226,16 @@ class SharedConnection:
     @property
     def last_death(self) -> str:
         return self._starter.last_death
+
+
+class SharedConnection(_Started):
+    """One connection for all sessions of a `shared` or `keyed` server."""
+
+    def __init__(self, starter: ConnectionStarter) -> None:
+        super().__init__(starter)
+        self._connection: Connection | None = None
+        self._changed = asyncio.Condition()
+        self.starts = 0
 
     @property
     def serving(self) -> bool:
@@ -267,11 +274,11 @@ class SharedConnection:
         pass
 
 
-class ProcessPool:
+class ProcessPool(_Started):
     """A process for each session of a `process` server, started in advance."""
 
     def __init__(self, starter: ConnectionStarter, size: int) -> None:
-        self._starter = starter
+        super().__init__(starter)
         self._size = size
         self._idle: deque[Connection] = deque()
         self._taken: set[Connection] = set()
@@ -282,30 +289,6 @@ class ProcessPool:
         self._coming = 0
         self._short_since = self._refused_at = float("-inf")
         self.starts = 0
-
-    @property
-    def why(self) -> str:
-        return self._starter.why
-
-    @property
-    def failures(self) -> int:
-        return self._starter.failures
-
-    @property
-    def down_s(self) -> float:
-        return self._starter.down_s
-
-    @property
-    def slow_start(self) -> str:
-        return self._starter.slow_start
-
-    @property
-    def died(self) -> int:
-        return self._starter.died
-
-    @property
-    def last_death(self) -> str:
-        return self._starter.last_death
 
     @property
     def serving(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the steward answers, over a real database: stories, exports, errors by kind, changes that are done once."""
+"""What the steward answers, over a real database: stories, exports, changes that are done once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import platform
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 
 from agentrl.errors import ConfigError, RefusedError, UnknownNameError, UsageError
 from agentrl.filters.sorting import parse_sort, to_mongo_sort
-from agentrl.formatting.repeated_lines import pattern_of
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import Actor
 from agentrl.protocol import wire
@@ -24,7 +23,6 @@ from agentrl.protocol.data_commands import (
     Done,
     ExportPart,
     ExportRecords,
-    ListFailedCalls,
     ListRows,
     Page,
     RecordStory,
@@ -32,14 +30,12 @@ from agentrl.protocol.data_commands import (
     ShowRecord,
     Staleness,
     StalenessReport,
-    ToolErrorGroup,
-    ToolErrors,
 )
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.wire import raw
-from agentrl.queries import exports, staleness, tool_errors
+from agentrl.queries import exports, staleness
 from agentrl.queries.dispatcher import Dispatcher
 from agentrl.queries.exports import PART_BYTES
 from agentrl.queries.published_tokenizer import PublishedTokenizer
@@ -76,7 +72,7 @@ async def asked(
     return await desk(db, run_dir).answer(AskUnit("1", id, name, raw(args), dry_run=dry_run))
 
 
-def test_the_desk_serves_what_the_table_gives_to_the_steward(db: Database) -> None:
+def test_steward_serves_every_command_that_the_table_gives_to_it(db: Database) -> None:
     made = desk(db)
     served = {spec.name for spec in COMMANDS.values() if spec.served_by == "steward"}
     assert {*made.queries, *made.changes} == served
@@ -260,175 +256,6 @@ async def test_few_records_are_read_together_until_many_were_short(
     rows = [{"id": f"r{number}"} for number in range(40)]
     assert [id async for id, _ in exports._lines(db, None, rows)] == [row["id"] for row in rows]
     assert together == [4, 8, 16, 12]
-
-
-# ---- errors ----
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("failed to decode tool call: line 1 column 17", "failed to decode tool call:  line 3 column 5"),
-        ("no item 'bake'", "no item 'stew'"),
-        ("<Session 0x7f21> is gone", "<Session 0x99> is gone"),
-        ("timeout after 30.5 s at 10.0.0.7:80", "timeout after 3 s at 10.0.0.9:81"),
-    ],
-)
-def test_messages_that_differ_in_numbers_and_names_are_of_one_kind(one: str, other: str) -> None:
-    assert pattern_of(one) == pattern_of(other)
-    assert pattern_of(one) != pattern_of("something else")
-
-
-async def test_errors_are_counted_by_kind_with_samples_to_jump_to(db: Database) -> None:
-    await db.insert_many(CALLS, [malformed(number) for number in range(192)])
-    await db.insert_many(CALLS, [inside(timed_out(number)) for number in range(3)])
-    fine = {"id": "fine", "status": "ok", "error_class": ""}
-    await db.insert_many(CALLS, [{"_id": "r/000", "record": "r", "tool_calls": [fine]}])
-    found: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
-    assert [(kind.count, kind.status, kind.error_class, kind.message) for kind in found] == [
-        (192, "malformed", "policy", "failed to decode tool call at #"),
-        (3, "timeout", "infrastructure", "no answer within # s"),
-    ]
-    assert {sample.record for sample in found[0].samples} <= {f"r{number}" for number in range(192)}
-    only: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors(filter="server=search"))
-    assert [kind.count for kind in only] == [3]
-    read: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors(filter="status=malformed and task=t1"))
-    assert [kind.count for kind in read] == [96]
-
-
-async def test_errors_that_name_other_things_are_one_kind_with_a_sample_of_each(db: Database) -> None:
-    reply = [f"no such item: {name}" for name in ("baek", "baek", "stwe", "soop", "pei")] + ["too long"]
-    await db.insert_many(CALLS, [inside(failed(number, message)) for number, message in enumerate(reply)])
-    found: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
-    assert [(kind.count, kind.message) for kind in found] == [(5, "no such item: …"), (1, "too long")]
-    samples = {sample.text for sample in found[0].samples}
-    assert len(samples) == tool_errors.SAMPLES, "names differ among the samples"
-    assert (found[0].first_at, found[0].last_at) == (1_700_000_000.0, 1_700_000_004.0)
-
-
-async def test_calls_listed_for_a_message_are_those_counted_under_it(db: Database) -> None:
-    said = [f"no such item: {name}" for name in ("baek", "stwe", "soop")] + ["took 5 s", "took 9 s", "took too long"]
-    await db.insert_many(CALLS, [inside(failed(number, message)) for number, message in enumerate(said)])
-    kinds: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
-    listed: dict[str, list[str]] = {}
-    for kind in kinds:
-        page: Page = await asked(db, "list_failed_calls", ListFailedCalls(filter="tool=find", message=kind.message))
-        listed[kind.message] = [row["result"] for row in page.rows]
-        assert len(page.rows) == kind.count
-    assert listed["no such item: …"] == ["no such item: soop", "no such item: stwe", "no such item: baek"]
-    assert listed["took # s"] == ["took 9 s", "took 5 s"]
-    first: Page = await asked(db, "list_failed_calls", ListFailedCalls(limit=2, message="no such item: …"))
-    rest: Page = await asked(db, "list_failed_calls", ListFailedCalls(after=first.after, message="no such item: …"))
-    assert [row["result"] for row in rest.rows] == ["no such item: baek"]
-
-
-async def test_failed_calls_are_read_again_only_after_many_times_the_time_that_it_took(
-    db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now, read = [0.0], [0]
-    kinds = tool_errors._kinds
-
-    async def slow(*args: Any, **named: Any) -> Any:
-        read[0] += 1
-        now[0] += 1.0
-        return await kinds(*args, **named)
-
-    monkeypatch.setattr(tool_errors, "_kinds", slow)
-    queries = tool_errors.ToolErrorQueries(db, clock=lambda: now[0])
-    await db.insert_many(CALLS, [inside(failed(0, "took 5 s"))])
-    wanted = ListFailedCalls(message="took # s")
-    pages = [await queries.calls(wanted) for _ in range(3)]
-    assert [len(page.rows) for page in pages] == [1, 1, 1]
-    assert read == [1]
-    counts = [kind.count for _ in range(3) for kind in await queries.grouped(ToolErrors())]
-    assert (counts, read) == ([1, 1, 1], [2])
-    await db.insert_many(CALLS, [inside(failed(1, "took 6 s"))])
-    now[0] += tool_errors.KEPT_FACTOR
-    assert len((await queries.calls(wanted)).rows) == 2
-    assert [kind.count for kind in await queries.grouped(ToolErrors(filter="tool=find"))] == [2], "another filter"
-
-
-async def test_tools_that_a_model_made_up_are_one_kind(db: Database) -> None:
-    tools = ("lookuplookup", "lookupcalculator", "luk")
-    made_up = [failed(n, f"There is no tool {tool}. There are: lookup, calculator.") for n, tool in enumerate(tools)]
-    made_up = [call | {"server": "", "tool": tool} for call, tool in zip(made_up, tools, strict=True)]
-    made_up += [failed(9, "too long") | {"tool": "lookup"}, failed(10, "too long") | {"tool": "calculator"}]
-    await db.insert_many(CALLS, [inside(call) for call in made_up])
-    found: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
-    assert [(kind.count, kind.tool, kind.message) for kind in found] == [
-        (3, "…", "There is no tool …. There are: lookup, calculator."),
-        (1, "calculator", "too long"),
-        (1, "lookup", "too long"),
-    ], "tools that are there are told apart"
-
-
-async def test_more_names_than_there_is_room_for_are_one_kind_all_the_same(
-    db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tool_errors, "MOST_KINDS", 20)
-    names = [f"{a}{b}" for a in "abcdefgh" for b in "abcdefgh"]
-    await db.insert_many(CALLS, [inside(failed(number, f"no such item: {name}x")) for number, name in enumerate(names)])
-    (found,) = await asked(db, "tool_errors", ToolErrors())
-    assert (found.count, found.message) == (64, "no such item: …")
-
-
-def failed(number: int, message: str) -> dict[str, Any]:
-    return timed_out(number) | {
-        "status": "error",
-        "error_class": "policy",
-        "result": message,
-        "requested_at": datetime.fromtimestamp(1_700_000_000 + number, UTC),
-    }
-
-
-def malformed(number: int) -> dict[str, Any]:
-    return {
-        "_id": f"r{number}/000",
-        "record": f"r{number}",
-        "task": f"t{number % 2}",
-        "turn": 0,
-        "parsed": [{"name": "", "error": f"failed to decode tool call at {number}"}, {"name": "fine", "error": ""}],
-    }
-
-
-def timed_out(number: int) -> dict[str, Any]:
-    reply = f"no answer within {number} s"
-    same = {"server": "search", "tool": "find", "status": "timeout", "error_class": "infrastructure"}
-    return {"id": f"t{number}/000.0", "result": reply, **same}
-
-
-def inside(tool_call: dict[str, Any]) -> dict[str, Any]:
-    """The model call that caused it."""
-    call = tool_call["id"].rpartition(".")[0]
-    at = tool_call.get("requested_at") or datetime.fromtimestamp(1_600_000_000, UTC)
-    return {"_id": call, "record": call.partition("/")[0], "turn": 0, "failed_at": at, "tool_calls": [tool_call]}
-
-
-async def test_failed_calls_are_listed_newest_first_whatever_their_turns_took(db: Database) -> None:
-    """A turn that took long may hold a call that was requested before those of turns that ended before it."""
-    requested = {"a": (1, 90), "b": (50,), "c": (40, 60), "d": (70,), "e": (2,)}
-    ended = {"a": 91, "b": 85, "c": 84, "d": 80, "e": 79}
-    for name, times in requested.items():
-        made = [
-            timed_out(0) | {"id": f"{name}/000.{number}", "requested_at": datetime.fromtimestamp(at, UTC)}
-            for number, at in enumerate(times)
-        ]
-        fine = {"id": f"{name}/000.9", "status": "ok", "error_class": "", "requested_at": made[0]["requested_at"]}
-        call = inside(made[0]) | {"failed_at": datetime.fromtimestamp(ended[name], UTC), "tool_calls": [*made, fine]}
-        await db.insert_many(CALLS, [call])
-    seen: list[float] = []
-    after = ""
-    while True:
-        page: Page = await asked(db, "list_failed_calls", ListFailedCalls(limit=2, after=after))
-        seen += [row["requested_at"].timestamp() for row in page.rows]
-        if not (after := page.after):
-            break
-    assert seen == [90, 70, 60, 50, 40, 2, 1]
-    assert set(page.rows[0]) >= {"id", "record", "turn", "server", "tool", "status", "error_class", "result"}
-    from_id: Page = await asked(db, "list_failed_calls", ListFailedCalls(after="c/000.0"))
-    assert [row["requested_at"].timestamp() for row in from_id.rows] == [2, 1]
-    by_id: Page = await asked(db, "list_failed_calls", ListFailedCalls(sort="id", limit=2, filter="record!=a"))
-    assert [row["id"] for row in by_id.rows] == ["b/000.0", "c/000.0"]
 
 
 # ---- changes ----
