@@ -303,11 +303,11 @@ def _how_to_go_on(kept: Path | None) -> list[str]:
     """The next commands for the user."""
     by_hand = "The top of assets/train.yaml shows the same by hand; `agentrl tui` is the console of a live run."
     if kept is None:
-        return [by_hand, "`agentrl tui --replay @demo` plays a recorded demo."]
+        return [by_hand, "`agentrl tui --playback @demo` plays a recorded demo."]
     here = f"AGENTRL_HOME={kept / 'state'}"
     return [
         by_hand,
-        f"To play the recording of this demo: {here} agentrl tui --replay {NAME}",
+        f"To play the recording of this demo: {here} agentrl tui --playback {NAME}",
         f"To read its records: {here} agentrl up --run {NAME} --read-only",
     ]
 

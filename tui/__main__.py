@@ -1,4 +1,4 @@
-"""Starts the console: `python -m tui [--run NAME | --key FILE | --replay RUN|FILE|@demo] [--read-only] [--ascii]
+"""Starts the console: `python -m tui [--run NAME | --key FILE | --playback RUN|FILE|@demo] [--read-only] [--ascii]
 [--theme dark|light]`.
 """
 
@@ -17,7 +17,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="agentrl tui", description="The operator's console.")
     parser.add_argument("--run", metavar="NAME")
     parser.add_argument("--key", metavar="FILE")
-    parser.add_argument("--replay", metavar="RUN|FILE|@demo", help="play a recording instead of showing a run")
+    parser.add_argument("--playback", metavar="RUN|FILE|@demo", help="play a recording instead of showing a run")
     parser.add_argument("--at", metavar="TIME", default="", help="where to begin, such as 14:05 or 2030-01-31T14:05")
     parser.add_argument("--speed", metavar="X", type=float, default=1.0)
     parser.add_argument("--read-only", action="store_true", help="show everything, change nothing")
@@ -59,8 +59,8 @@ def _serve(args: argparse.Namespace) -> int:
 
     # Faults are reported here, and not in the first page.
     preferences.load(preferences.path())
-    if args.replay:
-        recording_lookup.link(args.replay, args.at, args.speed)
+    if args.playback:
+        recording_lookup.link(args.playback, args.at, args.speed)
     else:
         target = find(args.run, key_file=args.key)
         if target.state_dir is not None and not os.environ.get("AGENTRL_STATE_DIR"):
@@ -71,9 +71,9 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def options_of_page(args: argparse.Namespace) -> list[str]:
-    valued = (("--run", args.run), ("--key", args.key), ("--replay", args.replay), ("--theme", args.theme))
+    valued = (("--run", args.run), ("--key", args.key), ("--playback", args.playback), ("--theme", args.theme))
     options = [f"{name}={value}" for name, value in valued if value]
-    options += [f"--at={args.at}", f"--speed={args.speed:g}"] if args.replay else []
+    options += [f"--at={args.at}", f"--speed={args.speed:g}"] if args.playback else []
     flags = (
         ("--read-only", args.read_only or not args.writable),
         ("--ascii", args.ascii),
@@ -106,7 +106,7 @@ def _run(args: argparse.Namespace) -> int:
     own = preferences.load(preferences.path())
     place = Place(args.run or "", args.key or "")
     # A missing run or recording is reported before the screen is drawn.
-    link = recording_lookup.link(args.replay, args.at, args.speed) if args.replay else run_list.link(place)
+    link = recording_lookup.link(args.playback, args.at, args.speed) if args.playback else run_list.link(place)
     settings = Settings(
         read_only=args.read_only,
         ascii_only=args.ascii or own.ascii,
@@ -115,7 +115,7 @@ def _run(args: argparse.Namespace) -> int:
         colours={theme: dict(found) for theme, found in own.colours.items()},
         keys={id: tuple(keys) for id, keys in own.keys.items()},
         target_options=place.options,
-        local=not args.key and not args.replay,
+        local=not args.key and not args.playback,
         in_browser=args.in_browser,
         key_files=tuple(
             filter(None, (args.key, os.environ.get("AGENTRL_KEY"), *map(os.path.expanduser, own.key_files)))

@@ -104,5 +104,5 @@ class Connection:
 def _silence(mirror: Mirror, target: Target) -> tuple[str, str]:
     """The reason why the feed is silent, and what to do. After `down` nothing needs to be done."""
     if mirror.run is not None and mirror.run.desired == "down":
-        return "The run was taken down.", f"agentrl tui --replay {mirror.name} plays it; agentrl up starts it again."
+        return "The run was taken down.", f"agentrl tui --playback {mirror.name} plays it; agentrl up starts it again."
     return "The coordinator is silent.", what_to_do(target)

@@ -26,10 +26,11 @@ def register(app: typer.Typer) -> None:
 
 def tui(
     cli: Cli,
-    replay: Annotated[
+    playback: Annotated[
         str,
-        typer.Option("--replay", metavar="RUN|FILE|@demo", help="Play what was recorded of a run.", show_default=False),
+        typer.Option("--playback", metavar="RUN|FILE|@demo", help="Show a recording of a run.", show_default=False),
     ] = "",
+    former_playback: Annotated[str, typer.Option("--replay", hidden=True)] = "",
     at: Annotated[
         str, typer.Option("--at", metavar="TIME", help="Where to begin: 14:05, -10m.", show_default=False)
     ] = "",
@@ -55,10 +56,15 @@ def tui(
         raise UsageError("The console has no --json.", hint="`agentrl status --follow --json` gives programs the same.")
     run = cli.run or os.environ.get(RUN_VARIABLE)
     aim = ["--key", str(cli.key)] if cli.key is not None else ["--run", run] if run else []
-    if replay:
-        aim = [f"--replay={replay}", f"--at={at}", f"--speed={speed:g}"]
+    if former_playback:
+        from agentrl.cli import output
+
+        output.note("--replay is called --playback now; the next release has no --replay.")
+        playback = playback or former_playback
+    if playback:
+        aim = [f"--playback={playback}", f"--at={at}", f"--speed={speed:g}"]
     elif at:
-        raise UsageError("--at is for a recording.", hint="agentrl tui --replay RUN --at 14:05")
+        raise UsageError("--at is for a recording.", hint="agentrl tui --playback RUN --at 14:05")
     flags = {
         "--read-only": read_only,
         "--writable": writable,

@@ -74,7 +74,7 @@ class Coordinator(Section):
     """Directory for journal, keys and ledgers, on a local disk; relative to the run file. Empty means the usual one,
     `~/.local/state/agentrl/NAME`."""
     recordings_max: Bytes = 2 << 30
-    """The size of recordings of the feed, for `agentrl tui --replay`. The oldest are removed first. 0 keeps none."""
+    """The size of recordings of the feed, for `agentrl tui --playback`. The oldest are removed first. 0 keeps none."""
     recordings_days: Annotated[float, Field(strict=True, gt=0, le=3650)] = 7.0
     """How long recordings are kept."""
 

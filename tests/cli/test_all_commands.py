@@ -95,6 +95,16 @@ def test_all_words_after_the_role_go_to_the_daemon(monkeypatch: pytest.MonkeyPat
     assert started == [[sys.executable, "-m", "daemons.host", *own]]
 
 
+def test_former_name_of_playback_works_with_a_notice(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, command: started.append(command[3:]))
+    run(["tui", "--playback", "@demo"])
+    assert not capsys.readouterr().err
+    run(["tui", "--replay", "@demo"])
+    assert capsys.readouterr().err == "--replay is called --playback now; the next release has no --replay.\n"
+    assert started == [["--playback=@demo", "--at=", "--speed=1"]] * 2
+
+
 def test_exit_codes_are_distinct_and_have_names() -> None:
     assert len({int(code) for code in ExitCode}) == len(list(ExitCode))
 

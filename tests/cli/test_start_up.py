@@ -49,7 +49,7 @@ def test_status_as_json_loads_only_the_client(shell: Shell, coordinator: Scripte
     ("program", "arguments", "module"),
     [
         ("agentrl", ["status"], "agentrl.cli.app"),
-        ("tui", ["--serve=127.0.0.1:0", "--replay=@demo"], "tui.serving.web_server"),
+        ("tui", ["--serve=127.0.0.1:0", "--playback=@demo"], "tui.serving.web_server"),
     ],
 )
 def test_ctrl_c_during_imports_prints_nothing(shell: Shell, program: str, arguments: list[str], module: str) -> None:

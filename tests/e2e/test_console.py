@@ -88,7 +88,7 @@ def test_restart_shows_a_question_and_is_in_the_recording(run: Run, terminal: Te
 
     restarted = time.time()
     eventually(lambda: Recording.open(run.state_dir / DIRECTORY).end > restarted, what="everything in the recording")
-    terminal.run(PYTHON, "-m", "agentrl", "tui", "--replay", run.name, "--at", "-0s")
+    terminal.run(PYTHON, "-m", "agentrl", "tui", "--playback", run.name, "--at", "-0s")
     terminal.shows("recording · ", "at its end", "web 2/2")
     terminal.keys("2", "{")
     terminal.shows("stands", "web-1", "pool-0")

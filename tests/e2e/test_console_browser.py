@@ -176,7 +176,7 @@ def test_requests_without_token_get_one_sentence(served: Served) -> None:
         (("--serve", "--writable", "--read-only"), "contradict"),
         (("--writable",), "--writable goes with --serve"),
         (("--listen", "127.0.0.1:1"), "--listen goes with --serve"),
-        (("--serve", "--replay", "no-such-run"), "no-such-run"),
+        (("--serve", "--playback", "no-such-run"), "no-such-run"),
     ],
 )
 def test_wrong_options_are_reported_before_serving(run: Run, options: tuple[str, ...], why: str) -> None:

@@ -35,7 +35,7 @@ def test_first_and_last_line_explain_how_to_keep_and_read_the_demo(
     assert last == (
         f"To read its records: AGENTRL_HOME={state} agentrl up --run shop --read-only"
         if keep
-        else "`agentrl tui --replay @demo` plays a recorded demo."
+        else "`agentrl tui --playback @demo` plays a recorded demo."
     )
 
 

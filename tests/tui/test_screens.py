@@ -103,7 +103,7 @@ async def test_run_that_was_taken_down_shows_no_problem(coordinator: Scripted) -
     async with opened(coordinator.state_dir, (100, 30)) as screen:
         await screen.shows("■ stopped")
         coordinator.end()
-        await screen.shows("The run was taken down", "agentrl tui --replay demo")
+        await screen.shows("The run was taken down", "agentrl tui --playback demo")
 
 
 async def test_missing_coordinator_is_reported(coordinator: Scripted) -> None:

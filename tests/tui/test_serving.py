@@ -32,7 +32,7 @@ async def test_taken_address_is_reported_as_one_json_document() -> None:
     taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     async with taken:
         listen = f"127.0.0.1:{taken.sockets[0].getsockname()[1]}"
-        sent = ("--replay", "@demo", f"--serve={listen}", "--json")
+        sent = ("--playback", "@demo", f"--serve={listen}", "--json")
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tui", *sent, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )

@@ -52,7 +52,7 @@ class Terminal:
 
 @contextmanager
 def terminal(
-    home: Path, *options: str, source: tuple[str, ...] = ("--replay", str(RECORDING), "--at=-1s"), **environ: str
+    home: Path, *options: str, source: tuple[str, ...] = ("--playback", str(RECORDING), "--at=-1s"), **environ: str
 ) -> Iterator[Terminal]:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))

@@ -52,7 +52,7 @@ def finish_swap(path: Path, at: float) -> Path | None:
     if not rebuilt.exists():
         return None
     kept = _kept(path, at)
-    # The log is moved first: SQLite would replay a remaining log into the new file.
+    # The log is moved first: SQLite would apply a remaining log into the new file.
     for suffix in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{path}{suffix}", f"{kept}{suffix}")
