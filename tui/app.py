@@ -270,7 +270,12 @@ class Console(App[int]):
         if len(self.screen_stack) != 1 or self._leaving or isinstance(self.focused, Input):
             return False
         action = self._action_of(event.key)
-        if self.view.ready and not (action is not None and action.needs_rows and self.view.awaits_rows):
+        if action is None:
+            # It may have a meaning in the view that a key before it opens.
+            waits = bool(self._waiting) and not event.key.startswith(ALT)
+        else:
+            waits = action.needs_rows and self.view.awaits_rows
+        if self.view.ready and not waits:
             if action is not None:
                 self._waiting.clear()
             return False

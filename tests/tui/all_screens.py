@@ -105,9 +105,11 @@ def _all_told(screen: Screen, link: Still) -> bool:
     """Wait for all answers, so that none arrives after the loss of the connection."""
     screen.app._paint_new_data()
     view = screen.app.view
-    # Drawing a first answer may start another query.
+    # Drawing a first answer may start another query, which the view awaits.
     drawn = not isinstance(view, QueryPage) or view.scroll.size.height > 0
-    first = drawn and (not isinstance(view, QueryPage | QueryTable) or view._answered_at is not None)
+    first = drawn and not view.awaits_rows
+    if isinstance(view, QueryPage | QueryTable):
+        first = first and view._answered_at is not None
     asks = any(each.node is view and each.group != "ask" and not each.is_finished for each in screen.app.workers)
     return first and not asks and screen.app.why is not None and not link.asked()
 

@@ -12,9 +12,12 @@ import pytest
 from textual import events
 
 from agentrl.config import paths
+from agentrl.protocol.data_commands import Page
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, opened, populate
-from tests.tui.steward_answers import RECORD, answers
+from tests.tui.steward_answers import RECORD, answers, row
+from tests.tui.test_curves import trained
+from tests.tui.test_record_pages import attempts
 from tests.tui.test_terminal import terminal
 from tests.waiting import aeventually
 from tui.action_registry import ACTIONS
@@ -106,6 +109,33 @@ async def test_keys_before_the_rows_wait_for_them(coordinator: Scripted, query: 
         coordinator.let_go(query)
         await screen.shows(shown)
         assert not screen.app._waiting
+
+
+async def test_attempts_shift_only_after_all_of_them_have_come(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    stories = attempts("seven", "eight", "nine", "ten")
+    coordinator.answers["list_records"] = lambda _: Page(tuple(row(id) for id in stories))
+    coordinator.answers["show_record"] = lambda args: stories[args.id]
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        coordinator.hold("show_record")
+        send(screen, "7 a right_square_bracket")
+        await aeventually(lambda: coordinator.waiting("show_record"), what="the attempts")
+        assert screen.app.view.awaits_rows, "the answer with the ids is there, their attempts are not"
+        coordinator.let_go("show_record")
+        await screen.shows("attempts 2-3 of 4")
+        assert not screen.app.view.awaits_rows
+
+
+async def test_column_of_the_curves_is_chosen_after_the_steps_have_come(coordinator: Scripted) -> None:
+    trained(coordinator)
+    async with opened(coordinator.state_dir, (80, 24)) as screen:
+        coordinator.hold("list_steps")
+        send(screen, "8 left left")
+        await aeventually(lambda: coordinator.waiting("list_steps"), what="the query")
+        await aeventually(lambda: screen.app._waiting, what="keys that wait")
+        coordinator.let_go("list_steps")
+        await screen.shows("step 37 ")
 
 
 async def test_key_that_needs_no_rows_acts_at_once_and_drops_those_that_wait(coordinator: Scripted) -> None:

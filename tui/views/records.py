@@ -349,6 +349,12 @@ class GroupPage(FoldingPage):
         self._asked.clear()
         return ids
 
+    @property
+    def awaits_rows(self) -> bool:
+        # The attempts are queried when the answer with their ids is drawn.
+        drawn = bool(self._asked) and all(id in self._stories for id in self._shown())
+        return super().awaits_rows or (bool(self._answer) and not drawn and not self._load_error)
+
     def heading(self) -> str:
         return f"attempts at {super().heading()}"
 
