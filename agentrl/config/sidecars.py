@@ -7,7 +7,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -110,6 +110,8 @@ class Sidecar(Section):
     """True if all units of the group start and stop together."""
     fenced: Flag = False
     """True if a lost unit can do no harm, so that it may be replaced before its death is confirmed."""
+    permission: Literal["", "viewer", "operator", "admin"] = "viewer"
+    """What its processes may command with `agentrl`; empty means nothing. Those of all other units command nothing."""
     log_max: Annotated[Bytes, Field(ge=4096)] = 32 << 20
     """Size at which a log is cut, in bytes or as `32MiB`."""
 

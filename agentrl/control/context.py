@@ -20,6 +20,7 @@ from agentrl.config.paths import RunFile
 from agentrl.config.run import RunConfig
 from agentrl.control.clock import Clock
 from agentrl.control.instruction_queue import Executor
+from agentrl.control.local_peers import LocalPeers
 from agentrl.control.messaging.peers import Peers
 from agentrl.control.persistence.journal import Journal
 from agentrl.control.persistence.keyring import Keyring
@@ -71,6 +72,7 @@ class Context:
     disks: DiskForecast
     progress: ProgressTracker
     peers: Peers
+    local_peers: LocalPeers
     publish_metrics: Callable[[bytes], object]
     config: RunConfig | None = None
     ending: bool = False

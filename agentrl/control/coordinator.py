@@ -44,6 +44,7 @@ from agentrl.control.host_agent_watch import HostAgentWatch
 from agentrl.control.incidents import SHOWN, Incidents
 from agentrl.control.instruction_handler import InstructionHandler
 from agentrl.control.instruction_queue import Executor
+from agentrl.control.local_peers import LocalPeers
 from agentrl.control.message_router import MessageRouter
 from agentrl.control.messaging.peers import Peers
 from agentrl.control.messaging.pending_requests import PendingRequests
@@ -151,6 +152,7 @@ class Coordinator:
             disks=DiskForecast(),
             progress=ProgressTracker(),
             peers=Peers(),
+            local_peers=LocalPeers(run.uuid, state),
             publish_metrics=self._metrics_out.publish,
         )
 

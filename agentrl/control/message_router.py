@@ -67,6 +67,7 @@ class MessageRouter:
 
     def on_gone(self, peer: Peer) -> None:
         self._context.peers.gone(peer)
+        self._context.local_peers.gone(peer)
 
     def _route(self, peer: Peer, known: Known | None, message: ToCoordinator) -> None:
         if isinstance(message, messages.ClientHello):

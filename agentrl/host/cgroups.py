@@ -28,6 +28,13 @@ def run_prefix(run: str) -> str:
     return f"{PREFIX}{run[:8]}"
 
 
+def incarnation_of(pid: int, run: str) -> str | None:
+    """The incarnation in whose cgroup a process is; None if it is in no cgroup of the run."""
+    prefix = f"/{run_prefix(run)}."
+    inside = next((path for path in procfs.cgroup_paths(pid) if prefix in path), None)
+    return inside and inside.partition(prefix)[2].partition("/")[2].partition("/")[0]
+
+
 @dataclass
 class Group:
     """The cgroups of one incarnation. Both paths may be missing."""

@@ -51,7 +51,6 @@ def scan(
 
 def _look(run: str, control: bool, in_cgroups: bool) -> tuple[list[ProcessInfo], int, str]:
     snapshot = Snapshot()
-    prefix = f"/{cgroups.run_prefix(run)}"
     evidence: dict[int, str] = {}
     names: dict[int, str] = {}
     closed: list[int] = []
@@ -64,10 +63,10 @@ def _look(run: str, control: bool, in_cgroups: bool) -> tuple[list[ProcessInfo],
         elif marks.get(procfs.MARK_RUN) == run.encode():
             evidence[pid] = "mark"
             names[pid] = marks.get(procfs.MARK_INCARNATION, b"").decode(errors="replace")
-        inside = next((path for path in procfs.cgroup_paths(pid) if prefix in path), "")
-        if inside:
+        incarnation = cgroups.incarnation_of(pid, run)
+        if incarnation is not None:
             evidence.setdefault(pid, "cgroup")
-            names.setdefault(pid, inside.partition(prefix)[2].partition("/")[2].partition("/")[0])
+            names.setdefault(pid, incarnation)
         elif pid in evidence and names[pid]:
             without_cgroup += 1
     if not control:

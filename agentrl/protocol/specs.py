@@ -91,6 +91,8 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_rank: int = 0
     """Lower ranks are stopped first by `down`."""
     log_max_bytes: int = 32 << 20
+    permission: str = "viewer"
+    """What the processes of a sidecar may command: the name of a permission; empty means nothing."""
 
     def fingerprint(self) -> str:
         """Equal for specs that start equal processes; the count is not part of it."""

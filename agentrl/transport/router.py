@@ -46,9 +46,9 @@ _RCVMORE = int(zmq.RCVMORE)
 class Peer:
     """One connection to the hub; usable as a key of dictionaries."""
 
-    __slots__ = ("gone", "identity", "key_name", "local", "outbox", "outbox_bytes", "pid", "router")
+    __slots__ = ("gone", "identity", "key_name", "local", "outbox", "outbox_bytes", "pid", "router", "uid")
 
-    def __init__(self, router: Router, identity: bytes, key_name: str | None, pid: int = 0) -> None:
+    def __init__(self, router: Router, identity: bytes, key_name: str | None, pid: int = 0, uid: int = -1) -> None:
         self.router = router
         self.identity = identity
         self.key_name = key_name
@@ -56,6 +56,8 @@ class Peer:
         self.local = not router.guarded
         self.pid = pid
         """The process that connected, as the kernel knows it; 0 for a peer on tcp."""
+        self.uid = uid
+        """The user of that process."""
         self.gone = False
         self.outbox: deque[bytes] = deque()
         self.outbox_bytes = 0
@@ -201,8 +203,8 @@ class Router:
         self._monitor.run()
         if known:
             self._leave(known)
-        pid = 0 if self.guarded else _process_at(descriptor)
-        peer = self._peers[identity] = Peer(self, identity, key_name, pid)
+        pid, uid = (0, -1) if self.guarded else _process_at(descriptor)
+        peer = self._peers[identity] = Peer(self, identity, key_name, pid, uid)
         former = self._by_fd.pop(descriptor, None)
         if former:
             # Two connections never share a descriptor: the earlier one had ended when its first message was read.
@@ -292,12 +294,12 @@ class Router:
         self._reader.kick()
 
 
-def _process_at(descriptor: int) -> int:
-    """The pid of the process at the other end of a local connection; 0 if it has ended."""
+def _process_at(descriptor: int) -> tuple[int, int]:
+    """The pid and the user of the process at the other end of a local connection; 0 and -1 if it has ended."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     except OSError:
-        return 0
-    pid, _, _ = struct.unpack("3i", credentials)
-    return int(pid)
+        return 0, -1
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return int(pid), int(uid)

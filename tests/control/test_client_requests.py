@@ -17,7 +17,7 @@ from agentrl.errors import ExitCode
 from agentrl.protocol import commands
 from agentrl.protocol.commands import Accepted
 from agentrl.protocol.effects import Consent, Effect, Tier
-from agentrl.protocol.messages import ErrorReply, Reply, Request
+from agentrl.protocol.messages import ErrorReply, Permission, Reply, Request
 from agentrl.protocol.rows import OperationState
 from agentrl.protocol.wire import decode_as, decode_from_coordinator, raw
 from agentrl.supervision.unit_slots import RunState, State
@@ -51,6 +51,7 @@ class FakeContext:
             executor=SimpleNamespace(flush=_nothing, put=_nothing, full="", then=lambda act: act()),
             audit=_nothing,
             keyring=None,
+            local_peers=SimpleNamespace(permission=lambda peer: Permission.ADMIN),
             state=State(RunState()),
         )
         table: dict[str, Callable[[Any], Prepared]] = {"pause": lambda args: self.prepared}

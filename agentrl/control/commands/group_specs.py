@@ -83,6 +83,7 @@ def _sidecar(name: str, sidecar: sidecars.Sidecar, stop_rank: int, run_dir: str)
         fenced=sidecar.fenced,
         stop_rank=stop_rank,
         log_max_bytes=sidecar.log_max,
+        permission=sidecar.permission,
     )
 
 

@@ -78,17 +78,21 @@ class ClientHandler:
 
     def hello(self, peer: Peer, hello: messages.ClientHello) -> None:
         context = self._context
-        may = command_permission.of_peer(peer, context.keyring)
+        may = command_permission.of_peer(peer, context)
         # A client may connect without knowing which run it reaches.
         refusal = context.refuse_handshake(
             "client", hello.major, hello.version, hello.run or context.run.uuid, final=False
         )
         if refusal is None and (may is None or may is Permission.UNIT):
-            refusal = Refused(ExitCode.KEY_REFUSED, "This key may not ask or command anything.")
+            refusal = (
+                context.local_peers.refusal_of_client(peer)
+                if peer.local
+                else Refused(ExitCode.KEY_REFUSED, "This key may not ask or command anything.")
+            )
         if refusal is not None:
             context.peers.send(peer, refusal)
             return
-        who = hello.who if peer.local else f"{peer.key_name}"
+        who = context.local_peers.who(peer, hello.who) if peer.local else f"{peer.key_name}"
         context.peers.welcome(peer, Known(Kind.CLIENT, who[:120] or "unknown"))
         assert may is not None
         context.peers.send(peer, context.welcome(permission=may))
@@ -97,8 +101,7 @@ class ClientHandler:
 
     def request(self, peer: Peer, known: Known, request: messages.Request) -> None:
         try:
-            now = self._context.clock.now()
-            spec, args = command_permission.admitted(request, peer, keyring=self._context.keyring, now=now)
+            spec, args = command_permission.admitted(request, peer, context=self._context)
             if spec.name == "snapshot":
                 self._snapshot(peer, request.id, args)
             elif spec.mutates:

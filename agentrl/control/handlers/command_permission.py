@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentrl import __version__
-from agentrl.control.persistence.keyring import Keyring
+from agentrl.control.context import Context
 from agentrl.errors import AgentrlError, ExitCode, ProtocolError, UsageError
 from agentrl.protocol.commands import COMMANDS, CommandSpec
 from agentrl.protocol.messages import Permission, Request
@@ -19,14 +19,14 @@ from agentrl.protocol.wire import decode_as
 from agentrl.transport.hub import Peer
 
 
-def of_peer(peer: Peer, keyring: Keyring) -> Permission | None:
-    """The permission of a connection. The owner of the local socket is an admin; a revoked key has none."""
+def of_peer(peer: Peer, context: Context) -> Permission | None:
+    """The permission of a connection: that of its key, or of the local process. A revoked key has none."""
     if peer.local:
-        return Permission.ADMIN
-    return keyring.permission(peer.key_name or "")
+        return context.local_peers.permission(peer)
+    return context.keyring.permission(peer.key_name or "")
 
 
-def admitted(request: Request, peer: Peer, *, keyring: Keyring, now: float) -> tuple[CommandSpec, Any]:
+def admitted(request: Request, peer: Peer, *, context: Context) -> tuple[CommandSpec, Any]:
     """The command that a request names, and its arguments. Raises what the request is refused with."""
     spec = COMMANDS.get(request.name)
     if spec is None:
@@ -35,15 +35,21 @@ def admitted(request: Request, peer: Peer, *, keyring: Keyring, now: float) -> t
             f"The coordinator (agentrl {__version__}) knows no command {request.name[:60]!r}.",
             "Use the same version on both sides.",
         )
-    may = of_peer(peer, keyring)
+    may = of_peer(peer, context)
+    if may is None and peer.local:
+        refused = context.local_peers.refusal_of_client(peer)
+        raise _refusal(ExitCode.KEY_REFUSED, refused.message, refused.hint)
     if may is None:
         raise _refusal(ExitCode.KEY_REFUSED, f"The key {peer.key_name} was revoked.", "An admin can make another.")
     if not may.allows(spec.permission):
         raise _refusal(
             ExitCode.REFUSED,
-            f"`agentrl {spec.cli}` needs the permission {spec.permission}; the key {peer.key_name} is {may}.",
-            f"Ask an admin for a key: `agentrl keys new NAME --permission {spec.permission}`.",
+            f"`agentrl {spec.cli}` needs the permission {spec.permission}; {_whose(peer, context)} is {may}.",
+            f"Set `permission: {spec.permission}` of the sidecar in the run file."
+            if peer.local
+            else f"Ask an admin for a key: `agentrl keys new NAME --permission {spec.permission}`.",
         )
+    now = context.clock.now()
     late = now - request.deadline_ct if request.deadline_ct is not None else 0.0
     if late > 0:
         raise _refusal(
@@ -52,6 +58,10 @@ def admitted(request: Request, peer: Peer, *, keyring: Keyring, now: float) -> t
             "Send it again if you still want it.",
         )
     return spec, _arguments(spec, request)
+
+
+def _whose(peer: Peer, context: Context) -> str:
+    return f"that of {context.local_peers.owner(peer)}" if peer.local else f"the key {peer.key_name}"
 
 
 def _arguments(spec: CommandSpec, request: Request) -> Any:

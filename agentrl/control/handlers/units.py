@@ -43,7 +43,7 @@ class UnitHandler:
         self._incidents = incidents
 
     def hello(self, peer: Peer, hello: messages.UnitHello) -> None:
-        refusal = self._refusal(hello)
+        refusal = self._refusal(peer, hello)
         if refusal is not None:
             limited_log.warning(hello.unit, "%s.%s is refused: %s", hello.unit, hello.incarnation, refusal.message)
             self._context.peers.send(peer, refusal)
@@ -59,13 +59,15 @@ class UnitHandler:
             # The order may have been lost with the last coordinator.
             self._context.peers.send(peer, messages.Drain(max(0.0, slot.timer - self._context.clock.now())))
 
-    def _refusal(self, hello: messages.UnitHello) -> Refused | None:
+    def _refusal(self, peer: Peer, hello: messages.UnitHello) -> Refused | None:
         context = self._context
         if refusal := context.refuse_handshake("unit", hello.major, hello.version, hello.run, final=True):
             return refusal
         name = f"{hello.unit}.{hello.incarnation}"
         if not hmac.compare_digest(token_of(context.secret, name), hello.token):
             return Refused(ExitCode.REFUSED, f"The token of {name} is wrong.", final=True)
+        if peer.local and (refusal := context.local_peers.refusal_of_unit(peer, hello)):
+            return refusal
         if context.supervisor.is_unidentified(hello.unit):
             return Refused(ExitCode.CONFLICT, f"The host of {name} has not reported about it yet.")
         if not context.supervisor.is_present(hello.unit, hello.incarnation):

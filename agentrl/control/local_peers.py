@@ -1,0 +1,112 @@
+"""Finds whose process a local connection comes from, and what that process may do.
+
+The local socket is open to every process of the operator's user, and so to all programs that units start: tool
+servers, and code that a model wrote. The kernel names the process of a connection; its cgroup, its ancestors and
+their environments name the unit.
+
+Invariants:
+- A process in the tree of a unit is that unit, whatever it says: it registers as no other unit and commands nothing.
+  Only the processes of a sidecar may do what its run file permits.
+- A connection whose process has ended may do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+
+from agentrl.errors import ExitCode
+from agentrl.host import cgroups, procfs
+from agentrl.protocol.messages import Permission, Refused, UnitHello
+from agentrl.protocol.specs import Role, incarnation_name, split_incarnation
+from agentrl.supervision.unit_slots import State
+from agentrl.transport.hub import Peer
+
+NO_UNIT = ""
+ENDED = "a process that has ended"
+UNNAMED_UNIT = "a process that a unit started"
+"""It belongs to the run, but nothing says to which unit: it left its cgroup and cleared its environment."""
+
+_CHANGES = 5
+"""How many ancestors may end while the ancestors are read."""
+
+
+class LocalPeers:
+    def __init__(self, run: str, state: State) -> None:
+        self._run = run
+        self._state = state
+        self._owners: dict[Peer, str] = {}
+
+    def gone(self, peer: Peer) -> None:
+        self._owners.pop(peer, None)
+
+    def owner(self, peer: Peer) -> str:
+        """The incarnation that a local connection comes from; NO_UNIT for a person's. Read once: neither changes."""
+        if peer not in self._owners:
+            self._owners[peer] = owner_of(peer.pid, self._run)
+        return self._owners[peer]
+
+    def permission(self, peer: Peer) -> Permission | None:
+        """What a local connection may command; None if nothing."""
+        owner = self.owner(peer)
+        if owner == NO_UNIT:
+            return Permission.ADMIN
+        if owner in (ENDED, UNNAMED_UNIT):
+            return None
+        slot = self._state.slots.get(split_incarnation(owner)[0])
+        if slot is None or slot.spec is None or slot.spec.role is not Role.SIDECAR:
+            return None
+        return Permission(slot.spec.permission) if slot.spec.permission else None
+
+    def who(self, peer: Peer, claimed: str) -> str:
+        """The name in the audit: the user that the kernel knows, or the unit."""
+        owner = self.owner(peer)
+        if owner != NO_UNIT:
+            return owner
+        try:
+            user = pwd.getpwuid(peer.uid).pw_name
+        except KeyError:
+            user = str(peer.uid)
+        return f"{user}@{claimed.rpartition('@')[2] or 'unknown'}"
+
+    def refusal_of_unit(self, peer: Peer, hello: UnitHello) -> Refused | None:
+        """Why a local connection is not the unit that it claims to be."""
+        owner, claimed = self.owner(peer), incarnation_name(hello.unit, hello.incarnation)
+        if owner in (NO_UNIT, claimed):
+            # Without cgroups a unit may run in an environment that nobody can read. Its token is proof enough.
+            return None
+        return Refused(ExitCode.REFUSED, f"Process {peer.pid} is {owner}, not {claimed}.", final=True)
+
+    def refusal_of_client(self, peer: Peer) -> Refused:
+        owner = self.owner(peer)
+        sentence = f"Process {peer.pid} may not ask or command anything: it is {owner}."
+        return Refused(ExitCode.KEY_REFUSED, sentence, "Only people command a run, and sidecars with `permission`.")
+
+
+def owner_of(pid: int, run: str) -> str:
+    """The incarnation in whose tree a process of this host is."""
+    for _ in range(_CHANGES if pid > 0 else 0):
+        if (owner := _owner_by_ancestors(pid, run)) is not None:
+            return owner
+    return ENDED
+
+
+def _owner_by_ancestors(pid: int, run: str) -> str | None:
+    """None if the process or one of its ancestors ended meanwhile."""
+    unnamed = False
+    while pid > 0:
+        if pid == os.getpid():
+            # The coordinator starts the programs that the operator wants to be called about alerts.
+            return NO_UNIT
+        stat = procfs.read_stat(pid)
+        if stat is None:
+            return None
+        if incarnation := cgroups.incarnation_of(pid, run):
+            return incarnation
+        marks = procfs.marks(pid) or {}
+        if marks.get(procfs.MARK_RUN) == run.encode():
+            if incarnation := marks.get(procfs.MARK_INCARNATION, b"").decode(errors="replace"):
+                return incarnation
+            unnamed = True
+        pid = stat.ppid
+    return UNNAMED_UNIT if unnamed else NO_UNIT
