@@ -26,6 +26,7 @@ from pydantic import ValidationError
 
 from agentrl.errors import AgentrlError
 from agentrl.toolbox.api_messages import ToolInfo
+from agentrl.toolbox.half_characters import replace_in_response
 from agentrl.toolbox.stdio_transport import MOST_MESSAGE_BYTES, TOO_LONG, Activity, ServerProcess
 
 log = logging.getLogger("toolbox")
@@ -98,8 +99,9 @@ class HttpPeer:
         # A finite pool of connections deadlocks: every session holds one open for events.
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         timeout = httpx2.Timeout(30.0, read=None)
+        hooks = {"response": [replace_in_response]}
         async with (
-            httpx2.AsyncClient(headers=self._headers, limits=limits, timeout=timeout) as http,
+            httpx2.AsyncClient(headers=self._headers, limits=limits, timeout=timeout, event_hooks=hooks) as http,
             streamable_http_client(self._url, http_client=http, max_sse_event_size=MOST_MESSAGE_BYTES) as streams,
         ):
             yield streams

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import re
@@ -30,6 +29,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 
 from agentrl.errors import AgentrlError
+from agentrl.toolbox.half_characters import in_whole_characters
 from agentrl.toolbox.launch_environment import Launch
 
 log = logging.getLogger("toolbox")
@@ -47,7 +47,6 @@ _LAST_LINES = 20
 _LINE_CHARS = 500
 _LINES_PER_S = 50
 _SHOWN_BYTES = 200
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)\b\s*:?")
 """The line of a traceback that names the error."""
 _ID = re.compile(rb'"id"\s*:\s*(\d+|"(?:[^"\\]|\\.){1,128}")')
@@ -204,8 +203,8 @@ class ServerProcess:
         except ValueError:
             pass
         try:
-            return _parsed(_mended(line))
-        except (ValueError, RecursionError):
+            return _parsed(in_whole_characters(line))
+        except ValueError:
             return self._unread(line[:_HEAD_BYTES], "is no message", types.PARSE_ERROR)
 
     def _unread(self, head: bytes, why: str, code: int) -> SessionMessage | None:
@@ -265,15 +264,6 @@ class ServerProcess:
 
 def _parsed(line: bytes) -> SessionMessage:
     return SessionMessage(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
-
-
-def _mended(line: bytes) -> bytes:
-    """The same JSON with a mark in place of bytes and half characters that are no text.
-
-    Programs that cut a text in UTF-16, such as JavaScript, write half of an emoji as a lone surrogate.
-    """
-    text = json.dumps(json.loads(line.decode(errors="replace")), ensure_ascii=False)
-    return _SURROGATE.sub("\ufffd", text).encode()
 
 
 def _cpu_s(pid: int) -> float:

@@ -303,13 +303,6 @@ async def test_a_tool_that_is_added_later_can_be_called(make: MakeToolbox) -> No
         assert (await hands.call("s", "b", "added")).content == "it is new"
 
 
-@pytest.mark.parametrize("wrong", [rb"a \ud83d b", b"a \xe4 b"])
-async def test_text_with_half_a_character_is_an_answer(make: MakeToolbox, wrong: bytes) -> None:
-    async with make() as hands:
-        await hands.open("s")
-        assert (await hands.call("s", "a", "raw", inside=wrong.hex())).content == "a \ufffd b"
-
-
 async def test_a_server_that_works_without_answering_is_not_given_up(
     make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
