@@ -22,7 +22,7 @@ from agentrl.filters.sorting import SortKey, after, parse_sort, to_mongo_sort, v
 from agentrl.formatting.names import singular
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.status_tables import CheckpointStatus, PublicationStatus, RecordStatus, StepStatus, TaskStatus
-from agentrl.store import calls, list_cursors
+from agentrl.store import calls, list_cursors, row_columns
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 
@@ -98,6 +98,7 @@ async def _asked(
 ) -> Query:
     now = await database.now()
     expression = parse(filter, _fields(kind))
+    await row_columns.check(database, expression)
     if kind == "Record":
         expression = await _with_tasks(database, expression, now)
     query = to_mongo(expression, now)

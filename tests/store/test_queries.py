@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -311,6 +312,32 @@ async def test_tasks_and_records_are_found_by_columns_of_their_dataset_row(
     monkeypatch.setattr(lists, "MOST_TASKS", 2)
     with pytest.raises(UsageError, match="More than 2 tasks"):
         await rows_of("Record", "row.level!=2")
+
+
+async def test_a_column_that_no_task_has_is_refused(db: Database) -> None:
+    nothing_yet = await lists.page(db, "Task", filter="row.dificulty=hard")
+    assert nothing_yet.rows == [], "without tasks every column may be one"
+    task = row(0)
+    task.extra = {"difficulty": "hard", "level": 3, "meta": {"source": "web"}, "tags": ["a"], "gone": None}
+    await tasks.insert(db, [task])
+    assert await admit(db, task, n=2)
+    refused = {
+        "row.dificulty=hard": "no task has a column 'dificulty'.* did you mean row.difficulty.*columns are: difficulty",
+        "environment=shop and not row.dificulty!=hard": "'dificulty'",
+        "environment=shop or row.dificulty in (hard, easy)": "'dificulty'",
+        "row.meta.sorce~web": "'meta.sorce'.*columns are: .*meta",
+        "row.answer=5": "'answer'.*answer is a field of tasks",
+        "row.level=hard": "no task has a text in the column 'level'.*without quotes.*is 3",
+        'row.level in ("3")': "no task has a text in the column 'level'",
+        "row.difficulty>=3": "no task has a number in the column 'difficulty'.*is 'hard'",
+    }
+    for kind in ("Task", "Record"):
+        for query, words in refused.items():
+            with pytest.raises(UsageError) as error:
+                await lists.page(db, kind, filter=query)
+            assert re.search(words, f"{error.value.message} {error.value.hint}".lower()), (query, error.value)
+        for query in ("row.level>3", "row.meta.source!~x", "row.tags=a", "row.gone=null", "row.level!=null"):
+            await lists.page(db, kind, filter=query)
 
 
 @pytest.mark.parametrize("after", ["behind:", "behind:AAAA", "behind:é", "behind:FgAAAA", "behind:3f____8"])
