@@ -20,15 +20,14 @@ from agentrl.policies.status_tables import (
     TOOL_CALL,
     StepStatus,
 )
-from agentrl.store.audit import calls, groups, seats, steps, versions
-from agentrl.store.audit.problems import SEATED, Check, Problem, attempts
+from agentrl.store.audit import calls, groups, seats, steps, trained_records, versions
+from agentrl.store.audit.problems import SEATED, Checks, Problem, each, each_if
 from agentrl.store.database import Database, Plain
 
 LOOK_AGAIN_S = 0.5
 AT_ONCE = 2
 """Checks that run side by side; the server also serves the run meanwhile."""
 UNKNOWN = "unknown"
-_TABLES = (TASK, RECORD, STEP, DISPATCHED_SAMPLING_TASK, TOOL_CALL, CHECKPOINT, PUBLICATION)
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,65 +58,71 @@ async def account(database: Database, *, max_trained_count: int = 1) -> Account:
         before = {problem.what: problem for problem in problems}
         again = [problem for problem in await _problems(database, max_trained_count) if problem.what in before]
         problems = [left.cut() for problem in again if (left := problem.still(before[problem.what])) is not None]
-    steps = await _counted(database, "Step", {"status": "$status"})
-    return Account(
-        tasks=await _by_purpose(database, "Task"),
-        records=await _by_purpose(database, "Record"),
-        seats=await _seats(database),
-        steps={group["status"]: count for group, count in steps},
-        trained_records=await _trained_records(database),
-        outcomes={
-            group["class"]: count
-            for group, count in await _counted(database, "Record", {"class": "$outcome_class"})
-            if group["class"]
-        },
-        problems=tuple(problems),
-    )
+    return await _sums(database, tuple(problems))
 
 
 async def _problems(database: Database, max_trained_count: int) -> list[Problem]:
     turns = asyncio.Semaphore(AT_ONCE)
 
-    async def result(check: Check) -> Problem | None:
+    async def result(checks: Checks) -> list[Problem]:
         async with turns:
-            return await check(database)
+            return await checks(database)
 
     results = await asyncio.gather(*map(result, _checks(max_trained_count)))
-    return [problem for problem in results if problem is not None]
+    return [problem for problems in results for problem in problems]
 
 
-def _checks(max_trained_count: int) -> list[Check]:
+def _checks(max_trained_count: int) -> list[Checks]:
+    """The longest begin first, so that they run beside all others."""
     return [
-        *(seats.unknown_statuses(table) for table in _TABLES),
-        seats.rows_that_are_not_tasks,
-        seats.records_without_task,
-        seats.tasks_without_all_seats,
-        seats.seats_held_twice,
-        seats.seats_held_in_vain,
-        seats.broken_chains_of_attempts,
-        seats.records_of_the_dead,
-        seats.units_with_two_owners,
-        groups.wrong_baselines,
-        steps.leases_that_disagree,
-        steps.ends_that_disagree,
-        steps.steps_that_stand_twice,
-        steps.leases_of_the_closed,
-        steps.steps_outside_of_their_lineage,
-        steps.wrong_trained_counts,
-        steps.trained_too_often(max_trained_count),
-        steps.trained_without_share,
-        steps.trained_outside_of_their_group,
-        versions.lineages_open_at_once,
-        versions.versions_out_of_order,
-        versions.steps_from_strange_versions,
-        versions.trained_beyond_the_bound,
-        calls.ended_and_still_waiting,
-        calls.calls_that_do_not_fit,
-        calls.tokens_that_do_not_add_up,
+        each_if(calls.tokens_may_be_wrong, calls.calls_that_do_not_fit, calls.tokens_that_do_not_add_up),
+        trained_records.trained_records,
+        each(groups.wrong_baselines),
+        seats.seats_and_attempts,
+        each_if(
+            seats.statuses_of_calls_may_be_unknown, *map(seats.unknown_statuses, (DISPATCHED_SAMPLING_TASK, TOOL_CALL))
+        ),
+        each(
+            *map(seats.unknown_statuses, (TASK, RECORD, STEP, CHECKPOINT, PUBLICATION)),
+            seats.rows_that_are_not_tasks,
+            seats.records_of_the_dead,
+            seats.units_with_two_owners,
+            steps.leases_that_disagree,
+            steps.ends_that_disagree,
+            steps.steps_that_stand_twice,
+            steps.leases_of_the_closed,
+            steps.steps_outside_of_their_lineage,
+            steps.wrong_trained_counts,
+            steps.trained_too_often(max_trained_count),
+            versions.lineages_open_at_once,
+            versions.versions_out_of_order,
+            versions.steps_from_strange_versions,
+            calls.ended_and_still_waiting,
+        ),
     ]
 
 
 # ---- sums ----
+
+
+async def _sums(database: Database, problems: tuple[Problem, ...]) -> Account:
+    tasks, records, held, steps, trained, outcomes = await asyncio.gather(
+        _by_purpose(database, "Task"),
+        _by_purpose(database, "Record"),
+        _seats(database),
+        _counted(database, "Step", {"status": "$status"}),
+        _trained_records(database),
+        _counted(database, "Record", {"class": "$outcome_class"}),
+    )
+    return Account(
+        tasks=tasks,
+        records=records,
+        seats=held,
+        steps={group["status"]: count for group, count in steps},
+        trained_records=trained,
+        outcomes={group["class"]: count for group, count in outcomes if group["class"]},
+        problems=problems,
+    )
 
 
 async def _counted(database: Database, collection: str, key: Plain) -> list[tuple[dict[str, str], int]]:
@@ -135,21 +140,12 @@ async def _by_purpose(database: Database, collection: str) -> dict[str, dict[str
 
 
 async def _seats(database: Database) -> dict[str, int]:
-    found = await database.aggregate(
-        "Task",
-        [
-            {"$match": {"status": {"$in": list(SEATED)}}},
-            attempts({"held": {"$in": ["$status", seats.HOLDING]}}),
-            {
-                "$group": {
-                    "_id": None,
-                    "wanted": {"$sum": "$n"},
-                    "held": {"$sum": {"$size": {"$filter": {"input": "$attempts", "cond": "$$this.held"}}}},
-                }
-            },
-        ],
-    )
-    wanted, held = (int(found[0]["wanted"]), int(found[0]["held"])) if found else (0, 0)
+    wanted = held = 0
+    async for task in seats.by_task(database):
+        of = task["of"]
+        if of is not None and of.get("status") in SEATED:
+            wanted += of["n"]
+            held += sum(each["held"] for each in task["rounds"] if each.get("round") == of.get("round"))
     return {"wanted": wanted, "held": held, "empty": wanted - held}
 
 

@@ -6,6 +6,8 @@ as its calls have, each with a log-prob and a version; it trains no more than it
 
 from __future__ import annotations
 
+from typing import Any
+
 from agentrl.policies.status_tables import CallStatus, RecordStatus, ToolCallStatus
 from agentrl.store.audit.problems import Problem, beside, found, the_one
 from agentrl.store.database import Database, Plain
@@ -37,11 +39,54 @@ def _packed(field: str) -> Plain:
     return {"$max": [0, {"$divide": [{"$subtract": [{"$binarySize": f"${field}"}, 1]}, _BYTES_EACH]}]}
 
 
-async def calls_that_do_not_fit(database: Database) -> Problem | None:
-    each = {"$sum": {"$map": {"input": "$versions", "in": {"$arrayElemAt": ["$$this", 1]}}}}
+_WITH_TOKENS: Plain = {"$match": {"status": {"$in": [CallStatus.DONE, CallStatus.PARTIAL]}}}
+_COUNTED: Plain = {"$sum": {"$map": {"input": "$versions", "in": {"$arrayElemAt": ["$$this", 1]}}}}
+"""The tokens of all versions."""
+
+
+async def tokens_may_be_wrong(database: Database) -> bool:
+    """False if the two checks below cannot find anything. It compares bytes, which costs less than their numbers."""
+    output, log_probs = {"$binarySize": "$output"}, {"$binarySize": "$log_probs"}
+    of_versions: Plain = {"$add": [1, {"$multiply": [_BYTES_EACH, _COUNTED]}]}
+    odd: Plain = {"$or": [{"$ne": [output, log_probs]}, {"$ne": [output, of_versions]}]}
     stages: list[Plain] = [
-        {"$match": {"status": {"$in": [CallStatus.DONE, CallStatus.PARTIAL]}}},
-        {"$set": {"ids": _packed("output"), "values": _packed("log_probs"), "counted": each}},
+        _WITH_TOKENS,
+        {"$project": {"_id": 0, "id": "$record", "odd": odd, "bytes": {"$subtract": [output, 1]}}},
+        *_of_records(reported={"$multiply": [_BYTES_EACH, "$generated_tokens"]}),
+        {
+            "$group": {
+                "_id": "$id",
+                "odd": {"$max": "$odd"},
+                "bytes": {"$sum": "$bytes"},
+                **{name: the_one(name) for name in ("reported", "trained")},
+            }
+        },
+        {
+            "$match": {
+                "$or": [
+                    {"odd": True},
+                    {"odd": False, "reported": {"$ne": None}, "$expr": {"$ne": ["$bytes", "$reported"]}},
+                    {"odd": False, "$expr": {"$lt": ["$bytes", {"$multiply": [_BYTES_EACH, "$trained"]}]}},
+                ]
+            }
+        },
+        {"$limit": 1},
+    ]
+    return bool(await database.aggregate("DispatchedSamplingTask", stages))
+
+
+def _of_records(*, reported: Any) -> tuple[Plain, Plain]:
+    """Stages that add what the records report."""
+    scored = {"status": RecordStatus.SCORED}
+    return beside("Record", {"reported": reported}, filter=scored), beside(
+        "DBRecordData", {"trained": "$trained_tokens"}
+    )
+
+
+async def calls_that_do_not_fit(database: Database) -> Problem | None:
+    stages: list[Plain] = [
+        _WITH_TOKENS,
+        {"$set": {"ids": _packed("output"), "values": _packed("log_probs"), "counted": _COUNTED}},
         {"$match": {"$expr": {"$or": [{"$ne": ["$ids", "$values"]}, {"$ne": ["$ids", "$counted"]}]}}},
     ]
     return await found(
@@ -52,13 +97,12 @@ async def calls_that_do_not_fit(database: Database) -> Problem | None:
 async def tokens_that_do_not_add_up(database: Database) -> Problem | None:
     """Of records that are scored: what they tell against what their calls have."""
     stages: list[Plain] = [
-        {"$match": {"status": {"$in": [CallStatus.DONE, CallStatus.PARTIAL]}}},
-        {"$project": {"_id": 0, "record": 1, "generated": _packed("output")}},
-        beside("Record", {"reported": "$generated_tokens"}, filter={"status": RecordStatus.SCORED}),
-        beside("DBRecordData", {"trained": "$trained_tokens"}),
+        _WITH_TOKENS,
+        {"$project": {"_id": 0, "id": "$record", "generated": _packed("output")}},
+        *_of_records(reported="$generated_tokens"),
         {
             "$group": {
-                "_id": "$record",
+                "_id": "$id",
                 "calls": {"$sum": {"$cond": [{"$isNumber": "$generated"}, 1, 0]}},
                 "generated": {"$sum": "$generated"},
                 **{name: the_one(name) for name in ("reported", "trained")},

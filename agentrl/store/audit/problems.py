@@ -45,6 +45,25 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 Check = Callable[[Database], Coroutine[Any, Any, Problem | None]]
+Checks = Callable[[Database], Coroutine[Any, Any, list[Problem]]]
+"""Several checks that share what they read."""
+
+
+def each(*checks: Check) -> Checks:
+    async def results(database: Database) -> list[Problem]:
+        return [problem for check in checks if (problem := await check(database)) is not None]
+
+    return results
+
+
+def each_if(suspicion: Callable[[Database], Coroutine[Any, Any, bool]], *checks: Check) -> Checks:
+    """`suspicion` is one pass, cheaper than the checks. It returns whether any of them can find a problem."""
+    all_of_them = each(*checks)
+
+    async def results(database: Database) -> list[Problem]:
+        return await all_of_them(database) if await suspicion(database) else []
+
+    return results
 
 
 async def found(database: Database, collection: str, stages: Sequence[Plain], what: str) -> Problem | None:
@@ -66,27 +85,13 @@ def repeated(filter: Mapping[str, Any], key: Any) -> list[Plain]:
     return [{"$match": filter}, {"$group": {"_id": key, "times": {"$sum": 1}}}, {"$match": {"times": {"$gt": 1}}}]
 
 
-def attempts(fields: Mapping[str, Any]) -> Plain:
-    """A stage that brings in what the records of the present round say."""
-    return {
-        "$lookup": {
-            "from": "Record",
-            "let": {"round": "$round"},
-            "localField": "_id",
-            "foreignField": "task",
-            "pipeline": [{"$match": {"$expr": {"$eq": ["$round", "$$round"]}}}, {"$project": dict(fields)}],
-            "as": "attempts",
-        }
-    }
-
-
 def beside(collection: str, fields: Mapping[str, Any], *, filter: Mapping[str, Any] | None = None) -> Plain:
-    """A stage that adds the documents of another collection as rows of their own, which a `$group` by `record` then
-    brings together. A `$lookup` of each record would take ten times as long."""
+    """A stage that adds the documents of another collection as rows of their own, which a `$group` by `id` then brings
+    together. A `$lookup` of each document would take ten times as long."""
     return {
         "$unionWith": {
             "coll": collection,
-            "pipeline": [{"$match": dict(filter or {})}, {"$project": {"_id": 0, "record": "$_id", **fields}}],
+            "pipeline": [{"$match": dict(filter or {})}, {"$project": {"_id": 0, "id": "$_id", **fields}}],
         }
     }
 

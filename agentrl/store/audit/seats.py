@@ -3,34 +3,54 @@
 Invariants proven here: every row of an epoch that began is one Task; a Task that was admitted has all its seats, and
 only its present round holds any; a seat has at most one holder; attempts of a seat follow one another without a gap,
 each after one that failed, and no more of them are paid for than are allowed.
+
+One pass over the records finds the tasks in which anything of their seats may be wrong. Only these are examined.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from agentrl.policies import outcomes
-from agentrl.policies.status_tables import HOLDS_SEAT, TOOL_CALL, RecordStatus, Table, TaskStatus
+from agentrl.policies.status_tables import (
+    DISPATCHED_SAMPLING_TASK,
+    HOLDS_SEAT,
+    TOOL_CALL,
+    RecordStatus,
+    Table,
+    TaskStatus,
+)
 from agentrl.store import owners
-from agentrl.store.audit.problems import SEATED, Check, Problem, attempts, found, repeated
+from agentrl.store.audit.problems import NAMED, SEATED, Check, Problem, beside, found, repeated, the_one
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 
 HOLDING = sorted(status.value for status in HOLDS_SEAT)
 _FOLLOWED = [RecordStatus.FAILED, RecordStatus.ABANDONED, RecordStatus.EXCLUDED]
 """What another attempt may come after."""
+_WITHOUT_SEATS = (TaskStatus.QUEUED, TaskStatus.DEAD)
+_ROUND = ("round", "held", "records", "seats", "first", "last")
 
 
 def unknown_statuses(table: Table) -> Check:
-    """Tool calls have no collection of their own."""
-    known = [status.value for status in table.statuses]
-    unknown: Plain = {"status": {"$nin": known}}
-    of_tools = {"tool_calls": {"$elemMatch": unknown}}
-    collection, filter = (CALLS, of_tools) if table is TOOL_CALL else (table.name, unknown)
-
     async def check(database: Database) -> Problem | None:
         what = f"documents of {table.name} with an unknown status"
-        return await found(database, collection, [{"$match": filter}], what)
+        # Tool calls have no collection of their own.
+        collection = CALLS if table is TOOL_CALL else table.name
+        return await found(database, collection, [{"$match": _unknown(table)}], what)
 
     return check
+
+
+async def statuses_of_calls_may_be_unknown(database: Database) -> bool:
+    """False if neither a model call nor a tool call has an unknown status."""
+    unknown = {"$or": [_unknown(DISPATCHED_SAMPLING_TASK), _unknown(TOOL_CALL)]}
+    return await database.find_one(CALLS, unknown, projection=["_id"]) is not None
+
+
+def _unknown(table: Table) -> Plain:
+    unknown: Plain = {"status": {"$nin": [status.value for status in table.statuses]}}
+    return {"tool_calls": {"$elemMatch": unknown}} if table is TOOL_CALL else unknown
 
 
 async def rows_that_are_not_tasks(database: Database) -> Problem | None:
@@ -70,10 +90,78 @@ async def rows_that_are_not_tasks(database: Database) -> Problem | None:
     return await found(database, "Epoch", stages, "epochs whose rows are not the tasks")
 
 
-async def records_without_task(database: Database) -> Problem | None:
+async def by_task(database: Database) -> AsyncIterator[Plain]:
+    """Each task that exists or that records name: its own fields as `of`, if it exists, and for each of its rounds how
+    many records, seats and held seats it has, with the lowest and the highest attempt."""
+    holds: Plain = {"$cond": [{"$in": ["$status", HOLDING]}, 1, 0]}
+    rounds: Plain = {
+        "$group": {
+            "_id": {"task": "$task", "round": "$round"},
+            "held": {"$sum": holds},
+            "records": {"$sum": 1},
+            "seats": {"$addToSet": "$seat"},
+            "first": {"$min": "$attempt"},
+            "last": {"$max": "$attempt"},
+        }
+    }
+    each: Plain = {"id": "$_id.task", "round": "$_id.round", "seats": {"$size": "$seats"}}
+    stages: list[Plain] = [
+        rounds,
+        {"$project": {"_id": 0, "held": 1, "records": 1, "first": 1, "last": 1, **each}},
+        beside("Task", {"of": {name: f"${name}" for name in ("n", "round", "status", "seating", "sweeping")}}),
+        {
+            "$group": {
+                "_id": "$id",
+                "of": the_one("of"),
+                "rounds": {
+                    "$push": {"$cond": [{"$gt": ["$records", 0]}, {name: f"${name}" for name in _ROUND}, "$$REMOVE"]}
+                },
+            }
+        },
+    ]
+    async for task in database.stream_aggregate("Record", stages):
+        yield task
+
+
+async def seats_and_attempts(database: Database) -> list[Problem]:
+    suspects = [task["_id"] async for task in by_task(database) if _is_suspect(task)]
+    if not suspects:
+        return []
+    tasks: Plain = {"$in": suspects} if len(suspects) <= NAMED else {"$nin": []}
+    checks = (
+        _records_without_task,
+        _tasks_without_all_seats,
+        _seats_held_twice,
+        _seats_held_in_vain,
+        _broken_chains_of_attempts,
+    )
+    return [problem for check in checks if (problem := await check(database, tasks)) is not None]
+
+
+def _is_suspect(task: Plain) -> bool:
+    """True if any of the checks below can find something in this task."""
+    of: Plain | None = task["of"]
+    if of is None or any(_is_suspect_round(each, of) for each in task["rounds"]):
+        return True
+    if of.get("status") not in SEATED or of.get("seating") is not False:
+        return False
+    present = sum(int(each["seats"]) for each in task["rounds"] if each.get("round") == of.get("round"))
+    return present != of.get("n")
+
+
+def _is_suspect_round(each: Plain, of: Plain) -> bool:
+    if each["records"] != each["seats"] or (each["first"], each["last"]) != (1, 1):
+        return True  # one record of each seat, and its first attempt, cannot be wrong
+    if not each["held"] or of.get("sweeping") is True:
+        return False
+    return bool(each.get("round") != of.get("round") or of.get("status") in _WITHOUT_SEATS)
+
+
+async def _records_without_task(database: Database, tasks: Plain) -> Problem | None:
     joined: Plain = {"$lookup": {"from": "Task", "localField": "_id", "foreignField": "_id", "as": "of"}}
     # Each task is looked at once, and not with each of its records.
-    groups = await database.aggregate("Record", [{"$group": {"_id": "$task"}}, joined, {"$match": {"of": []}}])
+    among: Plain = {"$match": {"task": tasks}}
+    groups = await database.aggregate("Record", [among, {"$group": {"_id": "$task"}}, joined, {"$match": {"of": []}}])
     missing = [group["_id"] for group in groups]
     if not missing:
         return None
@@ -82,23 +170,34 @@ async def records_without_task(database: Database) -> Problem | None:
     )
 
 
-async def tasks_without_all_seats(database: Database) -> Problem | None:
+async def _tasks_without_all_seats(database: Database, tasks: Plain) -> Problem | None:
+    attempts: Plain = {
+        "$lookup": {
+            "from": "Record",
+            "let": {"round": "$round"},
+            "localField": "_id",
+            "foreignField": "task",
+            "pipeline": [{"$match": {"$expr": {"$eq": ["$round", "$$round"]}}}, {"$project": {"seat": 1}}],
+            "as": "attempts",
+        }
+    }
     stages: list[Plain] = [
-        {"$match": {"status": {"$in": list(SEATED)}, "seating": False}},
-        attempts({"seat": 1}),
+        {"$match": {"_id": tasks, "status": {"$in": list(SEATED)}, "seating": False}},
+        attempts,
         {"$match": {"$expr": {"$ne": [{"$size": {"$setUnion": ["$attempts.seat", []]}}, "$n"]}}},
     ]
     return await found(database, "Task", stages, "tasks without all of the seats")
 
 
-async def seats_held_twice(database: Database) -> Problem | None:
-    stages = repeated({"status": {"$in": HOLDING}}, {"task": "$task", "round": "$round", "seat": "$seat"})
+async def _seats_held_twice(database: Database, tasks: Plain) -> Problem | None:
+    held = {"task": tasks, "status": {"$in": HOLDING}}
+    stages = repeated(held, {"task": "$task", "round": "$round", "seat": "$seat"})
     return await found(database, "Record", stages, "seats held by more than one record")
 
 
-async def seats_held_in_vain(database: Database) -> Problem | None:
+async def _seats_held_in_vain(database: Database, tasks: Plain) -> Problem | None:
     """Of a round that is over, or of a Task that has no seats now."""
-    held: Plain = {"$match": {"status": {"$in": HOLDING}}}
+    held: Plain = {"$match": {"task": tasks, "status": {"$in": HOLDING}}}
     rounds: list[Plain] = [
         held,
         {"$group": {"_id": {"task": "$task", "round": "$round"}}},
@@ -109,7 +208,7 @@ async def seats_held_in_vain(database: Database) -> Problem | None:
             "$match": {
                 "$or": [
                     {"$expr": {"$ne": ["$_id.round", "$of.round"]}},
-                    {"of.status": {"$in": [TaskStatus.QUEUED, TaskStatus.DEAD]}},
+                    {"of.status": {"$in": list(_WITHOUT_SEATS)}},
                 ]
             }
         },
@@ -123,9 +222,10 @@ async def seats_held_in_vain(database: Database) -> Problem | None:
     return await found(database, "Record", stages, "records with a seat of a round that is over")
 
 
-async def broken_chains_of_attempts(database: Database) -> Problem | None:
+async def _broken_chains_of_attempts(database: Database, tasks: Plain) -> Problem | None:
     last = {"$eq": ["$$one.attempt", "$last"]}
     stages: list[Plain] = [
+        {"$match": {"task": tasks}},
         {
             "$group": {
                 "_id": {"task": "$task", "round": "$round", "seat": "$seat"},

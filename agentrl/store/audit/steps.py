@@ -1,13 +1,11 @@
 """What was leased, trained and rolled back.
 
 Invariants proven here: a leased Task is in the leased Step that it names, one that trained in the committed Step that
-it names; a Step's number stands once; a record trains no more often than it may, by an advantage of its own group; what
-stands was covered by the checkpoint that the next lineage began from.
+it names; a Step's number stands once; a record trains no more often than it may; what stands was covered by the
+checkpoint that the next lineage began from.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from agentrl.formatting.amounts import counted
 from agentrl.policies.status_tables import StepStatus, TaskStatus
@@ -17,40 +15,40 @@ from agentrl.store.database import Database, Plain
 from agentrl.store.documents import Lineage, load
 
 
-def _its_step(statuses: StepStatus, members: Mapping[str, object]) -> Plain:
-    """A stage that brings in the Step that a Task names, if it has the Task."""
-    return {
+def _without_step(of: TaskStatus, statuses: StepStatus, *members: str) -> list[Plain]:
+    """Stages that leave the Tasks of a status that no Step of that lineage and number has among its `members`."""
+    has = {"$setUnion": [{"$ifNull": [f"${name}", []]} for name in members]}
+    step: Plain = {
         "$lookup": {
             "from": "Step",
-            "let": {"task": "$_id", "lineage": "$lineage", "step": "$step"},
+            "let": {"lineage": "$_id.lineage", "step": "$_id.step"},
             "pipeline": [
                 {"$match": {"status": statuses, "$expr": {"$eq": ["$step", "$$step"]}}},
                 {"$match": {"$expr": {"$eq": ["$lineage", "$$lineage"]}}},
-                {"$match": {"$expr": {"$in": ["$$task", members]}}},
+                {"$project": {"has": has}},
             ],
             "as": "by",
         }
     }
+    in_any: Plain = {"$reduce": {"input": "$by.has", "initialValue": [], "in": {"$setUnion": ["$$value", "$$this"]}}}
+    return [
+        {"$match": {"status": of}},
+        {"$group": {"_id": {"lineage": "$lineage", "step": "$step"}, "tasks": {"$push": "$_id"}}},
+        step,
+        {"$project": {"_id": {"$setDifference": ["$tasks", in_any]}}},
+        {"$unwind": "$_id"},
+    ]
 
 
 async def leases_that_disagree(database: Database) -> Problem | None:
-    all_of_it = {"$concatArrays": ["$tasks", "$filtered"]}
-    stages: list[Plain] = [
-        {"$match": {"status": TaskStatus.LEASED}},
-        _its_step(StepStatus.LEASED, all_of_it),
-        {"$match": {"by": []}},
-    ]
+    stages = _without_step(TaskStatus.LEASED, StepStatus.LEASED, "tasks", "filtered")
     return await found(database, "Task", stages, "leased tasks that no leased step has")
 
 
 async def ends_that_disagree(database: Database) -> Problem | None:
     """What says that it trained, or was filtered, did so in the Step that it names."""
-    for status, members in ((TaskStatus.TRAINED, "$tasks"), (TaskStatus.FILTERED, "$filtered")):
-        stages: list[Plain] = [
-            {"$match": {"status": status}},
-            _its_step(StepStatus.COMMITTED, {"$ifNull": [members, []]}),
-            {"$match": {"by": []}},
-        ]
+    for status, members in ((TaskStatus.TRAINED, "tasks"), (TaskStatus.FILTERED, "filtered")):
+        stages = _without_step(status, StepStatus.COMMITTED, members)
         problem = await found(database, "Task", stages, f"{status} tasks that no committed step has")
         if problem is not None:
             return problem
@@ -88,17 +86,15 @@ async def steps_outside_of_their_lineage(database: Database) -> Problem | None:
 
 
 async def wrong_trained_counts(database: Database) -> Problem | None:
-    standing: Plain = {
-        "$lookup": {
-            "from": "Step",
-            "localField": "_id",
-            "foreignField": "tasks",
-            "pipeline": [{"$match": {"status": StepStatus.COMMITTED}}, {"$project": {"_id": 1}}],
-            "as": "standing",
-        }
-    }
-    stages: list[Plain] = [standing, {"$match": {"$expr": {"$ne": [{"$size": "$standing"}, "$trained_count"]}}}]
-    return await found(database, "Task", stages, "tasks whose trained count is not that of the committed steps")
+    stages: list[Plain] = [
+        {"$match": {"status": StepStatus.COMMITTED}},
+        {"$project": {"_id": 0, "id": {"$setUnion": ["$tasks", []]}, "trained": {"$literal": 1}}},
+        {"$unwind": "$id"},
+        beside("Task", {"of": {"count": "$trained_count"}}),
+        {"$group": {"_id": "$id", "trained": {"$sum": "$trained"}, "of": the_one("of")}},
+        {"$match": {"of": {"$ne": None}, "$expr": {"$ne": ["$trained", "$of.count"]}}},
+    ]
+    return await found(database, "Step", stages, "tasks whose trained count is not that of the committed steps")
 
 
 def trained_too_often(most: int) -> Check:
@@ -112,80 +108,3 @@ def trained_too_often(most: int) -> Check:
         return await found(database, "Step", stages, f"records that trained more than {counted(most, 'times')}")
 
     return check
-
-
-_TRAINED: list[Plain] = [
-    {"$match": {"status": StepStatus.COMMITTED}},
-    {"$unwind": "$records"},
-    {"$project": {"_id": 0, "record": "$records", "tasks": 1}},
-]
-"""A row for each record that trained, with the tasks of its Step."""
-
-
-async def trained_without_share(database: Database) -> Problem | None:
-    """What trained is scored, of the policy's doing, and has a structure."""
-    there = {"$literal": True}
-    of = {"class": "$outcome_class", "status": "$status", "late": {"$eq": ["$late", True]}}
-    stages: list[Plain] = [
-        *_TRAINED,
-        beside("Record", {"of": of}),
-        beside("DBRecordData", {"data": there, "advantage": 1}),
-        {
-            "$group": {
-                "_id": "$record",
-                "trained": {"$sum": {"$cond": [{"$isArray": "$tasks"}, 1, 0]}},
-                **{name: the_one(name) for name in ("of", "data", "advantage")},
-            }
-        },
-        {"$match": {"trained": {"$gt": 0}}},
-        {
-            "$match": {
-                "$or": [
-                    {"of": None},
-                    {"data": None},
-                    {"of.class": {"$nin": ["policy", "limit"]}},
-                    {"of.status": {"$nin": ["scored", "excluded"]}},
-                    {"of.late": True},
-                    {"advantage": None},
-                ]
-            }
-        },
-    ]
-    return await found(database, "Step", stages, "trained records that should not have trained")
-
-
-async def trained_outside_of_their_group(database: Database) -> Problem | None:
-    """A record trains with the Task that it is an attempt at, by the share that it has there."""
-    shares: Plain = {
-        "$unionWith": {
-            "coll": "Task",
-            "pipeline": [
-                {"$unwind": "$shares"},
-                {"$match": {"shares.advantage": {"$ne": None}}},
-                {"$project": {"_id": 0, "record": "$shares.record", "shared_in": "$_id"}},
-            ],
-        }
-    }
-    with_its_task = {"$map": {"input": "$steps", "in": {"$in": ["$task", "$$this"]}}}
-    stages: list[Plain] = [
-        *_TRAINED,
-        beside("Record", {"task": 1}),
-        shares,
-        {
-            "$group": {
-                "_id": "$record",
-                "steps": {"$push": {"$cond": [{"$isArray": "$tasks"}, "$tasks", "$$REMOVE"]}},
-                "task": the_one("task"),
-                "shared_in": {"$addToSet": "$shared_in"},
-            }
-        },
-        {"$match": {"steps.0": {"$exists": True}}},
-        {
-            "$match": {
-                "$expr": {
-                    "$not": {"$and": [{"$in": ["$task", "$shared_in"]}, {"$allElementsTrue": [with_its_task]}]},
-                }
-            }
-        },
-    ]
-    return await found(database, "Step", stages, "trained records without a share in a task of the step")
