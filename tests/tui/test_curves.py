@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +14,7 @@ from agentrl.errors import UnavailableError
 from agentrl.protocol import rows
 from agentrl.protocol.data_commands import Page, Story
 from agentrl.protocol.rows import OperationRow, OperationState
+from agentrl.telemetry.learning_metrics import LEARNING
 from tests.cli.scripted import Scripted
 from tests.tui import all_screens, fixed_console
 from tests.tui.all_screens import Stop
@@ -20,7 +23,8 @@ from tests.tui.test_screens import whole
 from tests.waiting import aeventually
 from tui.model import curves
 from tui.model.curves import Chart, Point, Tick
-from tui.model.styled_text import Tone, width_of
+from tui.model.line_plot import AXIS, NEWEST, Scale
+from tui.model.styled_text import Line, Tone, as_ascii, width_of
 from tui.views.query_views import ASK_EVERY_S
 
 BEGAN = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
@@ -29,6 +33,10 @@ NUMBERS = st.lists(st.none() | st.floats(-1e30, 1e30), min_size=1, max_size=300)
 
 def point(number: int, value: float | None) -> Point:
     return Point(f"s{number}", number, 100.0 + number, {} if value is None else {"loss": value})
+
+
+def text_of(line: Line) -> str:
+    return "".join(part.text for part in line)
 
 
 def incident(at: float) -> Tick:
@@ -49,7 +57,7 @@ def test_curve_has_a_column_for_every_step_with_any_numbers(
     assert cursor is not None
     lines = chart.curve("loss", height, cursor)
     assert len(lines) == height + 2
-    assert {width_of(line) for line in lines[1:]} == {width}, "a curve takes the whole width"
+    assert {width_of(line) for line in lines[1:]} == {AXIS + width + NEWEST}, "a curve takes the whole width"
     assert chart.columns == min(width, len(found))
     last = chart.last_of(cursor)
     assert last is not None
@@ -66,8 +74,69 @@ def test_tick_is_drawn_at_the_first_step_after_its_event_and_a_gap_is_not_zero()
     assert chart.values("loss") == [1.0, None, 3.0]
     assert chart.neighbour(0, 1) == 1
     assert chart.neighbour(1, -1) is None
-    assert "".join(part.text for part in chart.curve("loss", 1, None)[1]) == "▁▁  ███"
-    assert "".join(part.text for part in chart.curve("loss", 1, 0)[2]) == "▲─✖─✖──"
+    assert text_of(chart.curve("loss", 1, None)[1]) == "      3┤ ●   ●  3      "
+    assert text_of(chart.curve("loss", 1, 0)[2]) == " step 0└▲─✖─✖── 2      "
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "low", "high"),
+    [
+        ("loss", [0.0, 0.0], 0.0, 1.0),
+        ("reward_mean", [0.81, 0.953], 0.0, 1.0),
+        ("loss", [-0.021, 0.13], -0.025, 0.15),
+        ("loss", [-3.2], -4.0, 0.0),
+        ("mismatch_mean", [2e-7, 1e-6], 0.0, 0.02),
+        ("mismatch_mean", [0.07], 0.0, 0.08),
+        ("weight_mean", [0.9988, 1.002], 0.5, 2.0),
+        ("ess", [0.97], 0.0, 1.0),
+        ("collapse", [-0.4], -0.4, 1.0),
+        ("loss", [-1e308, 1.7e308], -1e308, 1.7e308),
+        ("loss", [5e-324], 0.0, 5e-324),
+    ],
+)
+def test_axis_ends_at_zero_or_the_band_or_at_a_round_number_beyond(
+    metric: str, values: list[float], low: float, high: float
+) -> None:
+    declared = LEARNING.get(metric)
+    scale = Scale.of(values, declared.normal if declared else None)
+    assert (scale.low, scale.high) == pytest.approx((low, high))
+    assert all(0 <= scale.share(value) <= 1 for value in values)
+
+
+def test_curve_has_labels_the_unit_and_the_newest_value_at_its_height() -> None:
+    found = [Point(f"s{n}", 40 + n, 1.0 + n, {"entropy": value}) for n, value in enumerate([0.1, 0.2, 0.06])]
+    assert [text_of(line) for line in Chart(found, [], 12).curve("entropy", 5, None)] == [
+        "entropy 0.06 nat · 0.06 to 0.2",
+        "    0.2┤     ⡴⠻⣄            ",
+        "       │   ⢠⠞⠁ ⠘⢦           ",
+        "    0.1┤  ⠴⠋    ⠈⢧⡀         ",
+        "       │          ⠃  0.06   ",
+        "      0┤                    ",
+        "step 40└──────────── 42     ",
+    ]
+
+
+def test_value_between_gaps_is_drawn_and_numbers_that_are_not_finite_are_gaps() -> None:
+    found = [point(n, value) for n, value in enumerate([math.nan, 0.5, math.inf, None, 0.25, 0.5])]
+    chart = Chart(found, [], 6)
+    assert chart.values("loss") == [None, 0.5, None, None, 0.25, 0.5]
+    assert text_of(chart.curve("loss", 1, None)[1]) == "    0.5┤ ●  ⠴⠃ 0.5    "
+    nothing = Chart([point(0, math.nan)], [], 4).curve("loss", 2, None)
+    assert [text_of(line).strip() for line in nothing] == ["loss –", "1┤", "0┤", "step 0└──── 0"]
+
+
+def test_values_outside_the_band_have_the_tone_of_a_warning_and_the_limit_is_drawn() -> None:
+    found = [Point(f"s{n}", n, 1.0 + n, {"mismatch_mean": value}) for n, value in enumerate([0.0, 0.0, 0.08, 0.08])]
+    lines = Chart(found, [], 8).curve("mismatch_mean", 4, None)
+    assert any(part.tone is Tone.WARN for part in lines[1])
+    assert not any(part.tone is Tone.WARN for part in lines[4])
+    assert "┄" in text_of(lines[3] + lines[4]), "the limit of 0.02 is inside the axis"
+    assert text_of(lines[0]).endswith("0.08 nat ! · 0 to 0.08 · normal at most 0.02")
+
+
+def test_curves_in_ascii_keep_their_shape() -> None:
+    assert as_ascii("0.2┤⠁⠤⡀⣿┄●") == "0.2|'-.:.+"
+    assert as_ascii("".join(map(chr, range(0x2801, 0x2900)))).isascii()
 
 
 def operation(command: str, summary: str, state: OperationState, at: float = 2.0) -> OperationRow:
@@ -87,7 +156,7 @@ def test_early_events_are_drawn_at_the_first_step_and_no_tick_hides_another() ->
     ticks, found = [*before, incident(99.0)], [point(0, 1.0), point(1, 2.0)]
 
     def drawn(width: int, cursor: int | None = None) -> str:
-        return "".join(part.text for part in Chart(found, ticks, width).curve("loss", 1, cursor)[2])
+        return text_of(Chart(found, ticks, width).curve("loss", 1, cursor)[2])[AXIS:-NEWEST]
 
     assert [drawn(width) for width in (2, 4, 6, 10)] == ["≡─", "≡───", "✖◆○───", "✖◆○───────"]
     assert drawn(10, 1) == "✖◆○──▲────"
@@ -214,7 +283,7 @@ async def test_step_that_is_not_in_the_table_is_selected_from_the_curve(coordina
         await screen.press("left_square_bracket", "left_square_bracket")
         await screen.shows("tune: groups: 1 -> 2")
         table = screen.app.view.query_one("Table")
-        await aeventually(lambda: table.model.cursor == "t@1/000010")  # type: ignore[attr-defined]
+        await aeventually(lambda: table.model.cursor == "t@1/000011")  # type: ignore[attr-defined]
 
 
 async def test_steps_without_metrics_have_no_curves_and_are_listed(coordinator: Scripted) -> None:
@@ -224,3 +293,17 @@ async def test_steps_without_metrics_have_no_curves_and_are_listed(coordinator: 
     async with opened(coordinator.state_dir, (80, 24)) as screen:
         await screen.press("8")
         await screen.shows("step 2 ", "t/000002")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+async def test_curves_have_an_axis_and_the_newest_value_at_any_size(
+    coordinator: Scripted, size: tuple[int, int]
+) -> None:
+    trained(coordinator)
+    async with opened(coordinator.state_dir, size) as screen:
+        await screen.press("8")
+        await screen.shows("1┤", "0┤", " 0.975  ", " step 0└", " 39 ")
+        for _ in range(5):
+            await screen.press("left")
+        await screen.shows("step 34 ", "reward_mean 0.85", " 0.975  ")
+        whole(screen, *size)

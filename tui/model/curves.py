@@ -2,8 +2,8 @@
 
 Invariants:
 - Every curve of a screen has the same Steps in the same columns, with the newest on the right.
-- The curves take the whole width. With few Steps a column is several cells wide; with many Steps a column shows the
-  mean of several Steps.
+- The curves take the whole width between axis and newest value. With few Steps a column is several cells wide; with
+  many Steps a column shows the mean of several Steps.
 - A tick is at the first Step that was committed after its event. Events before the run's first Step are at that Step.
 - No tick hides another tick of its column.
 - A Step without a number leaves a gap, never a 0.
@@ -22,7 +22,8 @@ from agentrl.formatting.amounts import counted, moment
 from agentrl.formatting.row_text import event_text
 from agentrl.protocol.rows import AnyRow, IncidentRow, OperationRow, OperationState
 from agentrl.telemetry.learning_metrics import LEARNING
-from tui.model.styled_text import Line, Span, Tone, filled, span
+from tui.model.line_plot import AXIS, NEWEST, Scale, plot
+from tui.model.styled_text import Line, Span, Tone, span
 
 CHOSEN = (
     "reward_mean", "evaluation", "entropy", "mismatch_mean", "weight_mean", "ess", "clipped_share", "gradient_norm",
@@ -156,23 +157,17 @@ class Chart:
         return made
 
     def curve(self, metric: str, height: int, cursor: int | None) -> list[Line]:
-        """A title, bars of `height` lines with segments between them, and the ticks."""
+        """A title, the curve of `height` lines between its axis and its newest value, and the ticks."""
         values = self.values(metric)
-        known = [value for value in values if value is not None]
-        low, high = (min(known), max(known)) if known else (0.0, 0.0)
+        declared = LEARNING.get(metric)
+        scale = Scale.of(values, declared.normal if declared else None)
         segments = {column for column, found in self.ticks.items() if any(tick.segment for tick in found)}
-        lines = [self._title(metric, low, high, cursor)]
-        for level in reversed(range(height)):
-            spans = list[Span]()
-            for column, value in enumerate(values):
-                text = " " if value is None else _cell(_share(value, low, high) * height - level, lowest=not level)
-                cells = self._cells(column)
-                if text == " " and column in segments:
-                    spans.append(Span("│".ljust(cells), Tone.WARN))
-                else:
-                    spans.append(Span(text * cells, Tone.STRONG if column == cursor else Tone.ACCENT))
-            lines.append(tuple(spans))
-        lines.append(tuple(part for column in range(self.columns) for part in self._tick(column, cursor)))
+        edges = [column * self.width // self.columns for column in range(self.columns + 1)] if self.columns else [0]
+        lines = [self._title(metric, values, cursor), *plot(values, edges, scale, height, cursor, segments)]
+        ticks = (part for column in range(self.columns) for part in self._tick(column, cursor))
+        first, last = (f"{self.points[place].step}" for place in (0, -1))
+        first = f"step {first}" if len(first) < AXIS - 5 else first
+        lines.append((Span(f"{first:>{AXIS - 1}}└", Tone.DIM), *ticks, Span(f" {last}".ljust(NEWEST), Tone.DIM)))
         return lines
 
     def _tick(self, column: int, cursor: int | None) -> Line:
@@ -189,25 +184,28 @@ class Chart:
         rest = Span("─" * (cells - len(signs)), Tone.DIM)
         return (*(Span(sign, tone) for sign, tone in signs), rest)
 
-    def _title(self, metric: str, low: float, high: float, cursor: int | None) -> Line:
+    def _title(self, metric: str, values: Sequence[float | None], cursor: int | None) -> Line:
         part = self._part(self.columns - 1 if cursor is None else cursor)
         numbers = [value for point in part if (value := _number(point, metric)) is not None]
-        here = f"{sum(numbers) / len(numbers):.4g}" if numbers else "–"
         declared = LEARNING.get(metric)
+        unit = f" {declared.unit}" if declared and declared.unit and numbers else ""
+        here = f"{sum(numbers) / len(numbers):.4g}{unit}" if numbers else "–"
         band = declared.band_in_words() if declared else ""
         well = not numbers or declared is None or declared.is_normal(numbers[-1])
         normal = f" · normal {band}" if band else ""
+        known = [value for value in values if value is not None]
+        reach = f" · {min(known):.4g} to {max(known):.4g}" if known else ""
         return (
             span(f"{metric} ", Tone.STRONG),
             Span(f"{here}{'' if well else ' !'}", Tone.PLAIN if well else Tone.WARN),
-            Span(f"{interval(self.points, metric, part)} · {low:.4g} to {high:.4g}{normal}", Tone.DIM),
+            Span(f"{interval(self.points, metric, part)}{reach}{normal}", Tone.DIM),
         )
 
     def caption(self, cursor: int | None) -> Line:
         """The step under the cursor and its events."""
         point = self.last_of(cursor) if cursor is not None else None
         if cursor is None or point is None:
-            return (Span("no Step of the curves is under the cursor", Tone.DIM),)
+            return (Span("no step of the curves is under the cursor", Tone.DIM),)
         parts = [Span(f"step {point.step}", Tone.STRONG), Span(f" · {moment(point.at)[-8:]}", Tone.DIM)]
         found = self.ticks.get(cursor, [])
         if (earlier := len(found) - _MOST_SHOWN) > 0:
@@ -247,17 +245,6 @@ def interval(found: Sequence[Point], metric: str, part: Sequence[Point]) -> str:
 def _number(point: Point, metric: str) -> float | None:
     value = point.metrics.get(metric)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _cell(share: float, *, lowest: bool) -> str:
-    """A bar that shows even the least value."""
-    return filled(share) if share > 0 or not lowest else "▁"
-
-
-def _share(value: float, low: float, high: float) -> float:
-    reach = high - low
-    # Divided first, because the range may be too small for a reciprocal.
-    return (value - low) / reach if reach > 0 and math.isfinite(reach) else 0.5
 
 
 def _first_after(starts: Sequence[float], at: float) -> int | None:

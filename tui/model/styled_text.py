@@ -151,13 +151,23 @@ def filled(share: float) -> str:
     return " " if share <= 0 else _STEPS[min(len(_STEPS) - 1, int(share * len(_STEPS)))]
 
 
+def _as_one_sign(dots: int) -> str:
+    """The ASCII sign for braille dots at the top, in the middle, at the bottom or at several heights of a cell."""
+    top, middle, bottom = dots & 0x09, dots & 0x36, dots & 0xC0
+    if not middle and bool(top) != bool(bottom):
+        return "'" if top else "."
+    return ":" if top or bottom else "-"
+
+
 _ASCII = str.maketrans(
     {
         **dict(zip(_STEPS, "_.-~=+*#", strict=True)),
+        **{chr(0x2800 + dots): _as_one_sign(dots) for dots in range(1, 256)},
         "…": "~", "·": "|", "–": "-", "—": "-", "→": ">", "←": "<", "↑": "^", "↓": "v", "▲": "^", "▼": "v",
         "●": "+", "○": "o", "◐": "~", "✖": "X", "✗": "x", "✓": "*", "↻": "@", "■": "#", "▸": ">", "◆": "*",
         "‼": "!", "×": "x", "│": "|", "─": "-", "≥": ">", "≤": "<", "µ": "u", "█": "#", "░": ".",
         "⟨": "<", "⟩": ">", "‹": "<", "›": ">", "«": "{", "»": "}", "↵": "$", "≠": "!", "≡": "%", "├": "|", "└": "+",
+        "┤": "|", "┄": ".",
     }
 )  # fmt: skip
 

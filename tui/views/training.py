@@ -21,6 +21,7 @@ from agentrl.protocol.rows import AnyRow, IncidentRow, OperationRow
 from tui.dialogs.palette import Choice, Palette
 from tui.model import curves, data_tables, recorded_steps
 from tui.model.curves import Chart, Tick
+from tui.model.line_plot import AXIS, NEWEST
 from tui.model.mirror import Changes
 from tui.model.playback import Playback
 from tui.model.recorded_steps import ShownSteps
@@ -34,6 +35,7 @@ from tui.widgets.lines import Lines
 
 HAPPENINGS = ("operation", "incident")
 MOST_HAPPENINGS = 500
+MARGIN = 2
 
 
 class Training(QueryTable):
@@ -153,9 +155,14 @@ class Training(QueryTable):
     # ---- the curves ----
 
     def _chart(self, width: int) -> Chart:
-        return Chart(self._points, self._ticks, width, from_the_first=not self.actions.steps.more)
+        """The chart in a view of this width."""
+        room = width - 2 * MARGIN - AXIS - NEWEST
+        return Chart(self._points, self._ticks, room, from_the_first=not self.actions.steps.more)
 
     def _column(self, chart: Chart) -> int | None:
+        if self.awaits_rows:
+            # The curves may be known from another view before the rows of the table are.
+            return chart.columns - 1
         target = self.table.model.target
         return chart.column_of(target[0]) if target else None
 
@@ -168,17 +175,17 @@ class Training(QueryTable):
             # Without an answer the table shows the reason, and in playback steps may not be recorded.
             unknown = self._reason or self.actions.playback is not None
             return [] if unknown else [(Span("  no step is committed yet", Tone.DIM),)]
-        chart = self._chart(width - 4)
+        chart = self._chart(width)
         cursor, metrics = self._column(chart), self._metrics()
         if not metrics:
-            return [cut((Span("  "), *chart.caption(cursor)), width)]
+            return [cut((Span(" " * MARGIN), *chart.caption(cursor)), width)]
         many = max(1, (height - 1) // (curves.LEAST_LINES + 1))
         self._top = max(0, min(self._top, len(metrics) - many))
         each = (height - 1) // min(many, len(metrics)) - 2
         lines = [chart.caption(cursor)]
         for name in metrics[self._top : self._top + many]:
             lines += chart.curve(name, max(1, each), cursor)
-        return [cut((Span("  "), *line), width) for line in lines[:height]]
+        return [cut((Span(" " * MARGIN), *line), width) for line in lines[:height]]
 
     def do_curves_step(self, by: int) -> None:
         """One column to the side."""
@@ -196,7 +203,7 @@ class Training(QueryTable):
             self._aim(chart, found)
 
     def _width_chart(self) -> Chart:
-        return self._chart(self.query_one("#curves", Lines).size.width - 4)
+        return self._chart(self.query_one("#curves", Lines).size.width)
 
     def _aim(self, chart: Chart, column: int) -> None:
         point = chart.last_of(max(0, min(chart.columns - 1, column)))
