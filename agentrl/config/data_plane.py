@@ -30,6 +30,7 @@ from agentrl.config.field_types import (
     problems_in_one_of,
 )
 from agentrl.config.secrets import is_reference, names_a_secret
+from agentrl.config.tool_sandbox import Sandbox, SandboxOrKind
 from agentrl.policies.freshness import Strategy
 from agentrl.policies.loss_settings import Aggregation, Counted, RatioAgainst
 from agentrl.policies.outcomes import Blame, LimitRule
@@ -132,6 +133,8 @@ class ToolServer(Section):
     env: Env = Field(default_factory=dict)
     """Environment of the server, in addition to the few inherited variables. Secrets are references: `env:NAME` or
     `file:PATH`."""
+    sandbox: SandboxOrKind = Sandbox()
+    """What the server may read, write, reach and use: `none`, `process`, or a section with limits."""
     session: Literal["shared", "keyed", "process"] = "process"
     """`shared`: stateless. `keyed`: the server separates episodes by a key in the metadata of each call. `process`: one
     process per episode, from a pool."""
@@ -164,6 +167,8 @@ class ToolServer(Section):
             raise ValueError(problem)
         if self.url and self.cwd:
             raise ValueError("cwd is for a server with a command")
+        if self.url and self.sandbox != Sandbox():
+            raise ValueError("sandbox is for a server with a command; one behind a url runs elsewhere")
         if not self.url and (self.token or self.headers):
             raise ValueError("token and headers are for a server with a url; others get their secrets by env")
         for name, value in self.headers.items():

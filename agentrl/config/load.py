@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentrl.config import introspection
+from agentrl.config.data_plane import ToolServer
 from agentrl.config.run import RunConfig, nearest
 from agentrl.config.validation_errors import combine, error_of, unknown_key
 from agentrl.config.yaml_reader import Tree, read_tree, read_value
@@ -212,16 +213,22 @@ def _absolute(config: RunConfig, base: Path) -> RunConfig:
     return config.model_copy(update={"dir": run_dir, "sidecars": sidecars, "coordinator": coordinator, **data})
 
 
+def _tool_paths(server: ToolServer, beside: Callable[[str], str]) -> ToolServer:
+    def placed(paths: Sequence[str]) -> tuple[str, ...]:
+        return tuple(path if path.startswith("{run_dir}") else beside(path) for path in paths)
+
+    sandbox = server.sandbox
+    sandbox = sandbox.model_copy(update={"read": placed(sandbox.read), "write": placed(sandbox.write)})
+    return server.model_copy(update={"cwd": beside(server.cwd or "."), "sandbox": sandbox})
+
+
 def _data_paths(config: RunConfig, beside: Callable[[str], str]) -> dict[str, object]:
     """The sections of the data plane that name files."""
     environments = {
         name: each.model_copy(update={"dataset": beside(each.dataset), "evaluation": beside(each.evaluation)})
         for name, each in config.environments.items()
     }
-    tools = {
-        name: server if server.url else server.model_copy(update={"cwd": beside(server.cwd or ".")})
-        for name, server in config.tools.items()
-    }
+    tools = {name: server if server.url else _tool_paths(server, beside) for name, server in config.tools.items()}
     model = config.model and config.model.model_copy(update={"path": beside(config.model.path)})
     # A word without a slash is looked for on the PATH.
     python = config.engines.python

@@ -60,7 +60,7 @@ def _look(run: str, control: bool, in_cgroups: bool) -> tuple[list[ProcessInfo],
         marks = snapshot.marks(pid)
         if marks is None:
             closed.append(pid)
-        elif marks.get(procfs.MARK_RUN) == run.encode():
+        elif procfs.is_of_run(marks, run):
             evidence[pid] = "mark"
             names[pid] = marks.get(procfs.MARK_INCARNATION, b"").decode(errors="replace")
         incarnation = cgroups.incarnation_of(pid, run)

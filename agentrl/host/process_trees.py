@@ -75,7 +75,7 @@ class Attribution:
     """Which processes of a snapshot belong to which incarnation of this agent."""
 
     def __init__(self, run: str, own_pids: Callable[[], frozenset[int]], rivals: Callable[[str, int], bool]) -> None:
-        self._run = run.encode()
+        self._run = run
         self._own_pids = own_pids
         self._rivals = rivals
         """`rivals(name, start_ticks)`: whether another incarnation could have started a process at that time."""
@@ -100,7 +100,7 @@ class Attribution:
         if leader is not None and stat.pid == leader.pid:
             return "leader" if stat.start_ticks == leader.start_ticks else ""
         marks = snapshot.marks(stat.pid) or {}
-        if marks.get(procfs.MARK_RUN) == self._run and marks.get(procfs.MARK_INCARNATION) == tree.name.encode():
+        if procfs.is_of_run(marks, self._run) and marks.get(procfs.MARK_INCARNATION) == tree.name.encode():
             return "mark"
         if tree.remembered.get(stat.pid) == stat.start_ticks:
             return "descent"

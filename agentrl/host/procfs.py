@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import signal
 import time
@@ -20,9 +22,12 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MARK_RUN = b"AGENTRL_RUN"
 MARK_INCARNATION = b"AGENTRL_INCARNATION"
 MARK_HOST = b"AGENTRL_HOST"
+MARK_TOOL = b"AGENTRL_MARK"
+"""Marks a tool server, which must not know the uuid of the run: `mark_of` derives it, and nothing derives the uuid."""
 
 MARKS = (
     "AGENTRL_RUN",
+    "AGENTRL_MARK",
     "AGENTRL_HOST",
     "AGENTRL_INCARNATION",
     "AGENTRL_UNIT",
@@ -134,6 +139,17 @@ def marks(pid: int) -> dict[bytes, bytes] | None:
             name, _, value = item.partition(b"=")
             found[name] = value
     return found
+
+
+@functools.cache
+def mark_of(run: str) -> str:
+    """The mark of the tool servers of a run."""
+    return hashlib.blake2b(run.encode(), digest_size=16, person=b"agentrl mark").hexdigest()
+
+
+def is_of_run(marks: Mapping[bytes, bytes], run: str) -> bool:
+    """Whether a process with these marks belongs to the run."""
+    return marks.get(MARK_RUN) == run.encode() or marks.get(MARK_TOOL) == mark_of(run).encode()
 
 
 def _environment(pid: int) -> bytes:

@@ -194,7 +194,7 @@ class Strays:
             if stat is not None and stat.start_ticks == cached[0]:
                 return ""
         marks = procfs.marks(pid) or {}
-        ours = marks.get(procfs.MARK_RUN) == self.run.encode() and marks.get(procfs.MARK_HOST) == self.host.encode()
+        ours = procfs.is_of_run(marks, self.run) and marks.get(procfs.MARK_HOST) == self.host.encode()
         name = marks.get(procfs.MARK_INCARNATION, b"").decode(errors="replace") if ours else ""
         stat = procfs.read_stat(pid)
         if stat is not None and procfs.age_s(stat.start_ticks) > _SETTLED_S:

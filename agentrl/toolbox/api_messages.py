@@ -40,6 +40,8 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     breaker: str
     why: str = ""
     """Why it does not serve, with its last lines."""
+    sandbox: str = ""
+    """The sandbox that its processes have, and why it is weaker than configured; empty for a server behind a URL."""
     starts: int = 0
     """Number of starts, over all processes of a pool."""
     problem: str = ""

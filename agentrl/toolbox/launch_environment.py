@@ -2,12 +2,14 @@
 
 Invariants:
 - A server inherits an allow-list of variables, so no secret of the run reaches a third-party program.
-- It carries the marks of the run, so that `down` finds it.
+- It carries a mark by which `down` finds it, and not the uuid of the run, which names its sockets and directories.
 - Secrets are resolved at the start of the server.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from pathlib import Path
 from agentrl.config.data_plane import ToolServer
 from agentrl.config.secrets import is_reference, resolve_secret
 from agentrl.errors import ConfigError
+from agentrl.host import procfs
 
 INHERITED = (
     "HOME",
@@ -34,8 +37,8 @@ INHERITED = (
     "TZ",
     "USER",
 )
-MARK = ("AGENTRL_RUN", "AGENTRL_HOST", "AGENTRL_INCARNATION")
-"""Every process of a run has these. They grant no rights: token, key and coordinator address are not among them."""
+MARKS = ("AGENTRL_HOST", "AGENTRL_INCARNATION")
+"""Names that every process of a run has. They are no address and grant no rights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +48,32 @@ class Launch:
     command: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
+    sandbox: str = "none"
+    """The kind of the sandbox that the command makes."""
+    removal: tuple[str, ...] = ()
+    """The command that removes what may outlive the process; empty if nothing does."""
+
+    @property
+    def program(self) -> str:
+        """The path of the program; empty if it does not exist."""
+        name = self.command[0]
+        if "/" in name:
+            return str(self.cwd / name) if (self.cwd / name).exists() else ""
+        return shutil.which(name, path=self.env.get("PATH", os.defpath)) or ""
 
 
 def launch_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[str, str]) -> Launch:
     """The process of a server. Raises ConfigError if a secret is missing."""
-    env = {key: environ[key] for key in (*INHERITED, *MARK) if key in environ}
+    env = {key: environ[key] for key in (*INHERITED, *MARKS) if key in environ}
+    if run := environ.get(procfs.MARK_RUN.decode()):
+        env[procfs.MARK_TOOL.decode()] = procfs.mark_of(run)
     env["PYTHONUNBUFFERED"] = "1"
     for key, value in server.env.items():
-        if key in MARK:
-            raise ConfigError(f"tools.{name}.env.{key} is the run's mark and cannot be set.")
+        if key in procfs.MARKS:
+            raise ConfigError(f"tools.{name}.env.{key} is a mark of the run and cannot be set.")
         env[key] = _value(f"tools.{name}.env.{key}", value, run_dir, environ)
-    cwd = Path(_filled(server.cwd, run_dir)) if server.cwd else run_dir
-    return Launch(tuple(_filled(part, run_dir) for part in server.command), env, cwd)
+    cwd = Path(filled(server.cwd, run_dir)) if server.cwd else run_dir
+    return Launch(tuple(filled(part, run_dir) for part in server.command), env, cwd)
 
 
 def headers_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
@@ -72,13 +89,13 @@ def headers_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping
 
 def _value(place: str, value: str, run_dir: Path, environ: Mapping[str, str]) -> str:
     if not is_reference(value):
-        return _filled(value, run_dir)
+        return filled(value, run_dir)
     try:
         return resolve_secret(value, environ)
     except ConfigError as missing:
         raise ConfigError(f"{place}: {missing.message}", hint=missing.hint) from None
 
 
-def _filled(text: str, run_dir: Path) -> str:
-    """Replace placeholders; other braces stay."""
+def filled(text: str, run_dir: Path) -> str:
+    """The text with its placeholders replaced; other braces stay."""
     return text.replace("{python}", sys.executable).replace("{run_dir}", str(run_dir))

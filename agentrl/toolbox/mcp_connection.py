@@ -75,6 +75,9 @@ class Peer(Protocol):
     @property
     def activity(self) -> Activity: ...
 
+    @property
+    def advice(self) -> str: ...
+
     def connected(self) -> AbstractAsyncContextManager[Any]: ...
 
 
@@ -85,6 +88,8 @@ class HttpPeer:
         self._url = url
         self._headers = dict(headers)
         self.ended = asyncio.Event()
+
+    advice = ""
 
     @property
     def story(self) -> str:
@@ -354,7 +359,8 @@ class Connection:
 
     def _gone_sentence(self) -> str:
         what = "is gone" if self.opened_at else "did not come up"
-        return f"{self.name} {what}: {(self.why or self._peer.story).rstrip('.')}."
+        advice = "" if self.opened_at else self._peer.advice
+        return f"{self.name} {what}: {(self.why or self._peer.story).rstrip('.')}.{advice}"
 
     def _end_with(self, why: str) -> None:
         """Keep the first reason."""

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +22,9 @@ from agentrl.errors import AgentrlError
 from agentrl.toolbox.api_messages import QuotaError, ToolInfo, UnavailableError
 from agentrl.toolbox.launch_environment import headers_of, launch_of
 from agentrl.toolbox.mcp_connection import Connection, HttpPeer
+from agentrl.toolbox.sandboxes import sandboxed
 from agentrl.toolbox.stdio_transport import ServerProcess
+from agentrl.toolbox.visible_files import Secrets
 
 log = logging.getLogger("toolbox")
 LIVED_S = 10.0
@@ -91,14 +93,16 @@ class ConnectionSource(Protocol):
     def give_back(self, connection: Connection) -> None: ...
 
 
-def connector(name: str, server: ToolServer, run_dir: Path) -> Connect:
+def connector(name: str, server: ToolServer, run_dir: Path, secret_files: Iterable[Path] = ()) -> Connect:
     """A function that makes connections to this server."""
 
     def connect() -> Connection:
         if server.url:
             headers = headers_of(name, server, run_dir=run_dir, environ=os.environ)
             return Connection(name, HttpPeer(server.url, headers))
-        return Connection(name, ServerProcess(name, launch_of(name, server, run_dir=run_dir, environ=os.environ)))
+        plain = launch_of(name, server, run_dir=run_dir, environ=os.environ)
+        secrets = Secrets.of_this_host(os.environ, run_dir, secret_files)
+        return Connection(name, ServerProcess(name, sandboxed(name, server, plain, run_dir=run_dir, secrets=secrets)))
 
     return connect
 

@@ -120,7 +120,8 @@ def parts_of(servers: Iterable[ServerInfo]) -> list[UnitPart]:
 
 
 def _part(server: ServerInfo) -> UnitPart:
-    good = f"{counted(server.sessions, 'sessions')}, {counted(server.running, 'calls')} under way"
+    use = f"{counted(server.sessions, 'sessions')}, {counted(server.running, 'calls')} under way"
+    good = f"{use}; {server.sandbox}" if server.sandbox else use
     status = good if server.usable else _trouble(server)
     return UnitPart(server.id, server.state, status, died=server.died, last_death=server.last_death)
 

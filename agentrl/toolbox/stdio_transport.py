@@ -108,6 +108,13 @@ class ServerProcess:
         lines = "; ".join(self._last_lines)
         return f"{how}{f': {error}' if error else ''}; its last lines: {lines}"
 
+    @property
+    def advice(self) -> str:
+        """What may help if it does not come up; empty if nothing is known."""
+        if self._launch.sandbox == "none":
+            return ""
+        return f" It runs in a sandbox: network, read and write in tools.{self._name}.sandbox allow what it lacks."
+
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[Streams]:
         """Start the process and give its two streams. Raises CannotStartError."""

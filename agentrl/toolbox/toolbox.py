@@ -40,6 +40,7 @@ from agentrl.toolbox.call_registry import Call, CallRegistry
 from agentrl.toolbox.circuit_breaker import Breaker, BreakerRule
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
 from agentrl.toolbox.mcp_connection import Connection
+from agentrl.toolbox.sandboxes import choose
 from agentrl.toolbox.server_pool import (
     FAILURES,
     NOT_YET,
@@ -424,6 +425,7 @@ def _info(server: Server) -> ServerInfo:
         state="serving" if serving else "starting" if server.keeper.why == NOT_YET else "down",
         breaker=str(server.breaker.state(time.monotonic())),
         why=why,
+        sandbox="" if server.config.url else choose(server.config.sandbox).sentence,
         starts=server.keeper.starts,
         problem=why if down_s > SLOW_START_S or server.keeper.failures >= FAILURES else "",
         tools=len(server.tools),

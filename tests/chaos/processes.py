@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.host import procfs
+
 
 class Role(enum.StrEnum):
     SAMPLER = "sampler"
@@ -107,7 +109,7 @@ def processes_of(run: str) -> list[Process]:
             continue
         try:
             marks = dict(pair.split(b"=", 1) for pair in (entry / "environ").read_bytes().split(b"\0") if b"=" in pair)
-            if marks.get(b"AGENTRL_RUN") != run.encode():
+            if not procfs.is_of_run(marks, run):
                 continue
             role = _role((entry / "cmdline").read_bytes().split(b"\0"))
         except OSError:

@@ -100,6 +100,7 @@ def _data_plane(steps: int, chance: int) -> dict[str, Any]:
     faults = ["--errors", "0.01", "--latency-ms", "25", "--random", str(chance), "--ledger", "{run_dir}/" + LEDGER]
     plane = small_run.data_plane(small_run.RECKONED, steps=steps, bound=BOUND, shop_arguments=faults)
     plane["environments"]["shop"] |= {"epochs": 200, "shuffle": 1}
+    plane["tools"]["shop"]["sandbox"] = {"write": "{run_dir}"}  # for its ledger
     plane["sampling"] |= {"n": 4, "context": 160}
     plane["rollout"] |= {"samplers": 2, "concurrency": 8, "max_in_flight": 24}
     plane["engines"] |= {"count": 2, "slots": 8}

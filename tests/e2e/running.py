@@ -183,10 +183,10 @@ class Run:
         """
         if not (self.state_dir / "run.json").exists():
             return {}
-        uuid, found = self.uuid().encode(), {}
+        uuid, found = self.uuid(), {}
         for pid in procfs.all_pids():
             marks = procfs.marks(pid) or {}
-            if marks.get(procfs.MARK_RUN) == uuid:
+            if procfs.is_of_run(marks, uuid):
                 found[pid] = marks.get(procfs.MARK_INCARNATION, b"").decode()
         return found
 

@@ -92,7 +92,8 @@ def configuration(**sections: Any) -> RunConfig:
 
 def unruly_tools(**settings: Any) -> dict[str, Any]:
     command = (sys.executable, str(FAULTY))
-    server = {"command": command, "session": "keyed", "timeout_s": 20, **settings}
+    # Without a sandbox, because tests look at files that it writes.
+    server = {"command": command, "session": "keyed", "timeout_s": 20, "sandbox": "none", **settings}
     environment = {"dataset": "none.jsonl", "parser": "minicpm", "agent": "tool_agent", "tools": ["faulty"]}
     return {"tools": {"faulty": server}, "environments": {"shop": environment}}
 

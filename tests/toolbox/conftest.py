@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agentrl.config.data_plane import ToolServer
+from agentrl.config.tool_sandbox import Sandbox
 from agentrl.http.free_ports import free_port
 from agentrl.http.token_server import listening
 from agentrl.toolbox.api import build_app
@@ -49,7 +50,9 @@ class Hands:
 
 
 def faulty(**settings: Any) -> ToolServer:
-    return ToolServer(command=(sys.executable, str(FAULTY)), **{"session": "keyed", "timeout_s": 20.0, **settings})
+    """Without a sandbox, because tests look at its pid and at files that it writes."""
+    defaults = {"session": "keyed", "timeout_s": 20.0, "sandbox": Sandbox(kind="none")}
+    return ToolServer(command=(sys.executable, str(FAULTY)), **{**defaults, **settings})
 
 
 @pytest.fixture

@@ -72,6 +72,15 @@ class Tools:
     async def environment(self, session: str) -> Result:
         return json.dumps(dict(os.environ))
 
+    async def python(self, session: str, code: str) -> Result:
+        """Run code, as a model could write it, and return its variable `found`."""
+        names: dict[str, Any] = {}
+        try:
+            exec(code, names)
+        except (OSError, MemoryError) as failed:
+            return f"{type(failed).__name__}: {failed}"
+        return str(names.get("found"))
+
     async def refuse(self, session: str, text: str) -> Result:
         raise Refusal(text)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agentrl.host import procfs
 from agentrl.toolbox import mcp_connection, stdio_transport
 from agentrl.toolbox.api_messages import (
     CallConflictError,
@@ -334,7 +335,7 @@ async def test_an_unknown_tool_or_server_is_named(make: MakeToolbox) -> None:
         assert "echo" not in [tool.name for tool in hands.toolbox.tools()]
 
 
-async def test_a_server_gets_the_marks_of_the_run_and_no_secret(
+async def test_a_server_gets_a_mark_and_neither_the_uuid_of_the_run_nor_a_secret(
     make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("AGENTRL_RUN", "u"), ("AGENTRL_INCARNATION", "toolbox-0.1"), ("AGENTRL_TOKEN", "fencing")):
@@ -343,7 +344,7 @@ async def test_a_server_gets_the_marks_of_the_run_and_no_secret(
         await hands.open("s")
         seen = json.loads((await hands.call("s", "c", "environment")).content)
         ours = {name: value for name, value in seen.items() if name.startswith("AGENTRL_")}
-        assert ours == {"AGENTRL_RUN": "u", "AGENTRL_INCARNATION": "toolbox-0.1"}
+        assert ours == {"AGENTRL_MARK": procfs.mark_of("u"), "AGENTRL_INCARNATION": "toolbox-0.1"}
         assert len(seen) < len(os.environ) + 5
 
 

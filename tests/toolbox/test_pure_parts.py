@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.errors import ConfigError
+from agentrl.host import procfs
 from agentrl.toolbox import call_registry, service_report
 from agentrl.toolbox.api_messages import REFUSALS, CallAnswer, CallConflictError, ServerInfo, error_of, refusal_of
 from agentrl.toolbox.call_registry import Call, CallRegistry
@@ -76,7 +77,7 @@ def test_a_server_inherits_only_the_allow_list_and_the_marks(tmp_path: Path) -> 
     assert launch.env == {
         "PATH": "/bin",
         "HOME": "/h",
-        "AGENTRL_RUN": "r",
+        "AGENTRL_MARK": procfs.mark_of("r"),
         "AGENTRL_HOST": "h",
         "AGENTRL_INCARNATION": "toolbox-0.1",
         "PYTHONUNBUFFERED": "1",

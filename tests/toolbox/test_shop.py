@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.config.data_plane import ToolServer
+from agentrl.config.tool_sandbox import Sandbox
 from agentrl.toolbox.fresh_session_retry import FRESH
 from assets.shop_server import ITEMS, BadRequestError, InjectedFaults, OutageError, Shop, price_of, value_of, written
 from tests.toolbox.conftest import MakeToolbox, http_server
@@ -118,9 +119,13 @@ def test_wrong_options_are_refused() -> None:
 
 
 async def test_the_ledger_has_each_executed_call_once(make: MakeToolbox, tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger"
+    ledger = tmp_path / "written" / "ledger"
+    ledger.parent.mkdir()
+    sandbox = Sandbox(write=(str(ledger.parent),))
     faults = ("--errors", "0.5", "--latency-ms", "0", "--ledger", str(ledger))
-    async with make({"shop": ToolServer(command=(*SHOP, *faults), session="keyed", try_again=True)}) as hands:
+    async with make(
+        {"shop": ToolServer(command=(*SHOP, *faults), session="keyed", try_again=True, sandbox=sandbox)}
+    ) as hands:
         await hands.open("s", "shop")
         calls = [f"c{number}" for number in range(6)]
         answers = {call: await hands.call("s", call, "lookup", server="shop", item=ITEMS[0]) for call in calls}

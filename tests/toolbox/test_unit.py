@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from agentrl.config.http_token import http_token
+from agentrl.host import procfs
 from agentrl.protocol import messages
 from agentrl.store.database import Database
 from agentrl.store.owners import Lease
@@ -103,8 +104,8 @@ async def test_a_toolbox_unit_registers_serves_and_drains(unit: Unit, db: Databa
         await tools.open("s", ["faulty"])
         answer = await tools.call("s", "c", "faulty", "environment", {})
         seen = json.loads(answer.content)
-        assert (seen["AGENTRL_RUN"], seen["AGENTRL_INCARNATION"]) == ("run-uuid", "toolbox-0.4")
-        assert not {"AGENTRL_TOKEN", "AGENTRL_COORDINATOR", "AGENTRL_STATE_DIR"} & set(seen)
+        assert (seen["AGENTRL_MARK"], seen["AGENTRL_INCARNATION"]) == (procfs.mark_of("run-uuid"), "toolbox-0.4")
+        assert not {"AGENTRL_RUN", "AGENTRL_TOKEN", "AGENTRL_COORDINATOR", "AGENTRL_STATE_DIR"} & set(seen)
         await service(db, running=1)
 
         (server,) = unit.servers()

@@ -1,0 +1,68 @@
+"""Defines the sandbox of a tool server: what it may read, write, reach and use.
+
+`sandbox: process` is short for `sandbox: {kind: process}`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from agentrl.config.field_types import Bytes, Flag, Section, Words
+
+_Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+_LEAST_MEMORY = 16 << 20
+_DIGEST = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
+
+
+class Sandbox(Section):
+    """The limits of a server that a toolbox starts."""
+
+    kind: Literal["none", "process", "container"] = "process"
+    """`process`: bubblewrap. `container`: podman or docker. `none`: the server may do all that its user may do."""
+    required: Flag = False
+    """Do not start the server without this sandbox. Otherwise a host that lacks it uses the next weaker kind, and the
+    status of the server says so."""
+    network: Flag = False
+    """The network of the host, with its loopback addresses; off: no network at all."""
+    read: Words = ()
+    """More files and directories that the server may read; relative to the run file. It sees the system's programs, its
+    own program, the Python of the run, its `cwd`, and what its command names."""
+    write: Words = ()
+    """Files and directories that exist and that the server may change. Its `/tmp` and home directory are private to
+    each process and end with it."""
+    memory: Bytes = 2 << 30
+    """Memory of each process; where the host allows cgroups, of all processes of the sandbox together."""
+    processes: _Count = 128
+    """Processes and threads at the same time."""
+    open_files: _Count = 1_024
+    """Open files of each process."""
+    file_size: Bytes = 256 << 20
+    """The largest file, and the size of the private `/tmp`."""
+    cpu_s: Annotated[int, Field(strict=True, ge=0, le=31_536_000)] = 0
+    """Processor seconds of each process; 0: no limit."""
+    image: str = ""
+    """With `container`: the image by its digest, `NAME@sha256:...`."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Sandbox:
+        if self.memory < _LEAST_MEMORY:
+            raise ValueError("memory must be at least 16MiB: no server starts with less")
+        if (self.kind == "container") != bool(self.image):
+            raise ValueError("image is needed by the kind container, and by no other")
+        if self.image and not _DIGEST.fullmatch(self.image):
+            raise ValueError("image must name its content, NAME@sha256: and 64 digits: what a tag means may change")
+        if self.kind == "none" and self.required:
+            raise ValueError("required has no meaning for the kind none")
+        return self
+
+
+def _named_by_kind(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+SandboxOrKind = Annotated[
+    Sandbox, BeforeValidator(_named_by_kind, json_schema_input_type=Literal["none", "process"] | Sandbox)
+]

@@ -1,0 +1,139 @@
+"""Builds the command line that runs a tool server in namespaces of its own, by bubblewrap.
+
+Invariants:
+- The server sees a read-only system, the files of its program, and what the operator named; nothing else.
+- It has no capability, no network unless allowed, no process but its own, and ends with the toolbox.
+- Secrets are never in the arguments, which every user of the host may read: the environment is inherited.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from agentrl.config.tool_sandbox import Sandbox
+from agentrl.toolbox.visible_files import SETTINGS, SYSTEM, Visible
+
+INSTALL = "install the package bubblewrap (`apt-get install bubblewrap`)"
+HOME = "/tmp/home"
+"""The private home directory; it ends with the process."""
+_TRY_WITHIN_S = 10.0
+_INSIDE_ID = "1000"
+"""Root outside is no root inside: programs that ask drop what they do for root."""
+
+
+@functools.cache
+def problem() -> str:
+    """Empty if bubblewrap works here, else a clause that says why not and what to do."""
+    if shutil.which("bwrap") is None:
+        return f"bubblewrap is not installed; {INSTALL}"
+    if shutil.which("prlimit") is None:
+        return "prlimit is not installed; install the package util-linux"
+    trial = [*_isolated(network=False), *_system(), "--proc", "/proc", "--dev", "/dev", "--", "/bin/true"]
+    try:
+        done = subprocess.run(trial, capture_output=True, text=True, timeout=_TRY_WITHIN_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as broken:
+        return f"bubblewrap does not run here ({broken})"
+    if done.returncode == 0:
+        return ""
+    complaint = (done.stderr.strip() or f"exit {done.returncode}").splitlines()[-1]
+    return (
+        f"bubblewrap may not create namespaces here ({complaint}); allow user namespaces (sysctl "
+        "kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1; in Docker: --security-opt "
+        "seccomp=unconfined)"
+    )
+
+
+def command_line(command: Sequence[str], cwd: Path, sandbox: Sandbox, visible: Visible) -> tuple[str, ...]:
+    """The command that runs `command` in its sandbox. Its environment is that of the process."""
+    size = str(sandbox.file_size)
+    return (
+        *_isolated(network=sandbox.network),
+        *_system(),
+        *_settings(network=sandbox.network),
+        *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),
+        *("--dev", "/dev", "--size", size, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+        *("--size", size, "--perms", "1777", "--tmpfs", "/tmp", "--dir", HOME),
+        *_bound("--ro-bind", visible.found),
+        *_covered(visible.covered),
+        *_bound("--ro-bind", visible.read),
+        *_bound("--bind", visible.write),
+        *_covered(visible.covered_always),
+        *("--dir", str(cwd), "--chdir", str(cwd), "--remount-ro", "/"),
+        "--",
+        *_limits(sandbox),
+        *command,
+    )
+
+
+def _isolated(*, network: bool) -> Iterator[str]:
+    yield from (
+        shutil.which("bwrap") or "bwrap",
+        "--unshare-user",
+        "--unshare-pid",
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+    )
+    if not network:
+        yield "--unshare-net"
+    if os.geteuid() == 0:
+        yield from ("--uid", _INSIDE_ID, "--gid", _INSIDE_ID)
+    yield from ("--hostname", "sandbox", "--cap-drop", "ALL", "--die-with-parent", "--new-session")
+    if _closes_user_namespaces():
+        yield "--disable-userns"
+
+
+@functools.cache
+def _closes_user_namespaces() -> bool:
+    """Versions before 0.8 cannot forbid user namespaces inside."""
+    try:
+        shown = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, timeout=_TRY_WITHIN_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return "--disable-userns" in shown.stdout + shown.stderr
+
+
+def _system() -> Iterator[str]:
+    for place in SYSTEM:
+        if os.path.islink(place):
+            yield from ("--symlink", os.readlink(place), place)
+        elif os.path.isdir(place):
+            yield from ("--ro-bind", place, place)
+
+
+def _settings(*, network: bool) -> Iterator[str]:
+    for name in SETTINGS:
+        if name != "resolv.conf" or network:
+            yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
+
+
+def _bound(how: str, paths: Sequence[Path]) -> Iterator[str]:
+    for path in paths:
+        yield from (how, str(path), str(path))
+
+
+def _covered(paths: Sequence[Path]) -> Iterator[str]:
+    for path in paths:
+        if path.is_dir():
+            yield from ("--perms", "0555", "--size", "4096", "--tmpfs", str(path), "--remount-ro", str(path))
+        else:
+            yield from ("--ro-bind", "/dev/null", str(path))
+
+
+def _limits(sandbox: Sandbox) -> Iterator[str]:
+    # Memory counts what is written to (RLIMIT_DATA): node and others reserve far more addresses than they use.
+    yield from (
+        shutil.which("prlimit") or "prlimit",
+        f"--data={sandbox.memory}",
+        f"--nproc={sandbox.processes}",
+        f"--nofile={sandbox.open_files}",
+    )
+    yield from (f"--fsize={sandbox.file_size}", "--core=0")
+    if sandbox.cpu_s:
+        yield f"--cpu={sandbox.cpu_s}"
+    yield "--"

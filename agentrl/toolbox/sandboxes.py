@@ -1,0 +1,87 @@
+"""Chooses the sandbox of each tool server: the configured kind, or what this host has if that is not required.
+
+Invariants:
+- A required sandbox that this host lacks refuses the start, with a sentence that says what to install.
+- A weaker sandbox than the configured one is in the status of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from agentrl.config.data_plane import ToolServer
+from agentrl.config.tool_sandbox import Sandbox
+from agentrl.errors import ConfigError
+from agentrl.toolbox import bubblewrap, containers
+from agentrl.toolbox.launch_environment import Launch, filled
+from agentrl.toolbox.visible_files import Secrets, visible_files
+
+Kind = Literal["none", "process", "container"]
+_WEAKER: Mapping[Kind, tuple[Kind, ...]] = {
+    "none": ("none",),
+    "process": ("process", "none"),
+    "container": ("container", "process", "none"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The sandbox that a server gets here."""
+
+    kind: Kind
+    lacks: str = ""
+    """Why it is weaker than configured; empty if it is not."""
+
+    @property
+    def sentence(self) -> str:
+        """For the status of the server."""
+        if self.kind == "none":
+            return f"without a sandbox: {self.lacks}" if self.lacks else "without a sandbox, as configured"
+        return f"in a {self.kind} sandbox" + (f": {self.lacks}" if self.lacks else "")
+
+
+def choose(sandbox: Sandbox) -> Choice:
+    lacks: list[str] = []
+    for kind in _WEAKER[sandbox.kind]:
+        problem = _problem(kind)
+        if not problem:
+            return Choice(kind, "; ".join(lacks))
+        lacks.append(problem)
+    raise AssertionError("the kind none always works")
+
+
+def sandboxed(name: str, server: ToolServer, launch: Launch, *, run_dir: Path, secrets: Secrets) -> Launch:
+    """The start of the server in its sandbox. Raises ConfigError if that is not possible."""
+    sandbox = server.sandbox
+    choice = choose(sandbox)
+    if sandbox.required and choice.lacks:
+        raise ConfigError(f"tools.{name}.sandbox requires the kind {sandbox.kind}: {choice.lacks}.")
+    # The start of a program that does not exist fails with that reason.
+    if choice.kind == "none" or (choice.kind == "process" and not launch.program):
+        return launch
+    read, write = (
+        [Path(filled(path, run_dir)).expanduser() for path in paths] for paths in (sandbox.read, sandbox.write)
+    )
+    if choice.kind == "container":
+        return containers.launch(name, launch, sandbox, read=read, write=write)
+    env = dict(launch.env) | ({} if "HOME" in server.env else {"HOME": bubblewrap.HOME})
+    env.pop("TMPDIR", None)
+    try:
+        visible = visible_files(launch, read=read, write=write, secrets=secrets)
+    except ConfigError as wrong:
+        raise ConfigError(f"tools.{name}.sandbox: {wrong.message}", hint=wrong.hint) from None
+    command = bubblewrap.command_line(launch.command, launch.cwd, sandbox, visible)
+    return replace(launch, command=command, env=env, sandbox="process")
+
+
+def _problem(kind: Kind) -> str:
+    match kind:
+        case "process":
+            return bubblewrap.problem()
+        case "container":
+            return containers.problem()
+        case "none":
+            return ""
