@@ -7,9 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from agentrl.store.database import Database
+
+
+settings.register_profile("many", max_examples=3000, deadline=None, print_blob=True)
+"""For tests that leave the number to the profile: `pytest tests/supervision --hypothesis-profile=many --timeout=0`."""
 
 
 def pytest_configure() -> None:

@@ -3,12 +3,14 @@
 Invariants:
 - A slow subscriber loses messages and never slows the publisher.
 - Topics are not used: a subscriber receives everything, so a gap in the sequence numbers always means a loss.
+- The memory that foreign topics occupied goes back to the system after they are gone.
 - After `rebind`, only subscribers on tcp that were admitted again are subscribed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 from collections.abc import Callable
 
@@ -24,6 +26,11 @@ from agentrl.transport.socket_reader import SocketReader
 from agentrl.transport.tcp_authentication import Gate
 
 QUEUE_MESSAGES = 5000
+MUCH_TOPIC_BYTES = 100_000
+"""The library keeps about 40 bytes for each byte of a topic until its connection ends."""
+TRIM_EVERY_S = 2.0
+TRIMS = 5
+"""The library frees the topics of a closed socket in the background, within some seconds."""
 REBIND_RETRY_S = 0.02
 REBIND_WITHIN_S = 10.0
 
@@ -90,6 +97,10 @@ class _Outlet:
         self._socket: zmq.Socket[bytes] | None = None
         self._reader: SocketReader | None = None
         self._file: SocketFile | None = None
+        self._topic_bytes = 0
+        """Of foreign topics that were added or removed since memory was last returned."""
+        self._trims_left = 0
+        self._trim: asyncio.TimerHandle | None = None
         self._bind()
 
     def publish(self, frame: bytes) -> None:
@@ -103,11 +114,13 @@ class _Outlet:
     def rebind(self) -> None:
         # Unbinding alone would keep the present connections.
         self._close_socket()
+        self._return_memory_soon()
         self._bind_again(self._loop.time() + REBIND_WITHIN_S)
 
     def close(self) -> None:
-        if self._retry:
-            self._retry.cancel()
+        for timer in (self._retry, self._trim):
+            if timer:
+                timer.cancel()
         self._close_socket()
 
     def _bind_again(self, deadline: float) -> None:
@@ -157,7 +170,27 @@ class _Outlet:
             # Our subscribers subscribe to everything, with an empty topic. Other topics are faulty.
             if parts == [b"\x01"]:
                 self._on_subscribed()
+            else:
+                self._topic_bytes += len(parts[0])
+                if self._topic_bytes >= MUCH_TOPIC_BYTES:
+                    self._return_memory_soon()
         return True
+
+    def _return_memory_soon(self) -> None:
+        self._topic_bytes, self._trims_left = 0, TRIMS
+        self._trim = self._trim or self._loop.call_later(TRIM_EVERY_S, self._return_memory)
+
+    def _return_memory(self) -> None:
+        return_free_memory()
+        self._trims_left -= 1
+        self._trim = self._loop.call_later(TRIM_EVERY_S, self._return_memory) if self._trims_left else None
+
+
+def return_free_memory() -> None:
+    """Return what was freed to the system. The allocator keeps it otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # Only in the GNU C library.
+    if trim is not None:
+        trim(0)
 
 
 class Subscriber(ConnectingSocket):

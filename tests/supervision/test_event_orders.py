@@ -309,6 +309,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestAnyOrder.settings = settings(stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))

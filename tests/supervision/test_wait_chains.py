@@ -398,7 +398,7 @@ def own_waits(facts: UnitFacts) -> list[Wait]:
     return [wait for wait in facts.waits if not wait.who]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(deadline=None)
 @given(worlds())
 def test_every_wait_of_any_graph_is_explained(units: dict[str, UnitFacts]) -> None:
     chains = explain(units)
@@ -412,7 +412,7 @@ def test_every_wait_of_any_graph_is_explained(units: dict[str, UnitFacts]) -> No
         assert chain.culprit in {name for link in chain.links for name in (link.who, link.on)}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(deadline=None)
 @given(worlds())
 def test_named_circle_consists_of_real_waits(units: dict[str, UnitFacts]) -> None:
     for chain in explain(units):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 
+import psutil
 import pytest
 import zmq
 
 from agentrl.transport.curve_keys import new_keypair
-from agentrl.transport.publisher import QUEUE_MESSAGES
+from agentrl.transport.publisher import QUEUE_MESSAGES, return_free_memory
 from tests.transport.conftest import House
 from tests.waiting import aeventually
 
@@ -124,6 +127,47 @@ async def test_faulty_subscriptions_are_ignored(house: House, noise: bytes) -> N
     await reader.hears(b"news")
     noisy.close(linger=0)
     context.term()
+
+
+MANY_TOPICS = """
+import sys, zmq
+address, *key = sys.argv[1:]
+feed = zmq.Context().socket(zmq.SUB)
+feed.setsockopt(zmq.SNDHWM, 0)
+for option, value in zip((zmq.CURVE_SERVERKEY, zmq.CURVE_PUBLICKEY, zmq.CURVE_SECRETKEY), key):
+    feed.setsockopt(option, value.encode())
+feed.connect(address)
+for number in range(20_000):
+    feed.subscribe(b"%x" % (number * 2654435761 % 2**64) * 10)
+feed.subscribe(b"")
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("ended_by", ["client", "revoked key"])
+async def test_memory_of_many_topics_is_returned(house: House, ended_by: str) -> None:
+    """The client is a process of its own, so that only the publisher's memory is measured."""
+    key = house.admit("anna", feed=True)
+    curve = (key.server_public, key.public, key.secret)
+    address = (house.feed_ipc,) if ended_by == "client" else (house.feed_tcp, *curve)
+    process = psutil.Process()
+    return_free_memory()
+    before = process.memory_info().rss
+    with subprocess.Popen([sys.executable, "-c", MANY_TOPICS, *address], stdin=subprocess.PIPE) as client:
+        await aeventually(lambda: house.subscriptions == 1)
+        peak = process.memory_info().rss
+        assert peak - before > 40e6, "the library keeps topics"
+        if ended_by == "client":
+            client.communicate()
+        else:
+            del house.keyring[key.public]
+            house.publisher.rebind()
+        await aeventually(lambda: process.memory_info().rss - before < (peak - before) / 10)
+        client.kill()
+    reader = house.subscribe()
+    await aeventually(lambda: house.subscriptions == 2)
+    house.publisher.publish(b"still here")
+    await reader.hears(b"still here")
 
 
 async def test_subscriber_in_another_thread(house: House) -> None:
