@@ -6,11 +6,11 @@ Invariants: a row has the names of its document; what only machines read (tokens
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from agentrl.errors import UnknownNameError
-from agentrl.filters.mongo import Query
 from agentrl.policies.status_tables import CallStatus, RecordStatus, ToolCallStatus
 from agentrl.protocol.data_commands import ListRows, Page
 from agentrl.store import calls, list_cursors, lists, service_registry
@@ -24,9 +24,16 @@ COUNTED = {"Step": ("tasks", "filtered", "records")}
 LEFT_OUT = {"Task": ("extra",), "Checkpoint": ("files",)}
 
 
-async def page(database: Database, kind: str, args: ListRows, *, also: Query | None = None) -> Page:
+async def page(database: Database, kind: str, args: ListRows, *, failed_calls: Sequence[str] | None = None) -> Page:
+    after = _last(kind, args.after)
     found = await lists.page(
-        database, kind, filter=args.filter, sort=args.sort, after=_last(kind, args.after), limit=args.limit, also=also
+        database,
+        kind,
+        filter=args.filter,
+        sort=args.sort,
+        after=after,
+        limit=args.limit,
+        failed_calls=failed_calls,
     )
     rows = [shortened(kind, row) for row in found.rows]
     if kind == "Record":

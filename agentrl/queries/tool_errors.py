@@ -1,211 +1,199 @@
-"""Errors of tools by what they say: what happened 192 times is one line, with samples to go on from.
+"""Answers questions about failed tool calls: by kind, and one by one.
 
-Invariant: two errors are one kind if they come from the same tool, ended alike and their messages differ only in
-numbers, names, quoted words, addresses and room between words. Calls that could not be read count like calls that
-failed. The calls listed for a kind are those that were counted for it.
+Invariants:
+- Calls that could not be parsed count like calls that failed. The calls listed for a kind are those that were counted.
+- An answer is at most about two seconds old, and reading for it takes a small share of the time, however many calls
+  failed: all of them are read rarely and in the background, and what failed since is added to each answer.
+- Until all are read again, calls that were removed still count, and what a sampler stored later than `STORED_WITHIN`
+  after it failed, for example in an outage of the database, is missing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
 
+from agentrl.errors import AgentrlError
 from agentrl.filters.evaluate import matches
 from agentrl.filters.expressions import Expression
 from agentrl.filters.fields import TOOL_CALLS
 from agentrl.filters.mongo import to_mongo
 from agentrl.filters.parser import parse
-from agentrl.formatting.repeated_lines import pattern_of
-from agentrl.protocol.data_commands import VARIES, ListFailedCalls, Page, ToolErrorGroup, ToolErrors, ToolErrorSample
+from agentrl.protocol.data_commands import ListFailedCalls, Page, ToolErrorGroup, ToolErrors
 from agentrl.queries import pages
-from agentrl.queries.error_clusters import cluster
+from agentrl.queries.tool_error_kinds import MOST_CALLS, READ_CHARS, ErrorCounts, Errors, Kind
 from agentrl.store import calls as stored_calls
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 
 MALFORMED = "malformed"
-"""The status of a call that could not be read, which no tool ever saw."""
-READ_CHARS = 400
-"""Of a message; what an error is stands at its beginning."""
-SAMPLES = 3
-MOST_KINDS = 2000
-MOST_CALLS = 20_000
-"""Calls of one kind that can be listed, the newest; their ids are sent to the database."""
-OTHERS = "(other messages)"
+"""The status of a call that could not be parsed, which no tool received."""
+STORED_WITHIN = timedelta(seconds=5)
+"""Samplers store a failure one second after it happened; clocks of hosts differ a little."""
+SHARE = 20
+"""All calls are read again after this many times the time that it took."""
+READ_AGAIN_S = 60.0
+"""The longest time until all calls are read again."""
+FRESH_S = 2.0
+UNUSED_S = 60.0
+BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
-
-KEPT_FACTOR = 20
-"""An answer is kept for so many times the time that it took."""
-KEPT_AT_MOST_S = 60.0
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept(Generic[V]):
-    value: V
-    until: float
-
-
-class Kind(NamedTuple):
-    server: str
-    tool: str
-    status: str
-    error_class: str
-    message: str
-
-
-@dataclass(slots=True)
-class _Seen:
-    count: int = 0
-    first_at: float = 0.0
-    last_at: float = 0.0
-    samples: list[ToolErrorSample] = field(default_factory=list)
-    calls: list[tuple[float, str]] | None = None
-    """The time and the id of each call, if they will be listed."""
-
-    def add(self, error: Plain) -> None:
-        self.count += 1
-        at = error["requested_at"].timestamp() if error.get("requested_at") else 0.0
-        if at:
-            self.first_at = min(self.first_at or at, at)
-            self.last_at = max(self.last_at, at)
-        if self.calls is not None:
-            self.calls.append((at, error["id"]))
-        if len(self.samples) < SAMPLES:
-            self.samples.append(ToolErrorSample(error["record"], error["id"], error["result"], error.get("turn")))
-
-    def join(self, other: _Seen) -> None:
-        """Every name gives a sample, as long as there is room."""
-        self.count += other.count
-        self.first_at = min(filter(None, (self.first_at, other.first_at)), default=0.0)
-        self.last_at = max(self.last_at, other.last_at)
-        if other.calls is not None:
-            self.calls = (self.calls or []) + other.calls
-        both = [*self.samples, *other.samples]
-        firsts = {sample.text: sample for sample in reversed(both)}
-        self.samples = sorted(both, key=lambda sample: sample is not firsts[sample.text])[:SAMPLES]
+_log = logging.getLogger(__name__)
 
 
 class ToolErrorQueries:
-    """Answers questions about failed calls.
-
-    Invariant: finding the kinds takes a small share of the time, however often they are wanted. A screen wants them
-    every few seconds, and each time all failed calls would be read.
-    """
-
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._database = database
         self._clock = clock
-        self._groups: dict[str, _Kept[list[ToolErrorGroup]]] = {}
-        """By filter."""
-        self._calls: dict[tuple[str, str], _Kept[list[str]]] = {}
-        """The ids of calls by filter and message."""
-        self._reading = asyncio.Lock()
+        self._counts: dict[tuple[str, bool], _KeptCounts] = {}
+        """By filter, and by whether calls are listed."""
 
     async def grouped(self, args: ToolErrors) -> list[ToolErrorGroup]:
-        found = await self._kept(self._groups, args.filter, lambda: _groups(self._database, args.filter))
-        return found[: max(1, args.limit)]
+        kinds = await self._kinds(args.filter)
+        most_frequent = sorted(kinds.items(), key=lambda one: (-one[1].count, one[0]))[: max(1, args.limit)]
+        return [
+            ToolErrorGroup(*kind, found.count, found.first_at, found.last_at, tuple(found.samples))
+            for kind, found in most_frequent
+        ]
 
     async def calls(self, args: ListFailedCalls) -> Page:
         """Failed calls one by one: all that match the filter, or those that are counted under one message."""
         if not args.message:
             return await pages.page(self._database, "ToolCall", args)
-        ids = await self._kept(
-            self._calls, (args.filter, args.message), lambda: _calls_of(self._database, args.filter, args.message)
-        )
-        return await pages.page(self._database, "ToolCall", args, also={"_id": {"$in": ids}})
+        kinds = await self._kinds(args.filter, with_calls=True)
+        found = [call for kind, errors in kinds.items() if kind.message == args.message for call in errors.calls]
+        ids = [id for _, id in heapq.nlargest(MOST_CALLS, found)]
+        return await pages.page(self._database, "ToolCall", args, failed_calls=ids)
 
-    async def _kept(self, answers: dict[K, _Kept[V]], wanted: K, read: Callable[[], Awaitable[V]]) -> V:
-        async with self._reading:
+    async def _kinds(self, filter: str, *, with_calls: bool = False) -> dict[Kind, Errors]:
+        now = self._clock()
+        for old in [key for key, kept in self._counts.items() if kept.used_at < now - UNUSED_S]:
+            self._counts.pop(old).close()
+        if (filter, with_calls) not in self._counts:
+            query = parse(filter, TOOL_CALLS)
+            self._counts[filter, with_calls] = _KeptCounts(
+                self._database, query, with_calls=with_calls, clock=self._clock
+            )
+        kept = self._counts[filter, with_calls]
+        kept.used_at = now
+        return await kept.kinds()
+
+
+class _KeptCounts:
+    """The errors of one filter."""
+
+    def __init__(self, database: Database, query: Expression, *, with_calls: bool, clock: Callable[[], float]) -> None:
+        self.used_at = 0.0
+        self._read = partial(_Counted.read, database, query, with_calls=with_calls)
+        self._clock = clock
+        self._counted: _Counted | None = None
+        self._took_s = 0.0
+        self._read_again_at = 0.0
+        self._answer: dict[Kind, Errors] = {}
+        self._answer_until = 0.0
+        self._lock = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def kinds(self) -> dict[Kind, Errors]:
+        async with self._lock:
             began = self._clock()
-            for old in [one for one, kept in answers.items() if kept.until <= began]:
-                del answers[old]
-            if wanted not in answers:
-                value = await read()
-                ended = self._clock()
-                kept_s = min(KEPT_FACTOR * (ended - began), KEPT_AT_MOST_S)
-                answers[wanted] = _Kept(value, ended + kept_s)
-            return answers[wanted].value
+            if began < self._answer_until:
+                return self._answer
+            if began >= self._read_again_at:
+                if self._counted is None or SHARE * self._took_s <= FRESH_S:
+                    await self._read_all()
+                elif self._reading is None or self._reading.done():
+                    self._reading = asyncio.create_task(self._read_in_background(), name="read failed tool calls")
+            assert self._counted is not None
+            added = self._clock()
+            self._answer = await self._counted.with_new_errors()
+            ended = self._clock()
+            self._answer_until = ended + min(SHARE * (ended - added), FRESH_S)
+            return self._answer
+
+    async def _read_all(self) -> None:
+        began = self._clock()
+        self._counted = await self._read()
+        self._took_s = self._clock() - began
+        self._read_again_at = self._clock() + min(SHARE * self._took_s, READ_AGAIN_S)
+
+    async def _read_in_background(self) -> None:
+        try:
+            await self._read_all()
+        except AgentrlError as failed:
+            _log.warning("Failed tool calls could not be read again: %s", failed.message)
 
 
-async def _groups(database: Database, filter: str) -> list[ToolErrorGroup]:
-    named = await _kinds(database, filter)
-    most_frequent = sorted(named.items(), key=lambda one: (-one[1].count, one[0]))
-    return [
-        ToolErrorGroup(*kind, found.count, found.first_at, found.last_at, tuple(found.samples))
-        for kind, found in most_frequent
-    ]
+class _Counted:
+    """All errors up to some time, and how to find those after it."""
+
+    def __init__(self, database: Database, query: Expression, *, with_calls: bool) -> None:
+        self._database = database
+        self._query = query
+        self._with_calls = with_calls
+        self._until = BEGINNING
+        """All errors before this time are in `_old`."""
+        self._old = ErrorCounts(with_calls=with_calls)
+        self._unfinished: set[str] = set()
+        """Those in `_old` whose turn goes on; it is found again if another of its calls fails."""
+
+    @classmethod
+    async def read(cls, database: Database, query: Expression, *, with_calls: bool) -> _Counted:
+        made = cls(database, query, with_calls=with_calls)
+        until = await database.now() - STORED_WITHIN
+        async for error in _errors(database, query, BEGINNING):
+            if error["at"] < until:
+                await made._count(error)
+        made._until = until
+        return made
+
+    async def with_new_errors(self) -> dict[Kind, Errors]:
+        until = await self._database.now() - STORED_WITHIN
+        new = ErrorCounts(with_calls=self._with_calls)
+        found = [error async for error in _errors(self._database, self._query, self._until)]
+        counted = frozenset(self._unfinished)
+        for error in found:
+            if error["id"] in counted:
+                continue
+            if error["at"] < until:
+                await self._count(error)
+            else:
+                await new.add(error)
+        self._until = until
+        return await self._old.by_kind(new)
+
+    async def _count(self, error: Plain) -> None:
+        await self._old.add(error)
+        if not error.get("over_at"):
+            self._unfinished.add(error["id"])
 
 
-async def _calls_of(database: Database, filter: str, message: str) -> list[str]:
-    kinds = await _kinds(database, filter, with_calls=True)
-    found = [call for kind, seen in kinds.items() if kind.message == message for call in seen.calls or ()]
-    return [id for _, id in heapq.nlargest(MOST_CALLS, found)]
-
-
-async def _kinds(database: Database, filter: str, *, with_calls: bool = False) -> dict[Kind, _Seen]:
-    query, now = parse(filter, TOOL_CALLS), await database.now()
-    seen: dict[Kind, _Seen] = {}
-    names_are_out = False
-    async for error in _errors(database, query, now):
-        kind = _kind(error)
-        if kind not in seen and len(seen) >= MOST_KINDS and not names_are_out:
-            # Beside the loop: it takes a while, and the steward has more to do than to answer.
-            seen = await asyncio.to_thread(_without_names, seen)
-            # Where that made no room it will not the next time, and it takes a while.
-            names_are_out = len(seen) > MOST_KINDS // 2
-        if kind not in seen and len(seen) >= MOST_KINDS:
-            kind = kind._replace(message=OTHERS)
-        seen.setdefault(kind, _Seen(calls=[] if with_calls else None)).add(error)
-    return await asyncio.to_thread(_without_names, seen)
-
-
-def _without_names(seen: Mapping[Kind, _Seen]) -> dict[Kind, _Seen]:
-    """The kinds whose messages differ in a name only, as one."""
-    of_tool: dict[Kind, list[str]] = defaultdict(list)
-    for kind in seen:
-        of_tool[kind._replace(message="")].append(kind.message)
-    named = {tool: cluster(messages) for tool, messages in of_tool.items()}
-    wider = {kind: kind._replace(message=named[kind._replace(message="")][kind.message]) for kind in seen}
-    invented: dict[Kind, set[str]] = defaultdict(set)
-    for kind in wider.values():
-        invented[kind._replace(tool=VARIES)].add(kind.tool)
-    made: dict[Kind, _Seen] = {}
-    for kind, found in seen.items():
-        one = wider[kind]
-        # Tools that no server has are names that a model made up.
-        any_tool = one._replace(tool=VARIES)
-        of_one = any_tool if not one.server and len(invented[any_tool]) > 1 else one
-        made.setdefault(of_one, _Seen()).join(found)
-    return made
-
-
-def _kind(error: Plain) -> Kind:
-    text = error["result"][:READ_CHARS]
-    if not error["server"] and error["tool"]:
-        text = text.replace(error["tool"], VARIES)
-    return Kind(error["server"], error["tool"], error["status"], error["error_class"], pattern_of(text))
-
-
-async def _errors(database: Database, query: Expression, now: datetime) -> AsyncIterator[Plain]:
+async def _errors(database: Database, query: Expression, since: datetime) -> AsyncIterator[Plain]:
+    """`at` is the time by which an error is found."""
+    now = await database.now()
     text = {"$substrCP": ["$result", 0, READ_CHARS]}
-    stages = [{"$match": stored_calls.FAILED_TOOLS}, *stored_calls.TOOL_ROWS, {"$match": stored_calls.FAILED_TOOL_ROW}]
-    shown = ("record", "turn", "server", "tool", "status", "error_class", "requested_at")
-    stages += [{"$match": to_mongo(query, now)}, {"$project": {**dict.fromkeys(shown, 1), "result": text}}]
+    failed = {"failed_at": {"$type": "date", "$gte": since}}
+    stages = [{"$match": failed}, *stored_calls.tool_row_stages("failed_at", "over_at")]
+    stages += [{"$match": stored_calls.FAILED_TOOL_ROW}, {"$match": to_mongo(query, now)}]
+    shown = ("record", "turn", "server", "tool", "status", "error_class", "requested_at", "failed_at", "over_at")
+    stages += [{"$project": {**dict.fromkeys(shown, 1), "result": text}}]
     async for call in database.stream_aggregate(CALLS, stages):
-        yield {**call, "id": call["_id"]}
-    parts = ("record", "task", "turn", "owner", "parsed.name", "parsed.error", "began_at", "over_at")
-    async for call in database.stream(CALLS, {"parsed.error": {"$gt": ""}}, projection=parts):
+        yield {**call, "id": call["_id"], "at": call["failed_at"]}
+    parts = ("record", "task", "turn", "owner", "parsed.name", "parsed.error", "began_at", "done_at", "over_at")
+    malformed = {"parsed.error": {"$gt": ""}} | ({} if since == BEGINNING else {"done_at": {"$gte": since}})
+    async for call in database.stream(CALLS, malformed, sort=[("done_at", 1)], projection=parts):
         for error in _malformed(call):
             if matches(query, error, now):
-                yield error
+                yield error | {"at": call.get("done_at") or BEGINNING, "over_at": call.get("over_at")}
 
 
 def _malformed(turn: Plain) -> list[Plain]:

@@ -110,27 +110,13 @@ def tool_rows(call: Mapping[str, Any]) -> list[Plain]:
     return [{"_id": one["id"], **around, **one} for one in call.get("tool_calls", ())]
 
 
-TOOL_ROWS: list[Plain] = [
-    {"$unwind": "$tool_calls"},
-    {
-        "$replaceRoot": {
-            "newRoot": {
-                "$mergeObjects": [
-                    {
-                        "_id": "$tool_calls.id",
-                        "record": "$record",
-                        "task": "$task",
-                        "turn": "$turn",
-                        "owner": "$owner",
-                        "failed_at": "$failed_at",
-                    },
-                    "$tool_calls",
-                ]
-            }
-        }
-    },
-]
-"""Stages that make the same rows on the server."""
+def tool_row_stages(*more: str) -> list[Plain]:
+    """Stages that make the same rows on the server, with more fields of the model call."""
+    around: Plain = {name: f"${name}" for name in ("record", "task", "turn", "owner", *more)}
+    row = {"$mergeObjects": [{"_id": "$tool_calls.id", **around}, "$tool_calls"]}
+    return [{"$unwind": "$tool_calls"}, {"$replaceRoot": {"newRoot": row}}]
+
+
 FAILED_TOOL_ROW = {"error_class": {"$gt": ""}}
 FAILED_TOOLS = {"failed_at": {"$type": "date"}}
 """Model calls with a tool call that failed."""

@@ -67,7 +67,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("sent", "record", partialFilterExpression={"status": CallStatus.SENT.value}),
         _index("tools_open", "record", partialFilterExpression={"tool_calls.status": {"$in": ASKED}}),
         _index("tools_failed", "failed_at _id", partialFilterExpression={"failed_at": {"$type": "date"}}),
-        _index("malformed", "parsed.error", partialFilterExpression={"parsed.error": {"$gt": ""}}),
+        _index("malformed", "done_at", partialFilterExpression={"parsed.error": {"$gt": ""}}),
     ],
     "DBRecordData": [_index("task", "task")],
     "Step": [

@@ -7,6 +7,7 @@ begins, may be passed over); token data is never part of a row, only its size.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -75,10 +76,11 @@ async def page(
     after: str | int | None = None,
     limit: int = 100,
     also: Query | None = None,
+    failed_calls: Sequence[str] | None = None,
 ) -> Page:
     """One page, the newest first unless `sort` names another order. FilterError says where a query is wrong; `after` is
     what the page before gave, or the id of a row, behind where that stands by now. `also` is asked besides, as MongoDB
-    has it."""
+    has it. Of failed calls, only those with the ids `failed_calls`, if it is given."""
     fields = _fields(kind)
     keys = parse_sort(sort or NEWEST_FIRST.get(kind, ""), fields)
     asked = await _asked(database, kind, filter, keys, after)
@@ -86,7 +88,7 @@ async def page(
     if also:
         asked = {"$and": [also, asked]}
     if kind == FAILED_CALLS:
-        found = await _failed_calls(database, asked, to_mongo_sort(keys), limit + 1)
+        found = await _failed_calls(database, asked, to_mongo_sort(keys), limit + 1, ids=failed_calls)
     else:
         found = await database.find(kind, asked, sort=to_mongo_sort(keys), limit=limit + 1, projection=LEFT_OUT)
     rows = [shown(document) for document in found[:limit]]
@@ -136,25 +138,33 @@ async def _place(database: Database, kind: str, keys: tuple[SortKey, ...], last:
     return values_of(keys, shown(document))
 
 
-async def _failed_calls(database: Database, asked: Query, sort: Sequence[tuple[str, int]], limit: int) -> list[Plain]:
+async def _failed_calls(
+    database: Database,
+    asked: Query,
+    sort: Sequence[tuple[str, int]],
+    limit: int,
+    *,
+    ids: Sequence[str] | None = None,
+) -> list[Plain]:
     """Tool calls lie inside of model calls; only those that failed are a list."""
-    rows_of = [*calls.TOOL_ROWS, {"$match": {"$and": [calls.FAILED_TOOL_ROW, asked]}}]
+    among: Query = calls.FAILED_TOOLS
+    if ids is not None:
+        asked = {"$and": [{"_id": {"$in": ids}}, asked]}
+        among = among | {"_id": {"$in": sorted({id.rpartition(".")[0] for id in ids})}}
+    rows_of = [*calls.tool_row_stages("failed_at"), {"$match": {"$and": [calls.FAILED_TOOL_ROW, asked]}}]
     if sort[0] != ("requested_at", -1):
-        stages: list[Plain] = [{"$match": calls.FAILED_TOOLS}, *rows_of, {"$sort": dict(sort)}, {"$limit": limit}]
+        stages: list[Plain] = [{"$match": among}, *rows_of, {"$sort": dict(sort)}, {"$limit": limit}]
         return [_without_bound(row) for row in await database.aggregate(CALLS, stages)]
     # Documents come in the order of their last failure, which is no earlier than any request inside of them: rows that
     # were requested after it are complete.
-    rows: list[Plain] = []
-    stages = [{"$match": calls.FAILED_TOOLS}, {"$sort": {"failed_at": -1, "_id": -1}}, *rows_of]
+    newest: list[Plain] = []
+    stages = [{"$match": among}, {"$sort": {"failed_at": -1, "_id": -1}}, *rows_of]
     async for row in database.stream_aggregate(CALLS, stages):
-        if len(rows) >= limit and _newest_first(rows)[limit - 1]["requested_at"] > row["failed_at"]:
+        if len(newest) >= limit and newest[0]["requested_at"] > row["failed_at"]:
             break
-        rows.append(row)
-    return [_without_bound(row) for row in _newest_first(rows)[:limit]]
-
-
-def _newest_first(rows: list[Plain]) -> list[Plain]:
-    return sorted(rows, key=lambda row: (row["requested_at"], row["_id"]), reverse=True)
+        insort(newest, row, key=lambda row: (row["requested_at"], row["_id"]))
+        del newest[:-limit]
+    return [_without_bound(row) for row in reversed(newest)]
 
 
 def _without_bound(row: Plain) -> Plain:

@@ -345,7 +345,9 @@ async def test_a_file_that_cannot_be_added_says_why(
         (CALLS, calls.FAILED_TOOLS, [("failed_at", -1), ("_id", -1)]),
         (CALLS, {"status": "sent", "record": "r"}, None),
         (CALLS, {"tool_calls.status": {"$in": ["requested", "running"]}, "record": "r"}, None),
-        (CALLS, {"parsed.error": {"$gt": ""}}, None),
+        (CALLS, {"failed_at": {"$type": "date", "$gte": now()}}, None),
+        (CALLS, {"parsed.error": {"$gt": ""}}, [("done_at", 1)]),
+        (CALLS, {"parsed.error": {"$gt": ""}, "done_at": {"$gte": now()}}, [("done_at", 1)]),
     ],
 )
 async def test_what_operators_ask_stands_on_an_index(

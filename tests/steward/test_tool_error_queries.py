@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
+import time
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from agentrl.filters.fields import TOOL_CALLS
+from agentrl.filters.parser import parse
 from agentrl.formatting.repeated_lines import pattern_of
 from agentrl.protocol.data_commands import (
     ListFailedCalls,
@@ -15,10 +18,11 @@ from agentrl.protocol.data_commands import (
     ToolErrorGroup,
     ToolErrors,
 )
-from agentrl.queries import tool_errors
+from agentrl.queries import tool_error_kinds, tool_errors
 from agentrl.store.call_writer import CALLS
-from agentrl.store.database import Database
+from agentrl.store.database import Database, Plain
 from tests.steward.test_queries import asked
+from tests.waiting import aeventually
 
 
 @pytest.mark.parametrize(
@@ -58,7 +62,7 @@ async def test_errors_that_name_other_things_are_one_kind_with_a_sample_of_each(
     found: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
     assert [(kind.count, kind.message) for kind in found] == [(5, "no such item: …"), (1, "too long")]
     samples = {sample.text for sample in found[0].samples}
-    assert len(samples) == tool_errors.SAMPLES, "names differ among the samples"
+    assert len(samples) == tool_error_kinds.SAMPLES, "names differ among the samples"
     assert (found[0].first_at, found[0].last_at) == (1_700_000_000.0, 1_700_000_004.0)
 
 
@@ -78,30 +82,79 @@ async def test_calls_listed_for_a_message_are_those_counted_under_it(db: Databas
     assert [row["result"] for row in rest.rows] == ["no such item: baek"]
 
 
-async def test_failed_calls_are_read_again_only_after_many_times_the_time_that_it_took(
+async def test_new_failures_are_counted_without_reading_all_again(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, read = [0.0], [0]
-    kinds = tool_errors._kinds
+    now, read = [0.0], list[datetime]()
+    errors = tool_errors._errors
 
-    async def slow(*args: Any, **named: Any) -> Any:
-        read[0] += 1
-        now[0] += 1.0
-        return await kinds(*args, **named)
+    async def slow(database: Database, query: Any, since: datetime) -> AsyncIterator[Plain]:
+        read.append(since)
+        now[0] += 10.0 if since == tool_errors.BEGINNING else 0.01
+        async for error in errors(database, query, since):
+            yield error
 
-    monkeypatch.setattr(tool_errors, "_kinds", slow)
+    monkeypatch.setattr(tool_errors, "_errors", slow)
     queries = tool_errors.ToolErrorQueries(db, clock=lambda: now[0])
-    await db.insert_many(CALLS, [inside(failed(0, "took 5 s"))])
     wanted = ListFailedCalls(message="took # s")
-    pages = [await queries.calls(wanted) for _ in range(3)]
-    assert [len(page.rows) for page in pages] == [1, 1, 1]
-    assert read == [1]
-    counts = [kind.count for _ in range(3) for kind in await queries.grouped(ToolErrors())]
-    assert (counts, read) == ([1, 1, 1], [2])
-    await db.insert_many(CALLS, [inside(failed(1, "took 6 s"))])
-    now[0] += tool_errors.KEPT_FACTOR
-    assert len((await queries.calls(wanted)).rows) == 2
-    assert [kind.count for kind in await queries.grouped(ToolErrors(filter="tool=find"))] == [2], "another filter"
+    await db.insert_many(CALLS, [inside(failed(0, "took 5 s")), malformed(0)])
+    for count in range(2, 20):
+        at = datetime.now(UTC)
+        turn = {"done_at": at, "over_at": at}
+        await db.insert_many(CALLS, [inside(failed(count, f"took {count} s")) | turn | {"failed_at": at}])
+        await db.insert_many(CALLS, [malformed(count) | turn])
+        now[0] += tool_errors.FRESH_S
+        assert [kind.count for kind in await queries.grouped(ToolErrors())] == [count, count]
+        assert len((await queries.calls(wanted)).rows) == count
+    assert read.count(tool_errors.BEGINNING) == 2, "once for each question"
+    await db.delete_many(CALLS, {"_id": "t0/000"})
+    read.clear()
+
+    async def read_again() -> bool:
+        now[0] += tool_errors.FRESH_S
+        return [kind.count for kind in await queries.grouped(ToolErrors())] == [19, 18]
+
+    await aeventually(read_again)
+    assert read.count(tool_errors.BEGINNING) == 1
+    assert len(read) > 5, "answers do not wait for it"
+
+
+async def test_second_failure_of_a_turn_counts_once_and_the_first_not_again(db: Database) -> None:
+    """The turn is found again by its last failure."""
+    queries = tool_errors.ToolErrorQueries(db)
+    queries._counts["", False] = kept = tool_errors._KeptCounts(
+        db, parse("", TOOL_CALLS), with_calls=False, clock=time.monotonic
+    )
+    kept.used_at, kept._took_s = time.monotonic(), 1.0
+    first = inside(failed(0, "took 5 s")) | {"over_at": None}
+    await db.insert_many(CALLS, [first])
+    assert [kind.count for kind in await queries.grouped(ToolErrors())] == [1]
+    second = failed(0, "took 6 s") | {"id": "t0/000.1"}
+    more = {"$push": {"tool_calls": second}, "$set": {"failed_at": datetime.now(UTC)}}
+    await db.update_one(CALLS, {"_id": first["_id"]}, more)
+    kept._answer_until = 0.0
+    assert [kind.count for kind in await queries.grouped(ToolErrors())] == [2]
+    kept._answer_until = 0.0
+    assert [kind.count for kind in await queries.grouped(ToolErrors())] == [2]
+
+
+@pytest.mark.parametrize("clocks_differ_s", [-3.0, 0.0, 3.0, 3600.0])
+async def test_failures_are_counted_once_whenever_they_are_stored(
+    db: Database, monkeypatch: pytest.MonkeyPatch, clocks_differ_s: float
+) -> None:
+    server_now = [datetime(2030, 1, 1, tzinfo=UTC)]
+
+    async def at() -> datetime:
+        return server_now[0]
+
+    monkeypatch.setattr(db, "now", at)
+    counted = await tool_errors._Counted.read(db, parse("", TOOL_CALLS), with_calls=False)
+    for number in range(30):
+        ended = server_now[0] + timedelta(seconds=clocks_differ_s)
+        server_now[0] += timedelta(seconds=1)
+        await db.insert_many(CALLS, [inside(failed(number, "took 5 s")) | {"failed_at": ended, "over_at": ended}])
+        (errors,) = (await counted.with_new_errors()).values()
+        assert errors.count == number + 1
 
 
 async def test_tools_that_a_model_made_up_are_one_kind(db: Database) -> None:
@@ -121,7 +174,7 @@ async def test_tools_that_a_model_made_up_are_one_kind(db: Database) -> None:
 async def test_more_names_than_there_is_room_for_are_one_kind_all_the_same(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tool_errors, "MOST_KINDS", 20)
+    monkeypatch.setattr(tool_error_kinds, "MOST_KINDS", 20)
     names = [f"{a}{b}" for a in "abcdefgh" for b in "abcdefgh"]
     await db.insert_many(CALLS, [inside(failed(number, f"no such item: {name}x")) for number, name in enumerate(names)])
     (found,) = await asked(db, "tool_errors", ToolErrors())

@@ -153,7 +153,7 @@ async def test_memory_of_many_topics_is_returned(house: House, ended_by: str) ->
     process = psutil.Process()
     return_free_memory()
     before = process.memory_info().rss
-    with subprocess.Popen([sys.executable, "-c", MANY_TOPICS, *address], stdin=subprocess.PIPE) as client:
+    with subprocess.Popen([sys.executable, "-c", MANY_TOPICS, *address], stdin=subprocess.PIPE) as client:  # noqa: ASYNC220
         await aeventually(lambda: house.subscriptions == 1)
         peak = process.memory_info().rss
         assert peak - before > 40e6, "the library keeps topics"

@@ -1,0 +1,124 @@
+"""Counts errors of tools by their messages: what happened 192 times is one line, with samples to go on from.
+
+Invariants: two errors are one kind if they come from the same tool, ended alike and their messages differ only in
+numbers, names, quoted words, addresses and room between words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from agentrl.formatting.repeated_lines import pattern_of
+from agentrl.protocol.data_commands import VARIES, ToolErrorSample
+from agentrl.queries.error_clusters import cluster
+from agentrl.store.database import Plain
+
+READ_CHARS = 400
+"""Of a message; what an error is stands at its beginning."""
+SAMPLES = 3
+MOST_KINDS = 2000
+MOST_CALLS = 20_000
+"""Calls of one kind that can be listed, the newest; their ids are sent to the database."""
+OTHERS = "(other messages)"
+
+
+class Kind(NamedTuple):
+    server: str
+    tool: str
+    status: str
+    error_class: str
+    message: str
+
+
+@dataclass(slots=True)
+class Errors:
+    """All errors of one kind."""
+
+    count: int = 0
+    first_at: float = 0.0
+    last_at: float = 0.0
+    samples: list[ToolErrorSample] = field(default_factory=list)
+    calls: list[tuple[float, str]] = field(default_factory=list)
+    """The time and the id of each call, if they will be listed."""
+
+    def add(self, error: Plain, *, with_call: bool) -> None:
+        self.count += 1
+        at = error["requested_at"].timestamp() if error.get("requested_at") else 0.0
+        if at:
+            self.first_at = min(self.first_at or at, at)
+            self.last_at = max(self.last_at, at)
+        if with_call:
+            self.calls.append((at, error["id"]))
+            if len(self.calls) > 2 * MOST_CALLS:
+                self.calls = heapq.nlargest(MOST_CALLS, self.calls)
+        if len(self.samples) < SAMPLES:
+            self.samples.append(ToolErrorSample(error["record"], error["id"], error["result"], error.get("turn")))
+
+    def join(self, other: Errors) -> None:
+        """Every name gives a sample, as long as there is room."""
+        self.count += other.count
+        self.first_at = min(filter(None, (self.first_at, other.first_at)), default=0.0)
+        self.last_at = max(self.last_at, other.last_at)
+        self.calls = self.calls + other.calls
+        both = [*self.samples, *other.samples]
+        firsts = {sample.text: sample for sample in reversed(both)}
+        self.samples = sorted(both, key=lambda sample: sample is not firsts[sample.text])[:SAMPLES]
+
+
+class ErrorCounts:
+    def __init__(self, *, with_calls: bool = False) -> None:
+        self._with_calls = with_calls
+        self._errors: dict[Kind, Errors] = {}
+        self._names_are_out = False
+
+    async def add(self, error: Plain) -> None:
+        kind = _kind(error)
+        if kind not in self._errors and len(self._errors) >= MOST_KINDS and not self._names_are_out:
+            # Beside the loop: it takes a while, and the steward has more to do than to answer.
+            self._errors = await asyncio.to_thread(_without_names, self._errors)
+            # Where that made no room it will not the next time, and it takes a while.
+            self._names_are_out = len(self._errors) > MOST_KINDS // 2
+        if kind not in self._errors and len(self._errors) >= MOST_KINDS:
+            kind = kind._replace(message=OTHERS)
+        self._errors.setdefault(kind, Errors()).add(error, with_call=self._with_calls)
+
+    async def by_kind(self, more: ErrorCounts) -> dict[Kind, Errors]:
+        """These and more errors; kinds that differ in a name only are one."""
+        both = dict(self._errors)
+        for kind, errors in more._errors.items():
+            both[kind] = Errors()
+            both[kind].join(self._errors.get(kind, Errors()))
+            both[kind].join(errors)
+        return await asyncio.to_thread(_without_names, both)
+
+
+def _without_names(errors: Mapping[Kind, Errors]) -> dict[Kind, Errors]:
+    """The kinds whose messages differ in a name only, as one."""
+    of_tool: dict[Kind, list[str]] = defaultdict(list)
+    for kind in errors:
+        of_tool[kind._replace(message="")].append(kind.message)
+    named = {tool: cluster(messages) for tool, messages in of_tool.items()}
+    wider = {kind: kind._replace(message=named[kind._replace(message="")][kind.message]) for kind in errors}
+    invented: dict[Kind, set[str]] = defaultdict(set)
+    for kind in wider.values():
+        invented[kind._replace(tool=VARIES)].add(kind.tool)
+    made: dict[Kind, Errors] = {}
+    for kind, found in errors.items():
+        one = wider[kind]
+        # Tools that no server has are names that a model made up.
+        any_tool = one._replace(tool=VARIES)
+        of_one = any_tool if not one.server and len(invented[any_tool]) > 1 else one
+        made.setdefault(of_one, Errors()).join(found)
+    return made
+
+
+def _kind(error: Plain) -> Kind:
+    text = error["result"][:READ_CHARS]
+    if not error["server"] and error["tool"]:
+        text = text.replace(error["tool"], VARIES)
+    return Kind(error["server"], error["tool"], error["status"], error["error_class"], pattern_of(text))
