@@ -10,16 +10,19 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import time
 from collections.abc import Mapping
 
+from agentrl.config.http_token import http_token
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError, DiskError
 from agentrl.queries.dispatcher import Dispatcher
 from agentrl.steward import admission, epochs, settings
 from agentrl.steward.epochs import Source
+from agentrl.steward.replays import STOPPED_WITHIN_S, ReplayRunner
 from agentrl.steward.steward import Steward
 from agentrl.steward.steward_knobs import StewardKnobs
 from agentrl.store import indexes, run_database
@@ -68,10 +71,18 @@ async def main(unit: Unit) -> None:
             )
             await steward.start()
         unit.on_death(steward.died)
-        unit.answer(Dispatcher(database, lambda: steward.settings, sources, unit.run_dir).answer)
+        replays = ReplayRunner(database, config.tools, owner=steward.owner, token=http_token(unit.state_dir))
+        dispatcher = Dispatcher(database, lambda: steward.settings, sources, unit.run_dir, replays=replays)
+        unit.answer(dispatcher.answer)
         StewardKnobs(unit, config, lambda: steward.settings, counts=lambda: steward.counts, on_change=steward.follow)
         unit.ready()
-        await _serve(unit, steward)
+        replaying = asyncio.create_task(replays.run(), name="replays")
+        try:
+            await _serve(unit, steward, replaying)
+            unit.extend_stop(STOPPED_WITHIN_S)
+        finally:
+            replays.stop()
+            await replaying
         await steward.stop()
     finally:
         await database.close()
@@ -99,11 +110,13 @@ def _report_leaks(unit: Unit, sources: Mapping[str, Source]) -> None:
             unit.metric(named(HELD_OUT_TRAINED, f"{name}/{source.leaks[0].lines()}"), len(source.leaks))
 
 
-async def _serve(unit: Unit, steward: Steward) -> None:
+async def _serve(unit: Unit, steward: Steward, replaying: asyncio.Task[None]) -> None:
     published_at, pause_s, before = float("-inf"), PACE_S, steward.counts
     with unit.phase("serving", at_most_s=ROUND_AT_MOST_S):
         while not unit.draining:
             steward.paused = unit.paused
+            if replaying.done():
+                replaying.result()
             try:
                 done = await steward.round()
                 if time.monotonic() - published_at >= PUBLISH_WAITS_EVERY_S:

@@ -29,6 +29,7 @@ from agentrl.cli import (
     options,
     programs,
     records,
+    replays,
     run_file,
     runs,
     status,
@@ -79,7 +80,7 @@ def root(
 # The order of the help: the most used first.
 for module in (
     *(up, down, status, wait, tui, units, tune, logs, events, alerts),
-    *(diagnosis, tasks, records, steps, train),
+    *(diagnosis, tasks, records, replays, steps, train),
     *(runs, programs, keys, run_file, completion),
 ):
     module.register(app)

@@ -22,6 +22,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     "steps list": ("status=committed and metrics.loss>1", "-metrics.loss"),
     "checkpoints list": ("pinned=true and step>100", "-step"),
     "versions list": ("status=rejected and announced_at>-1h", "-canary_largest"),
+    "replays list": ("verdict=fixed and server=shop", "-duration_s"),
     "tools errors": ("server=shop and requested_at>-1h", ""),
     "tools failures": ("status=timeout and latency_s>30", "-latency_s"),
 }

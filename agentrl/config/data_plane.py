@@ -34,6 +34,7 @@ from agentrl.config.tool_sandbox import Sandbox, SandboxOrKind
 from agentrl.policies.freshness import Strategy
 from agentrl.policies.loss_settings import Aggregation, Counted, RatioAgainst
 from agentrl.policies.outcomes import Blame, LimitRule
+from agentrl.policies.replay_verdicts import ToolEffect
 from agentrl.protocol.specs import Role
 
 _Positive = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
@@ -156,6 +157,10 @@ class ToolServer(Section):
     try_again: Flag = False
     """A call that failed for infrastructure is repeated once in a new session. If it fails in the same way, and the
     tool works for other episodes, the policy is to blame. Only for tools that may be called twice."""
+    effects: dict[str, ToolEffect] = Field(default_factory=dict)
+    """What a call changes, by the tool's name; `*` stands for all others. `pure`: nothing. `session` (default): only
+    the session of its episode. `outside`: something that outlives the session; a replay of it needs consent by
+    name."""
     block: Words = ()
     """Tools of the server that are not offered."""
     result_max_chars: _Positive = 16_384
@@ -171,6 +176,9 @@ class ToolServer(Section):
             raise ValueError("sandbox is for a server with a command; one behind a url runs elsewhere")
         if not self.url and (self.token or self.headers):
             raise ValueError("token and headers are for a server with a url; others get their secrets by env")
+        if self.try_again and "outside" in self.effects.values():
+            outside = ", ".join(name for name, effect in self.effects.items() if effect == "outside")
+            raise ValueError(f"try_again calls tools twice, and effects says that {outside} acts outside the session")
         for name, value in self.headers.items():
             if not _HEADER.fullmatch(name) or any(char in value for char in "\r\n"):
                 raise ValueError(f"headers has {name!r}, which is no header, or one of several lines")

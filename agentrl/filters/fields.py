@@ -157,5 +157,13 @@ PUBLICATIONS = fields(
     age="announced_at",
     identity="number",
 )
+REPLAYS = fields(
+    text="operation who call record task server recorded_server server_version tool effect status verdict fault reason"
+    " owner note",
+    number="turn times attempt agreed duration_s",
+    time="created_at started_at judged_at",
+    flag="edited stopped",
+    age="created_at",
+)
 OWNERS = fields(text="unit role", time="expires_at", flag="expired")
 SERVICES = fields(text="unit kind url state", number="version slots running", time="seen_at", texts="names")

@@ -94,6 +94,17 @@ class PublicationStatus(enum.StrEnum):
     DELETED = "deleted"
 
 
+class ReplayStatus(enum.StrEnum):
+    QUEUED = "queued"
+    PREPARING = "preparing"
+    REPLAYING = "replaying"
+    JUDGED = "judged"
+    KEPT = "kept"
+    EXCLUDED = "excluded"
+    FORKED = "forked"
+    FAILED = "failed"
+
+
 class BreakerStatus(enum.StrEnum):
     CLOSED = "closed"
     OPEN = "open"
@@ -192,6 +203,7 @@ def _each(statuses: Iterable[str] | str) -> Iterable[str]:
 
 _T, _R, _C, _U = TaskStatus, RecordStatus, CallStatus, ToolCallStatus
 _S, _K, _P, _B = StepStatus, CheckpointStatus, PublicationStatus, BreakerStatus
+_Y = ReplayStatus
 
 TASK = Table(
     "Task",
@@ -263,6 +275,20 @@ TOOL_CALL = Table(
     ),
 )
 
+REPLAY = Table(
+    "Replay",
+    ReplayStatus,
+    (
+        *_moves(NEW, _Y.QUEUED, "operator", "requested by a command"),
+        *_moves(_Y.QUEUED, _Y.PREPARING, "steward", "claimed; its session is rebuilt"),
+        *_moves(_Y.PREPARING, _Y.REPLAYING, "steward", "the session is rebuilt"),
+        *_moves((_Y.PREPARING, _Y.REPLAYING), _Y.JUDGED, "steward", "it has a verdict"),
+        *_moves((_Y.PREPARING, _Y.REPLAYING), _Y.QUEUED, "steward", "interrupted, and nothing ran that may not again"),
+        *_moves((_Y.PREPARING, _Y.REPLAYING), _Y.FAILED, "steward", "interrupted for good"),
+        *_moves(_Y.JUDGED, (_Y.KEPT, _Y.EXCLUDED, _Y.FORKED), "operator", "decided"),
+    ),
+)
+
 STEP = Table(
     "Step",
     StepStatus,
@@ -319,6 +345,7 @@ TABLES = {
         RECORD,
         DISPATCHED_SAMPLING_TASK,
         TOOL_CALL,
+        REPLAY,
         STEP,
         CHECKPOINT,
         PUBLICATION,

@@ -445,6 +445,8 @@ COMMANDS: dict[str, CommandSpec] = {
             "staleness",
             "Ages, and what another bound would do.",
         ),
+        _list("list_replays", "replays list", "Tool calls that were executed again, with their verdicts."),
+        _served("show_replay", data_commands.ShowOne, data_commands.Story, "replays show", "One replay."),
         _list("list_versions", "versions list", "Published weights, and which engine serves them."),
         _act("apply", Apply, "up", "Make the run equal to a configuration.", "down", Permission.ADMIN),
         _act("down", Down, "down", "Stop everything and prove that nothing is left.", "apply", Permission.ADMIN),
@@ -460,6 +462,21 @@ COMMANDS: dict[str, CommandSpec] = {
         _act("silence", Silence, "alerts silence", "No notifications for a while.", "silence"),
         _act("test_alert", SendTestAlert, "alerts test", "Send a test through every sink.", tier=harmless),
         _changed("requeue_tasks", data_commands.RequeueTasks, "tasks requeue", "Sample tasks again."),
+        _changed("replay_calls", data_commands.ReplayCalls, "replay", "Execute tool calls again and compare."),
+        _changed(
+            "stop_replays",
+            data_commands.StopReplays,
+            "replays stop",
+            "Hold queued replays back.",
+            "continue_replays",
+        ),
+        _changed(
+            "continue_replays",
+            data_commands.ContinueReplays,
+            "replays continue",
+            "Let held replays go on.",
+            "stop_replays",
+        ),
         _changed("add_tasks", data_commands.AddTasks, "tasks add", "Queue the rows of a file."),
         _changed(
             "pin_checkpoint", data_commands.PinCheckpoint, "checkpoints pin", "Keep a checkpoint.", "unpin_checkpoint"

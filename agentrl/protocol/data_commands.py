@@ -286,6 +286,49 @@ class AddTasks(Args, frozen=True):
     """A path on the host of the steward."""
 
 
+class ReplayCalls(Args, frozen=True):
+    """Execute recorded tool calls again, in sessions of their own, and compare the results."""
+
+    calls: tuple[str, ...] = ()
+    """Ids of tool calls. Exactly one of `calls` and `filter` is given."""
+    filter: str = ""
+    """A query on failed tool calls, the newest first."""
+    most: int = 50
+    """With `filter`: at most this many calls."""
+    times: int = 1
+    server: str = ""
+    """Another server to run them on; empty means the one on which each ran."""
+    edit: dict[str, Any] | None = None
+    """Other arguments, for a single call."""
+    allow: tuple[str, ...] = ()
+    """Tools with effects outside of the session that may run, as `server.tool`."""
+    despite_differences: bool = False
+    """Run the call even if an earlier call, which rebuilds the session, returns something else than then."""
+    note: str = ""
+
+    def problem(self) -> str:
+        if bool(self.calls) == bool(self.filter):
+            return "replay needs either ids of tool calls or a filter."
+        if self.edit is not None and len(set(self.calls)) != 1:
+            return "Edited arguments belong to one call; name exactly one."
+        if not 1 <= self.times <= 20:
+            return "A call is replayed 1 to 20 times."
+        return "" if 1 <= self.most <= 1000 else "One command replays 1 to 1000 calls."
+
+
+class StopReplays(Args, frozen=True):
+    """Hold queued replays back. Those that run end."""
+
+    ids: tuple[str, ...]
+    """Ids of replays, or beginnings of the ids of operations."""
+
+
+class ContinueReplays(Args, frozen=True):
+    """Let replays go on that were held back."""
+
+    ids: tuple[str, ...]
+
+
 class PinCheckpoint(Args, frozen=True):
     """Exempt a checkpoint from retention."""
 
@@ -301,3 +344,5 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True):
 
     lines: tuple[str, ...] = ()
     result: dict[str, KnobValue] = {}
+    under_way: str = ""
+    """How far it is, if it is not done; the coordinator sends the command again until it is."""

@@ -57,6 +57,11 @@ async def checkpoint(database: Database, id: str) -> Story:
     )
 
 
+async def replay(database: Database, id: str) -> Story:
+    """With the recorded call beside the runs."""
+    return Story(await whole(database, "Replay", id, hint="See `agentrl replays list`."))
+
+
 async def whole(database: Database, kind: str, id: str, *, hint: str) -> Plain:
     """A document under the names of rows; UnknownNameError."""
     found = await database.find_one(kind, {"_id": id})

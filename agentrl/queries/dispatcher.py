@@ -17,9 +17,11 @@ from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.rows import ONLY_READ
 from agentrl.protocol.wire import decode_as
 from agentrl.queries import details, exports, pages, record_tokens, records, staleness, tool_errors
-from agentrl.queries.operator_changes import Changes
+from agentrl.queries.operator_changes import Change, Changes
 from agentrl.queries.published_tokenizer import PublishedTokenizer
+from agentrl.queries.replay_changes import ReplayChanges
 from agentrl.steward.epochs import Source
+from agentrl.steward.replays import ReplayRunner
 from agentrl.steward.settings import StewardSettings
 from agentrl.store.database import Database
 
@@ -29,6 +31,7 @@ LISTS = {
     "list_steps": "Step",
     "list_checkpoints": "Checkpoint",
     "list_versions": "Publication",
+    "list_replays": "Replay",
 }
 
 Query = Callable[[Any], Awaitable[Any]]
@@ -41,14 +44,17 @@ class Dispatcher:
         settings: Callable[[], StewardSettings],
         sources: Mapping[str, Source] | None,
         run_dir: Path,
+        *,
+        replays: ReplayRunner | None = None,
     ) -> None:
-        """Without `sources` it only answers questions, and changes nothing."""
+        """Without `sources` it only answers questions, and changes nothing. `replays` executes replays."""
         published, errors = PublishedTokenizer(database, run_dir), tool_errors.ToolErrorQueries(database)
         self.queries: dict[str, Query] = {
             **{name: partial(pages.page, database, kind) for name, kind in LISTS.items()},
             "show_task": lambda args: details.task(database, args.id),
             "show_step": lambda args: details.step(database, args.id),
             "show_checkpoint": lambda args: details.checkpoint(database, args.id),
+            "show_replay": lambda args: details.replay(database, args.id),
             "show_record": partial(records.show, database, published),
             "list_failed_calls": errors.calls,
             "record_tokens": partial(record_tokens.part, database, published),
@@ -57,7 +63,9 @@ class Dispatcher:
             "staleness": lambda args: staleness.report(database, settings()),
             "accounting": lambda args: details.account(database, settings().max_trained_count),
         }
-        self.changes = {} if sources is None else Changes(database, settings, sources).table
+        self.changes: dict[str, Change] = {}
+        if sources is not None:
+            self.changes |= Changes(database, settings, sources).table | ReplayChanges(database, replays).table
 
     async def answer(self, question: AskUnit) -> Any:
         spec = COMMANDS.get(question.name)
@@ -72,4 +80,4 @@ class Dispatcher:
         if change is None:
             assert query is not None
             return await query(args)
-        return await (change.preview(args) if question.dry_run else change.carry_out(args, question.id))
+        return await (change.preview(args) if question.dry_run else change.carry_out(args, question))

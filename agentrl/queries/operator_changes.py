@@ -28,6 +28,7 @@ from agentrl.protocol.data_commands import (
     UnpinCheckpoint,
 )
 from agentrl.protocol.effects import Effect
+from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.steward import epochs
 from agentrl.steward.epochs import ADDED, Source
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
@@ -42,8 +43,8 @@ SHOWN = 5
 @dataclass(frozen=True, slots=True)
 class Change:
     preview: Callable[[Any], Awaitable[Effect | RollbackPreview]]
-    carry_out: Callable[[Any, str], Awaitable[Done]]
-    """With the id of the operation."""
+    carry_out: Callable[[Any, AskUnit], Awaitable[Done]]
+    """With the request of the operation, for its id and who made it."""
 
 
 class Changes:
@@ -78,11 +79,11 @@ class Changes:
                 loses.append(f"{counted(begun, 'records')} of its round {task.round} {given_up}")
         return Effect(changes=_few(changes), loses=tuple(loses))
 
-    async def _requeue(self, args: RequeueTasks, operation: str) -> Done:
+    async def _requeue(self, args: RequeueTasks, operation: AskUnit) -> Done:
         lines, refused = [], 0
         for id in dict.fromkeys(args.ids):
             try:
-                task = await tasks.requeue(self._database, id, _said(args.note), by=operation)
+                task = await tasks.requeue(self._database, id, _said(args.note), by=operation.id)
                 lines.append(f"{task.id} waits for its round {task.round}")
             except (RefusedError, UnknownNameError) as why:
                 if len(args.ids) == 1:
@@ -105,7 +106,7 @@ class Changes:
         queued = f"{counted(new, 'tasks')} of {args.environment}, {scored}, {'waits' if new == 1 else 'wait'}"
         return Effect(changes=(f"{queued} behind what is queued",), notes=tuple(notes))
 
-    async def _add(self, args: AddTasks, operation: str) -> Done:
+    async def _add(self, args: AddTasks, operation: AskUnit) -> Done:
         environment = self._environment(args.environment)
         train, _ = await self._read(args.file)
         known = await self._known_prompts(args.environment, train)
@@ -177,7 +178,7 @@ class Changes:
         kept = f"; it was kept for: {found.kept_for}" if found.kept_for and not stays else ""
         return Effect(changes=(f"{found.id} {becomes}{kept}",))
 
-    async def _pin(self, args: PinCheckpoint | UnpinCheckpoint, operation: str) -> Done:
+    async def _pin(self, args: PinCheckpoint | UnpinCheckpoint, operation: AskUnit) -> Done:
         pinned = isinstance(args, PinCheckpoint)
         found = await checkpoints.pin(self._database, args.id, pinned=pinned)
         return Done(result={"checkpoint": found.id, "pinned": pinned})
@@ -197,10 +198,10 @@ class Changes:
         notes = ("the newest checkpoint stays, so another rollback can return to it",)
         return RollbackPreview(Effect(changes=tuple(changes), notes=notes), dict(target.settings))
 
-    async def _rollback(self, args: RollBack, operation: str) -> Done:
+    async def _rollback(self, args: RollBack, operation: AskUnit) -> Done:
         target = await rollbacks.resolve(self._database, args.to)
-        if not await rollbacks.was_requested(self._database, operation):
-            await rollbacks.request(self._database, target, args.note, by=operation)
+        if not await rollbacks.was_requested(self._database, operation.id):
+            await rollbacks.request(self._database, target, args.note, by=operation.id)
         return Done(result={"checkpoint": target.id, "version": target.version, **target.settings})
 
 

@@ -19,9 +19,13 @@ from agentrl.store.database import Database, Plain
 
 LONGEST_TEXT = 500
 _OPEN_TOOLS = [ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING]
-COUNTED = {"Step": ("tasks", "filtered", "records")}
+COUNTED = {"Step": ("tasks", "filtered", "records"), "Replay": ("rebuilt", "runs")}
 """Lists of ids that a row only counts."""
-LEFT_OUT = {"Task": ("extra",), "Checkpoint": ("files",)}
+LEFT_OUT = {
+    "Task": ("extra",),
+    "Checkpoint": ("files",),
+    "Replay": ("arguments", "then", "sent", "session"),
+}
 
 
 async def page(database: Database, kind: str, args: ListRows, *, failed_calls: Sequence[str] | None = None) -> Page:

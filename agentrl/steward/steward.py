@@ -126,6 +126,11 @@ class Steward:
         """The newest version if no engine took it, else 0."""
         return await publications.rejected_version(self._database)
 
+    @property
+    def owner(self) -> str:
+        """The id of its Owner document."""
+        return self._lease.incarnation
+
     def follow(self, settings: StewardSettings) -> None:
         """From the next round on."""
         self.settings = settings

@@ -11,7 +11,14 @@ from typing import Any
 
 from pymongo import IndexModel
 
-from agentrl.policies.status_tables import HOLDS_SEAT, CallStatus, RecordStatus, TaskStatus, ToolCallStatus
+from agentrl.policies.status_tables import (
+    HOLDS_SEAT,
+    CallStatus,
+    RecordStatus,
+    ReplayStatus,
+    TaskStatus,
+    ToolCallStatus,
+)
 from agentrl.store import schema
 from agentrl.store.database import AlreadyThereError, Database, Plain
 
@@ -23,6 +30,7 @@ def _index(name: str, keys: str, **options: Any) -> IndexModel:
 IN_HAND = [RecordStatus.RUNNING.value, RecordStatus.FINISHED.value, RecordStatus.UNSCORED.value]
 UNSCORED = [RecordStatus.FINISHED.value, RecordStatus.UNSCORED.value]
 UNFOLLOWED = [RecordStatus.FAILED.value, RecordStatus.ABANDONED.value]
+REPLAYS_IN_HAND = [ReplayStatus.PREPARING.value, ReplayStatus.REPLAYING.value]
 ASKED = [ToolCallStatus.REQUESTED.value, ToolCallStatus.RUNNING.value]
 
 INDEXES: dict[str, list[IndexModel]] = {
@@ -70,6 +78,13 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("malformed", "done_at", partialFilterExpression={"parsed.error": {"$gt": ""}}),
     ],
     "DBRecordData": [_index("task", "task")],
+    "Replay": [
+        _index("queue", "created_at place", partialFilterExpression={"status": ReplayStatus.QUEUED.value}),
+        _index("in_hand", "owner", partialFilterExpression={"status": {"$in": REPLAYS_IN_HAND}}),
+        _index("operation", "operation status"),
+        _index("call", "call"),
+        _index("created", "created_at _id"),
+    ],
     "Step": [
         _index("status", "status step"),
         _index("tasks", "tasks"),

@@ -22,7 +22,15 @@ from agentrl.filters.parser import parse
 from agentrl.filters.sorting import SortKey, after, parse_sort, to_mongo_sort, values_of
 from agentrl.formatting.names import singular
 from agentrl.policies.outcomes import Outcome, OutcomeClass
-from agentrl.policies.status_tables import CheckpointStatus, PublicationStatus, RecordStatus, StepStatus, TaskStatus
+from agentrl.policies.replay_verdicts import Verdict
+from agentrl.policies.status_tables import (
+    CheckpointStatus,
+    PublicationStatus,
+    RecordStatus,
+    ReplayStatus,
+    StepStatus,
+    TaskStatus,
+)
 from agentrl.store import calls, list_cursors, row_columns
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
@@ -35,6 +43,7 @@ FIELDS: Mapping[str, Fields] = {
     "Step": known_fields.STEPS.among(status=StepStatus),
     "Checkpoint": known_fields.CHECKPOINTS.among(status=CheckpointStatus),
     "Publication": known_fields.PUBLICATIONS.among(status=PublicationStatus),
+    "Replay": known_fields.REPLAYS.among(status=ReplayStatus, verdict=Verdict),
     "Owner": known_fields.OWNERS,
     "Service": known_fields.SERVICES,
 }
@@ -48,6 +57,7 @@ NEWEST_FIRST: Mapping[str, str] = {
     "Checkpoint": "-at",
     # Versions are numbers that rise.
     "Publication": "-id",
+    "Replay": "-created_at",
 }
 """The default order of each list: what is new comes first. Each uses an index."""
 MOST_ROWS = 1000

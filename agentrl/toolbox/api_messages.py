@@ -36,6 +36,8 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     session: str
     """Session mode: how it keeps episodes apart."""
+    version: str = ""
+    """What the server reports about itself: name and version. Empty before its first start."""
     state: Literal["starting", "serving", "down"]
     breaker: str
     why: str = ""
@@ -72,6 +74,9 @@ class OpenSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     servers: tuple[str, ...] = ()
     wait_s: float = 30.0
     """How long to wait for a busy server."""
+    replays: bool = False
+    """It replays recorded calls, for an operator. It takes no process of a pool that episodes need, its calls are in no
+    statistics, and a circuit breaker neither refuses nor counts them."""
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The client of a toolbox, for samplers.
+"""The client of a toolbox, for samplers and the steward.
 
 Invariants:
 - A refusal raises the error that the toolbox raised.
@@ -82,12 +82,14 @@ class ToolboxClient:
     async def statistics(self) -> tuple[ToolStatistics, ...]:
         return (await self._request("GET", "/mcpapi/statistics", _Statistics)).tools
 
-    async def open(self, session: str, servers: Iterable[str], *, wait_s: float = 30.0) -> Opened:
+    async def open(
+        self, session: str, servers: Iterable[str], *, wait_s: float = 30.0, replays: bool = False
+    ) -> Opened:
         """Reserve all servers of an episode. A repeated request returns `created` False.
 
         Raises QuotaError or UnavailableError (try again later), SessionError, UnknownToolError.
         """
-        body = OpenSession(id=session, servers=tuple(servers), wait_s=wait_s)
+        body = OpenSession(id=session, servers=tuple(servers), wait_s=wait_s, replays=replays)
         return await self._request("POST", "/mcpapi/session", Opened, body, within_s=wait_s + ANSWER_WITHIN_S)
 
     async def call(

@@ -135,6 +135,8 @@ class Connection:
         self.pid = lambda: peer.pid if isinstance(peer, ServerProcess) else None
         self.gone = asyncio.Event()
         self.why = ""
+        self.version = ""
+        """Name and version, as the server reports them."""
         self.tools: tuple[ToolInfo, ...] = ()
         self.on_tools: Callable[[tuple[ToolInfo, ...]], None] = lambda tools: None
         """Called when the server reports that its list of tools has changed."""
@@ -227,6 +229,8 @@ class Connection:
         try:
             async with Client(self._peer.connected(), cache=None, message_handler=self._hear) as client:
                 self.tools = await self._list(client)
+                if (info := client.server_info) is not None:
+                    self.version = f"{info.name} {info.version}".strip()
                 self._client = client
                 self._in_background(self._follow_tools(client))
                 self._entered = True

@@ -75,6 +75,11 @@ class ConnectionSource(Protocol):
     def last_death(self) -> str: ...
 
     @property
+    def version(self) -> str:
+        """Name and version that the server reported at its last start."""
+        ...
+
+    @property
     def why(self) -> str:
         """Why there is no connection."""
         ...
@@ -133,6 +138,8 @@ class ConnectionStarter:
         within_s: float = 60.0,
     ) -> None:
         """`gate` limits the starts at the same time, `on_tools` gets the tools, `within_s` limits one start."""
+        self.version = ""
+        """Of the server, as it reported at its last start."""
         self._connect = connect
         self._gate = gate
         self._on_tools = on_tools
@@ -168,6 +175,7 @@ class ConnectionStarter:
             await self.wait()
             return None
         self.why = ""
+        self.version = connection.version
         self._on_tools(connection.tools)
         connection.on_tools = self._on_tools
         return connection
@@ -231,6 +239,10 @@ class _Started:
     def last_death(self) -> str:
         return self._starter.last_death
 
+    @property
+    def version(self) -> str:
+        return self._starter.version
+
 
 class SharedConnection(_Started):
     """One connection for all sessions of a `shared` or `keyed` server."""
@@ -276,6 +288,47 @@ class SharedConnection(_Started):
 
     def give_back(self, connection: Connection) -> None:
         pass
+
+
+class OwnProcesses:
+    """A process for each session that replays calls on a `process` server, beside the pool: as many as the pool has."""
+
+    def __init__(self, connect: Connect, gate: asyncio.Semaphore, size: int, *, within_s: float) -> None:
+        self._connect = connect
+        self._gate = gate
+        self._within_s = within_s
+        self._free = asyncio.Semaphore(size)
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def take(self, wait_s: float) -> Connection:
+        """Raises UnavailableError or QuotaError."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._free.acquire()
+        except TimeoutError:
+            raise QuotaError("Other replays use all processes for replays.", retry_after_s=1.0) from None
+        try:
+            async with start_permit(self._gate):
+                connection = self._connect()
+                await connection.open(self._within_s)
+        except AgentrlError as failed:
+            self._free.release()
+            raise UnavailableError(failed.message, retry_after_s=1.0) from None
+        except BaseException:
+            self._free.release()
+            raise
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        self._free.release()
+        task = asyncio.create_task(connection.close(), name="end a process that replayed a call")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def end(self) -> None:
+        """Wait until all of them have ended."""
+        while self._ending:
+            await asyncio.wait(self._ending)
 
 
 class ProcessPool(_Started):

@@ -18,7 +18,7 @@ from agentrl.toolbox.call_registry import Call
 from agentrl.toolbox.circuit_breaker import Breaker
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
 from agentrl.toolbox.mcp_connection import Connection
-from agentrl.toolbox.server_pool import ConnectionSource
+from agentrl.toolbox.server_pool import ConnectionSource, OwnProcesses
 
 RETURN_WITHIN_S = 5.0
 """How long a call waits for the restart of a server."""
@@ -35,6 +35,8 @@ class Server:
     at_once: int
     """Calls at the same time; more would make the server slower, or fail."""
     retry: FreshSessionRetry
+    own: OwnProcesses | None = None
+    """Of a server with a pool: the processes of sessions that replay calls."""
     turns: asyncio.Semaphore = field(init=False)
     tools: dict[str, ToolInfo] = field(default_factory=dict)
     sessions: int = 0
@@ -52,8 +54,9 @@ class Server:
 class Lease:
     """The reservation of one server for a session."""
 
-    def __init__(self, server: Server, connection: Connection) -> None:
+    def __init__(self, server: Server, connection: Connection, source: ConnectionSource | OwnProcesses) -> None:
         self.server = server
+        self._source = source
         self._connection = connection
         self._used = False
         self._ended = False
@@ -72,26 +75,26 @@ class Lease:
     async def _change(self) -> None:
         if self._used and self.server.config.session != "shared":
             raise SessionLostError(f"The state of this session in {self.server.name} is lost: {self._connection.why}.")
-        keeper = self.server.keeper
-        keeper.give_back(self._connection)
-        self._connection = await keeper.take(RETURN_WITHIN_S)
+        self._source.give_back(self._connection)
+        self._connection = await self._source.take(RETURN_WITHIN_S)
         if self._ended:
-            keeper.give_back(self._connection)
+            self._source.give_back(self._connection)
             raise SessionError("The session was closed.")
 
     def end(self) -> None:
         if not self._ended:
             self._ended = True
             self.server.sessions -= 1
-            self.server.keeper.give_back(self._connection)
+            self._source.give_back(self._connection)
 
 
 class Session:
     """The servers that one episode reserved, and its running calls."""
 
-    def __init__(self, id: str, leases: dict[str, Lease]) -> None:
+    def __init__(self, id: str, leases: dict[str, Lease], *, replays: bool = False) -> None:
         self.id = id
         self.leases = leases
+        self.replays = replays
         self.opened_at = self.used_at = time.monotonic()
         self.running: set[Call] = set()
         self.begun: list[str] = []
@@ -106,14 +109,15 @@ class Session:
         return 0.0 if self.running else now - self.used_at
 
 
-async def reserve(servers: list[Server], wait_s: float) -> dict[str, Lease]:
+async def reserve(servers: list[Server], wait_s: float, *, replays: bool = False) -> dict[str, Lease]:
     """Reserve all servers; raises the error of the first that is not available, and reserves none."""
     deadline = time.monotonic() + wait_s
     leases: dict[str, Lease] = {}
     try:
         for server in sorted(servers, key=lambda server: server.name):
-            connection = await server.keeper.take(max(0.0, deadline - time.monotonic()))
-            leases[server.name] = Lease(server, connection)
+            source = server.own if replays and server.own is not None else server.keeper
+            connection = await source.take(max(0.0, deadline - time.monotonic()))
+            leases[server.name] = Lease(server, connection, source)
     except BaseException:
         for lease in leases.values():
             lease.end()

@@ -47,6 +47,7 @@ from agentrl.toolbox.server_pool import (
     STARTS_AT_ONCE,
     ConnectionSource,
     ConnectionStarter,
+    OwnProcesses,
     ProcessPool,
     SharedConnection,
     connector,
@@ -114,7 +115,9 @@ class Toolbox:
         )
         at_once = config.calls or (CALLS_OVER_HTTP if config.url else CALLS_AT_ONCE)
         retry = FreshSessionRetry(config, connect, self._gate)
-        server = Server(name, config, keeper, Breaker(breaker), at_once, retry)
+        own = OwnProcesses(connect, self._gate, config.pool, within_s=float(config.start_s))
+        pooled = config.session == "process"
+        server = Server(name, config, keeper, Breaker(breaker), at_once, retry, own if pooled else None)
         return server
 
     @contextlib.asynccontextmanager
@@ -194,7 +197,7 @@ class Toolbox:
         servers = [self._server(name) for name in dict.fromkeys(wanted.servers)]
         if self.open_sessions >= self._quotas.sessions:
             raise QuotaError(f"There are {self._quotas.sessions} sessions open already.", retry_after_s=1.0)
-        for server in servers:
+        for server in servers if not wanted.replays else ():
             self._refuse_if_broken(server)
         task = asyncio.create_task(self._open(wanted, servers), name=f"open {wanted.id}")
         self._opening[wanted.id] = task
@@ -203,8 +206,9 @@ class Toolbox:
 
     async def _open(self, wanted: OpenSession, servers: list[Server]) -> Session:
         try:
-            leases = await reserve(servers, min(max(0.0, wanted.wait_s), MOST_OPEN_WAIT_S))
-            session = self._sessions[wanted.id] = Session(wanted.id, leases)
+            wait_s = min(max(0.0, wanted.wait_s), MOST_OPEN_WAIT_S)
+            leases = await reserve(servers, wait_s, replays=wanted.replays)
+            session = self._sessions[wanted.id] = Session(wanted.id, leases, replays=wanted.replays)
         finally:
             self._opening.pop(wanted.id, None)
         return session
@@ -260,7 +264,8 @@ class Toolbox:
             raise QuotaError(f"The session has {len(session.running)} calls under way already.", retry_after_s=0.5)
         if lease.server.waiting >= self._quotas.waiting_of_server:
             raise QuotaError(f"{lease.server.waiting} calls wait for {info.server} already.", retry_after_s=1.0)
-        self._refuse_if_broken(lease.server)
+        if not session.replays:
+            self._refuse_if_broken(lease.server)
         call = Call(wanted.call, wanted.session, tool, wanted.arguments)
         call.task = asyncio.create_task(self._run(call, info, session, lease, wanted.timeout_s), name=wanted.call)
         # The caller may have disconnected: mark the exception as seen.
@@ -273,7 +278,7 @@ class Toolbox:
     async def _run(self, call: Call, tool: ToolInfo, session: Session, lease: Lease, requested_s: float) -> CallAnswer:
         """Run a call and record its answer. A ToolboxError means that it did not run."""
         try:
-            answer = await self._in_turn(call, tool, lease, requested_s)
+            answer = await self._in_turn(call, tool, lease, requested_s, replays=session.replays)
         except asyncio.CancelledError:
             if not session.closing:
                 raise
@@ -285,10 +290,13 @@ class Toolbox:
             session.running.discard(call)
             session.used_at = time.monotonic()
         self._memory.answered(call, answer)
-        self.statistics.add(tool.id, answer, call=call.id, session=session.id)
+        if not session.replays:
+            self.statistics.add(tool.id, answer, call=call.id, session=session.id)
         return answer
 
-    async def _in_turn(self, call: Call, tool: ToolInfo, lease: Lease, requested_s: float) -> CallAnswer:
+    async def _in_turn(
+        self, call: Call, tool: ToolInfo, lease: Lease, requested_s: float, *, replays: bool
+    ) -> CallAnswer:
         server = lease.server
         server.waiting += 1
         try:
@@ -302,19 +310,22 @@ class Toolbox:
         server.running += 1
         try:
             connection = await lease.connection()
-            return await self._call_server(call, tool, server, connection, requested_s)
+            limit_s = server.config.timeout_s
+            timeout_s = min(limit_s, requested_s) if requested_s > 0.0 else limit_s
+            if replays:
+                return await _call_apart(call, tool, server, connection, timeout_s)
+            return await self._call_server(call, tool, server, connection, timeout_s)
         finally:
             server.running -= 1
             server.turns.release()
 
     async def _call_server(
-        self, call: Call, tool: ToolInfo, server: Server, connection: Connection, requested_s: float
+        self, call: Call, tool: ToolInfo, server: Server, connection: Connection, timeout_s: float
     ) -> CallAnswer:
         permit = server.breaker.admit(time.monotonic())
         if permit is None:
             raise self._broken(server)
         limit_s = server.config.timeout_s
-        timeout_s = min(limit_s, requested_s) if requested_s > 0.0 else limit_s
         began = time.monotonic()
         try:
             answer = await call_server(
@@ -397,6 +408,9 @@ class Toolbox:
         self.draining = True
         for id in [*self._opening, *self._sessions]:
             await self.close(id, "the toolbox ended")
+        for server in self._servers.values():
+            if server.own is not None:
+                await server.own.end()
 
 
 async def _joined(task: asyncio.Task[T], otherwise: T | ToolboxError) -> T:
@@ -412,6 +426,25 @@ async def _joined(task: asyncio.Task[T], otherwise: T | ToolboxError) -> T:
         return otherwise
 
 
+async def _call_apart(
+    call: Call, tool: ToolInfo, server: Server, connection: Connection, timeout_s: float
+) -> CallAnswer:
+    """A replayed call: no breaker, no statistics and no second call, because it is no evidence about the tool's use."""
+    began = time.monotonic()
+    answer = await call_server(
+        connection,
+        tool.name,
+        call.arguments,
+        server.config,
+        session=call.session,
+        call=call.id,
+        timeout_s=timeout_s,
+    )
+    if answer.status in ("timeout", "lost") and server.config.session != "process":
+        connection.doubt()
+    return msgspec.structs.replace(answer, latency_s=time.monotonic() - began)
+
+
 def _info(server: Server) -> ServerInfo:
     serving = server.keeper.serving
     down_s = 0.0 if serving else server.keeper.down_s
@@ -422,6 +455,7 @@ def _info(server: Server) -> ServerInfo:
     return ServerInfo(
         id=server.name,
         session=server.config.session,
+        version=server.keeper.version,
         state="serving" if serving else "starting" if server.keeper.why == NOT_YET else "down",
         breaker=str(server.breaker.state(time.monotonic())),
         why=why,

@@ -56,6 +56,7 @@ def test_the_check_agrees_with_the_table_for_all_actors(table: Table) -> None:
         ("Record", {"unscorable", "excluded", "superseded"}),
         ("DispatchedSamplingTask", {"done", "partial", "failed"}),
         ("ToolCall", {"refused", "ok", "tool_error", "timeout", "cancelled", "lost"}),
+        ("Replay", {"kept", "excluded", "forked", "failed"}),
         ("Step", {"released"}),
         ("Checkpoint", {"deleted", "abandoned"}),
         ("Publication", {"rejected", "skipped", "deleted"}),

@@ -94,7 +94,10 @@ class ServedCommands:
         while not operation.state.ended:
             request = messages.Request(operation.id, spec.name, args, deadline_ct=operation.deadline)
             try:
-                return decode_as(Done, await self.ask(spec, request, operation.who))
+                done = decode_as(Done, await self.ask(spec, request, operation.who))
+                if not done.under_way:
+                    return done
+                self._context.operations.waits_for(operation, done.under_way)
             except (UnavailableError, WaitTimeoutError) as away:
                 self._context.operations.waits_for(operation, away.message)
             await asyncio.sleep(ASK_AGAIN_S)

@@ -1,0 +1,106 @@
+"""Compares two results of a tool call for people: JSON by path, text by line, both reduced to what changed.
+
+Invariants:
+- Results that are equal have no changes.
+- The number of changes and the length of each are limited; what is left out is counted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from agentrl.policies.replay_verdicts import CallResult, json_of
+
+MOST_CHANGES = 40
+MOST_CHARS = 400
+MOST_LINES = 2_000
+"""Lines that are compared one by one. The comparison takes the square of their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference. `then` or `now` is None if one of the results has nothing there."""
+
+    path: str
+    """`$.items[2].price` in JSON, `line 7` in text, `status`."""
+    then: str | None = None
+    now: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    changes: tuple[Change, ...] = ()
+    left_out: int = 0
+    """Changes that are not listed."""
+
+
+def compare(then: CallResult, now: CallResult) -> Diff:
+    changes = _changes(then, now)
+    listed = tuple(islice(changes, MOST_CHANGES))
+    return Diff(listed, sum(1 for _ in changes))
+
+
+def _changes(then: CallResult, now: CallResult) -> Iterator[Change]:
+    if then.status != now.status:
+        yield Change("status", then.status, now.status)
+    before, after = json_of(then.text), json_of(now.text)
+    if before is not None and after is not None:
+        yield from _of_values("$", before, after)
+    else:
+        yield from _of_lines(then.text, now.text)
+
+
+_NOTHING = object()
+
+
+def _of_values(path: str, then: object, now: object) -> Iterator[Change]:
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in dict.fromkeys((*then, *now)):
+            name = f".{key}" if key.isidentifier() else f"[{json.dumps(key, ensure_ascii=False)}]"
+            yield from _of_values(f"{path}{name}", then.get(key, _NOTHING), now.get(key, _NOTHING))
+    elif isinstance(then, list) and isinstance(now, list):
+        for index in range(max(len(then), len(now))):
+            before = then[index] if index < len(then) else _NOTHING
+            after = now[index] if index < len(now) else _NOTHING
+            yield from _of_values(f"{path}[{index}]", before, after)
+    elif then is _NOTHING or now is _NOTHING or then != now or isinstance(then, bool) != isinstance(now, bool):
+        yield Change(path, _shown(then), _shown(now))
+
+
+def _shown(value: object) -> str | None:
+    return None if value is _NOTHING else _cut(json.dumps(value, ensure_ascii=False))
+
+
+def _of_lines(then: str, now: str) -> Iterator[Change]:
+    before, after = _lines(then), _lines(now)
+    first = 0
+    while first < min(len(before), len(after)) and before[first] == after[first]:
+        first += 1
+    last = 0
+    while last < min(len(before), len(after)) - first and before[-1 - last] == after[-1 - last]:
+        last += 1
+    before, after = before[first : len(before) - last], after[first : len(after) - last]
+    if len(before) > MOST_LINES or len(after) > MOST_LINES:
+        opcodes = [("replace", 0, len(before), 0, len(after))]
+    else:
+        opcodes = list(difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes())
+    for kind, i1, i2, j1, j2 in opcodes:
+        if kind != "equal":
+            line = first + (i1 if i2 > i1 else j1) + 1
+            yield Change(f"line {line}", _joined(before[i1:i2]), _joined(after[j1:j2]))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def _joined(lines: list[str]) -> str | None:
+    return _cut("\n".join(lines)) if lines else None
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"

@@ -1,0 +1,347 @@
+"""Executes queued replays of tool calls through a toolbox, and judges them.
+
+Invariants:
+- A replay has sessions of its own, which no episode uses, and closes them.
+- Every run of a call that may change its session has a freshly rebuilt one.
+- A call with effects outside of its session is noted in the store before it is sent, and is sent once.
+- Whatever dies, a replay ends in one state: its steward's lease decides who may move it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+
+import msgspec
+
+from agentrl.config.data_plane import ToolServer
+from agentrl.errors import AgentrlError, RefusedError, UnknownNameError
+from agentrl.policies.replay_verdicts import CallResult, Verdict, fault_of, is_same, judge
+from agentrl.policies.result_diff import Diff, compare
+from agentrl.policies.status_tables import ReplayStatus
+from agentrl.steward.replay_plans import ReplayPlan, ReplayPlanner
+from agentrl.store import replays, service_registry
+from agentrl.store.database import Database, Plain, StoreError
+from agentrl.store.documents import Replay, ReplayChange, ReplayedCall, ToolCall
+from agentrl.toolbox.api_messages import (
+    BadRequestError,
+    CallAnswer,
+    QuotaError,
+    SessionError,
+    ToolboxError,
+    ToolboxGoneError,
+    UnavailableError,
+    UnknownToolError,
+)
+from agentrl.toolbox.client import ToolboxClient
+
+log = logging.getLogger("replays")
+AT_ONCE = 32
+"""As many as a tool server takes calls at the same time."""
+LOOK_EVERY_S = 0.5
+FREE_ORPHANS_EVERY_S = 2.0
+PATIENCE_S = 60.0
+"""How long a replay waits for a toolbox, or for a server that is busy or down."""
+AGAIN_S = 0.5
+RESERVED_WITHIN_S = 30.0
+STOPPED_WITHIN_S = 15.0
+MOST_RESULT_CHARS = 65_536
+"""Of a result in the document of a replay; a longer one keeps both ends."""
+
+MOST_REBUILT_CHARS = 2_000
+"""Of the result of a call that rebuilt the session; there may be many."""
+
+
+class _CannotRunError(Exception):
+    """The call cannot run: its server or tool is not there. Nothing ran."""
+
+
+class _InterruptedError(Exception):
+    """The toolbox or its session is gone; whether a call ran is not known."""
+
+
+class _NotMineError(Exception):
+    """Another attempt has the replay by now."""
+
+
+class ReplayRunner:
+    """Takes queued replays in the name of a steward, while `run` runs."""
+
+    def __init__(self, database: Database, servers: Mapping[str, ToolServer], *, owner: str, token: str) -> None:
+        self._database = database
+        self._servers = servers
+        self._owner = owner
+        self._token = token
+        self.planner = ReplayPlanner(database, servers)
+        self._clients: dict[str, ToolboxClient] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._freed_at = float("-inf")
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until `stop` is called, or it is cancelled."""
+        try:
+            while not self._stopping.is_set():
+                try:
+                    await self._take_all()
+                except StoreError as away:
+                    log.warning("replays wait: %s", away.message)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._stopping.wait()
+            if self._running:
+                await asyncio.wait(self._running.values(), timeout=STOPPED_WITHIN_S)
+        finally:
+            for task in self._running.values():
+                task.cancel()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            for client in self._clients.values():
+                await client.aclose()
+
+    def stop(self) -> None:
+        """Take no more; replays under way may end."""
+        self._stopping.set()
+
+    async def _take_all(self) -> None:
+        if time.monotonic() >= self._freed_at + FREE_ORPHANS_EVERY_S:
+            await replays.free_orphans(self._database)
+            self._freed_at = time.monotonic()
+        while len(self._running) < AT_ONCE and not self._stopping.is_set():
+            replay = await replays.claim(self._database, self._owner)
+            if replay is None:
+                return
+            name = f"replay {replay.id} {replay.attempt}"
+            task = self._running[name] = asyncio.create_task(self._guarded(replay), name=name)
+            task.add_done_callback(lambda done: self._running.pop(done.get_name(), None))
+
+    async def _guarded(self, replay: Replay) -> None:
+        """Run a replay; it is put back if it is interrupted."""
+        try:
+            await _Execution(self, replay, self._database).run()
+        except _NotMineError:
+            log.warning("%s belongs to another attempt now", replay.id)
+        except asyncio.CancelledError:
+            # The steward ends, and the store still answers it.
+            await self._put_back(replay, "its steward was stopped")
+            raise
+        except _InterruptedError as interrupted:
+            await self._put_back(replay, str(interrupted))
+        except AgentrlError as failed:
+            await self._put_back(replay, failed.message)
+        except Exception as broken:  # a task boundary: one replay must not end the others
+            log.exception("%s failed", replay.id)
+            await self._put_back(replay, f"the steward failed ({broken!r})")
+
+    async def _put_back(self, replay: Replay, why: str) -> None:
+        while True:
+            try:
+                status = await replays.put_back(self._database, replay, why)
+            except StoreError as away:
+                log.warning("%s is not put back yet: %s", replay.id, away.message)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                log.warning("%s was interrupted (%s): %s", replay.id, why, status or "another attempt has it")
+                return
+
+    async def toolbox(self, server: str, conversation: str) -> ToolboxClient | None:
+        """A toolbox that has this server, or None."""
+        able = [box for box in await service_registry.alive(self._database, "toolbox") if server in box.names]
+        if not able:
+            return None
+        url = able[zlib.crc32(conversation.encode()) % len(able)].url
+        if url not in self._clients:
+            self._clients[url] = ToolboxClient(url, self._token)
+        return self._clients[url]
+
+    async def version(self, server: str) -> str:
+        """Name and version that the server reports about itself; empty if no toolbox can tell."""
+        with suppress(ToolboxError):
+            client = await self.toolbox(server, server)
+            for one in await client.servers() if client is not None else ():
+                if one.id == server:
+                    return one.version
+        return ""
+
+
+class _Execution:
+    """One attempt of one replay."""
+
+    def __init__(self, runner: ReplayRunner, replay: Replay, database: Database) -> None:
+        self._runner = runner
+        self._replay = replay
+        self._database = database
+        self._client: ToolboxClient | None = None
+        self._session = ""
+        self._calls = 0
+
+    async def run(self) -> None:
+        replay = self._replay
+        try:
+            plan = await self._runner.planner.plan(replay.call, replay.server)
+        except (RefusedError, UnknownNameError) as refused:
+            await self._judged({"verdict": Verdict.CANNOT_RUN, "reason": refused.message})
+            return
+        if missing := set(plan.outside) - set(replay.allowed):
+            reason = f"{', '.join(sorted(missing))} acts outside of the session and was not allowed by name"
+            await self._judged({"verdict": Verdict.CANNOT_RUN, "reason": reason})
+            return
+        try:
+            await self._make_runs(plan)
+        finally:
+            with suppress(ToolboxError):
+                await self._close()
+
+    async def _make_runs(self, plan: ReplayPlan) -> None:
+        replay = self._replay
+        text = await replays.whole_result(self._database, plan.call.call)
+        then = CallResult(plan.call.call.status, text, plan.call.call.error_class)
+        runs: list[tuple[CallResult, ReplayedCall]] = []
+        reason = ""
+        try:
+            for number in range(replay.times):
+                if number == 0 or plan.fresh_session:
+                    await self._open(plan, number)
+                    rebuilt, same = await self._rebuild(plan)
+                    if not same and not replay.despite_differences:
+                        why = _difference(rebuilt)
+                        await self._judged({"verdict": Verdict.NOT_REPRODUCIBLE, "rebuilt": rebuilt, "reason": why})
+                        return
+                    if number == 0:
+                        await self._moved(ReplayStatus.REPLAYING, {"rebuilt": rebuilt})
+                answer = await self._call(plan, plan.call.call.tool, replay.arguments)
+                runs.append((_result(answer), _replayed(plan.call.call, then, answer)))
+        except _CannotRunError as refused:
+            reason = str(refused)
+        judged = judge(then, [result for result, _ in runs])
+        await self._judged(
+            {
+                "verdict": judged.verdict,
+                "agreed": judged.agreed,
+                "fault": "" if replay.edited else fault_of(then, judged.verdict),
+                "runs": [run for _, run in runs],
+                "reason": reason,
+            }
+        )
+
+    async def _rebuild(self, plan: ReplayPlan) -> tuple[list[ReplayedCall], bool]:
+        """The calls that were made, up to the first difference unless that is consented; whether all are the same."""
+        made: list[ReplayedCall] = []
+        for earlier in plan.rebuild:
+            text = await replays.whole_result(self._database, earlier.call)
+            then = CallResult(earlier.call.status, text, earlier.call.error_class)
+            answer = await self._call(plan, earlier.call.tool, earlier.call.arguments)
+            made.append(_replayed(earlier.call, then, answer, most_chars=MOST_REBUILT_CHARS))
+            if not made[-1].same and not self._replay.despite_differences:
+                break
+        return made, all(one.same for one in made)
+
+    # ---- the toolbox ----
+
+    async def _open(self, plan: ReplayPlan, number: int) -> None:
+        """Open the session of a run, with patience. Opening it again is harmless."""
+        await self._close()
+        replay = self._replay
+        self._session = f"{replay.id}#{replay.attempt}.{number}"
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                client = await self._runner.toolbox(plan.server, replay.id)
+                if client is None:
+                    raise UnavailableError(f"no toolbox serves {plan.server}")
+                if replay.attempt > 1 and number == 0:
+                    await client.close(f"{replay.id}#{replay.attempt - 1}.0")
+                await client.open(self._session, [plan.server], wait_s=RESERVED_WITHIN_S, replays=True)
+                self._client = client
+                version = await self._runner.version(plan.server) if number == 0 else ""
+                if number == 0 and not await replays.note_server(self._database, replay, self._session, version):
+                    raise _NotMineError
+                return
+            except (UnknownToolError, BadRequestError) as refused:
+                raise _CannotRunError(refused.message) from refused
+            except ToolboxError as away:
+                if time.monotonic() > deadline:
+                    raise _CannotRunError(away.message) from away
+            await asyncio.sleep(AGAIN_S)
+
+    async def _call(self, plan: ReplayPlan, tool: str, arguments: dict[str, object]) -> CallAnswer:
+        assert self._client is not None
+        self._calls += 1
+        id = f"{self._session}.{self._calls}"
+        if plan.acts_outside(tool):
+            # Durable before it is sent: a steward that finds this replay interrupted must not send the call again.
+            noted = await replays.note_sent(self._database, self._replay, f"{plan.server}.{tool}")
+            if not noted:
+                raise _NotMineError
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await self._client.call(self._session, id, plan.server, tool, arguments)
+            except (UnknownToolError, BadRequestError) as refused:
+                raise _CannotRunError(refused.message) from refused
+            except (QuotaError, UnavailableError) as busy:
+                if time.monotonic() > deadline:
+                    raise _CannotRunError(busy.message) from busy
+            except (ToolboxGoneError, SessionError, ToolboxError) as gone:
+                raise _InterruptedError(gone.message) from gone
+            await asyncio.sleep(AGAIN_S)
+
+    async def _close(self) -> None:
+        if self._client is not None and self._session:
+            client, self._client = self._client, None
+            await client.close(self._session)
+
+    # ---- the store ----
+
+    async def _moved(self, target: ReplayStatus, fields: Plain) -> None:
+        if not await replays.move(self._database, self._replay, target, fields):
+            raise _NotMineError
+
+    async def _judged(self, fields: Plain) -> None:
+        await self._moved(ReplayStatus.JUDGED, fields)
+
+
+def _result(answer: CallAnswer) -> CallResult:
+    return CallResult(answer.status, answer.content, answer.error_class)
+
+
+def _replayed(
+    recorded: ToolCall, then: CallResult, answer: CallAnswer, *, most_chars: int = MOST_RESULT_CHARS
+) -> ReplayedCall:
+    now = _result(answer)
+    same = is_same(then, now)
+    diff = Diff() if same else compare(then, now)
+    return ReplayedCall(
+        call=recorded.id,
+        tool=recorded.tool,
+        status=answer.status,
+        error_class=answer.error_class,
+        result=both_ends(answer.content, most_chars),
+        latency_s=answer.latency_s,
+        same=same,
+        changes=[ReplayChange(change.path, change.then, change.now) for change in diff.changes],
+        changes_left_out=diff.left_out,
+    )
+
+
+def _difference(rebuilt: list[ReplayedCall]) -> str:
+    first = next(one for one in rebuilt if not one.same)
+    change = first.changes[0] if first.changes else ReplayChange("result")
+    return f"{first.call} ({first.tool}) returned something else: {change.path} was {change.then}, is {change.now}"
+
+
+def both_ends(text: str, most_chars: int = MOST_RESULT_CHARS) -> str:
+    if len(text) <= most_chars:
+        return text
+    half = most_chars // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
+
+
+def then_of(recorded: ToolCall, text: str) -> ReplayedCall:
+    """The recorded call, as a replay shows it."""
+    plain = msgspec.structs.asdict(recorded)
+    kept = {name: plain[name] for name in ("tool", "status", "error_class", "latency_s")}
+    return ReplayedCall(call=recorded.id, result=both_ends(text), same=True, **kept)

@@ -1,0 +1,194 @@
+"""Replays of tool calls: the documents, and the conditional updates that move them.
+
+Invariants:
+- The recorded call is never changed.
+- Every move is one conditional update on status, owner and attempt, so a steward that lost a replay changes nothing.
+- An interrupted replay of which a call with effects outside may have run ends as failed and never runs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from agentrl.errors import UnknownNameError
+from agentrl.policies.replay_verdicts import EarlierCall
+from agentrl.policies.status_tables import REPLAY, Actor, ReplayStatus, check
+from agentrl.store import chunks, owners
+from agentrl.store.call_writer import CALLS
+from agentrl.store.database import Database, Plain
+from agentrl.store.documents import Replay, ToolCall, load, load_if, storable, to_bson, within
+from agentrl.store.update_expressions import NOW, setting
+
+REPLAYS = Replay.__name__
+IN_HAND = [ReplayStatus.PREPARING.value, ReplayStatus.REPLAYING.value]
+OPEN = [ReplayStatus.QUEUED.value, *IN_HAND]
+MOST_ATTEMPTS = 3
+
+
+class RecordedCall(msgspec.Struct, frozen=True):
+    """A tool call with the record and the turn that it belongs to."""
+
+    call: ToolCall
+    record: str
+    task: str
+    turn: int
+
+    @property
+    def place(self) -> EarlierCall:
+        call = self.call
+        number = int(call.id.rpartition(".")[2])
+        return EarlierCall(call.id, self.turn, number, call.server, call.tool, call.status)
+
+
+# ---- recorded calls ----
+
+
+async def recorded(database: Database, id: str) -> RecordedCall:
+    """Raises UnknownNameError."""
+    model_call, _, _ = id.rpartition(".")
+    document = await database.find_one(CALLS, {"_id": model_call}, projection=["record", "task", "turn", "tool_calls"])
+    found = next((one for one in _calls_of(document) if one.call.id == id), None) if document else None
+    if found is None:
+        raise UnknownNameError(f"There is no tool call {id}.", hint="`agentrl records show RECORD` has its tool calls.")
+    return found
+
+
+async def calls_of_record(database: Database, record: str) -> list[RecordedCall]:
+    """All tool calls of a record, in the order of their turns."""
+    fields = ["record", "task", "turn", "tool_calls"]
+    found = await database.find(CALLS, {"_id": within(record)}, sort=[("_id", 1)], projection=fields)
+    return [one for document in found for one in _calls_of(document)]
+
+
+def _calls_of(document: Plain) -> Iterable[RecordedCall]:
+    for call in document.get("tool_calls", ()):
+        yield RecordedCall(msgspec.convert(call, ToolCall), document["record"], document["task"], document["turn"])
+
+
+async def whole_result(database: Database, call: ToolCall) -> str:
+    return await chunks.whole(database, call.id, "result") or call.result
+
+
+# ---- life ----
+
+
+def replay_id(call: str, operation: str) -> str:
+    return f"{call}~{operation[:8]}"
+
+
+async def insert(database: Database, wanted: Sequence[Replay]) -> int:
+    """Queue those that are not there yet. Returns how many that were."""
+    for replay in wanted:
+        check(REPLAY, "", ReplayStatus.QUEUED, Actor.OPERATOR, replay.id)
+    now = await database.now()
+    documents = [storable(to_bson(replay)) | {"created_at": now} for replay in wanted]
+    return await database.insert_new(REPLAYS, documents)
+
+
+async def claim(database: Database, owner: str, *, besides: Collection[str] = ()) -> Replay | None:
+    """The oldest queued replay that is not stopped; None if there is none. `besides`: ids that are not taken now."""
+    queued: Plain = {"status": {"$in": list(REPLAY.sources(ReplayStatus.PREPARING, Actor.STEWARD))}, "stopped": False}
+    if besides:
+        queued["_id"] = {"$nin": list(besides)}
+    fields: Plain = {"status": ReplayStatus.PREPARING, "owner": owner}
+    update = setting(fields, attempt={"$add": ["$attempt", 1]}, started_at={"$ifNull": ["$started_at", NOW]})
+    found = await database.find_one_and_update(REPLAYS, queued, update, sort=[("created_at", 1), ("place", 1)])
+    return load_if(Replay, found)
+
+
+async def move(database: Database, replay: Replay, target: ReplayStatus, fields: Plain | None = None) -> bool:
+    """False if the replay belongs to another attempt by now; then nothing was changed."""
+    sources = REPLAY.sources(target, Actor.STEWARD)
+    mine = _mine(replay) | {"status": {"$in": list(sources)}}
+    changed: Plain = {"status": target, **storable(to_bson(fields or {}))}
+    computed: dict[str, Any] = {}
+    if target in (ReplayStatus.JUDGED, ReplayStatus.FAILED):
+        took = {"$divide": [{"$subtract": [NOW, "$started_at"]}, 1000.0]}
+        computed = {"judged_at": NOW, "duration_s": {"$ifNull": [took, 0.0]}}
+    return await database.update_one(REPLAYS, mine, setting(changed, **computed))
+
+
+async def note_sent(database: Database, replay: Replay, call: str) -> bool:
+    """Make it durable that a call with effects outside may have run. False if the replay is another attempt's."""
+    mine = _mine(replay) | {"status": {"$in": IN_HAND}}
+    return await database.update_one(REPLAYS, mine, {"$push": {"sent": call}})
+
+
+async def note_server(database: Database, replay: Replay, session: str, version: str) -> bool:
+    fields = {"session": session, "server_version": version}
+    return await database.update_one(REPLAYS, _mine(replay), {"$set": fields})
+
+
+def _mine(replay: Replay) -> Plain:
+    return {"_id": replay.id, "owner": replay.owner, "attempt": replay.attempt}
+
+
+async def put_back(database: Database, replay: Replay, why: str) -> str:
+    """End an interrupted attempt: queued again, or failed if it was the last one or a call may have run outside.
+    Returns the new status; empty if another attempt has it."""
+    found = await database.find_one(REPLAYS, _mine(replay) | {"status": {"$in": IN_HAND}}, projection=["sent"])
+    if found is None:
+        return ""
+    if found["sent"]:
+        reason = f"{why}; {found['sent'][-1]} may have run and is not run again"
+        target = ReplayStatus.FAILED
+    else:
+        reason = why
+        target = ReplayStatus.QUEUED if replay.attempt < MOST_ATTEMPTS else ReplayStatus.FAILED
+    fields: Plain = {"reason": reason}
+    if target is ReplayStatus.QUEUED:
+        fields |= {"owner": "", "rebuilt": [], "runs": []}
+    return target.value if await move(database, replay, target, fields) else ""
+
+
+async def free_orphans(database: Database) -> int:
+    """Put back what dead stewards were replaying. Returns how many replays that were."""
+    names = await database.distinct(REPLAYS, "owner", {"status": {"$in": IN_HAND}})
+    dead = sorted(await owners.dead_among(database, names))
+    if not dead:
+        return 0
+    left = await database.find(REPLAYS, {"status": {"$in": IN_HAND}, "owner": {"$in": dead}})
+    moved = [await put_back(database, load(Replay, one), f"{one['owner']} died during it") for one in left]
+    return sum(map(bool, moved))
+
+
+# ---- operators ----
+
+
+async def of_operation(database: Database, operation: str) -> list[Replay]:
+    return [load(Replay, one) for one in await database.find(REPLAYS, {"operation": operation}, sort=[("place", 1)])]
+
+
+async def get(database: Database, id: str) -> Replay:
+    """Raises UnknownNameError."""
+    found = await database.find_one(REPLAYS, {"_id": id})
+    if found is None:
+        raise UnknownNameError(f"There is no replay {id}.", hint="See `agentrl replays list`.")
+    return load(Replay, found)
+
+
+async def stop(database: Database, ids: Sequence[str]) -> int:
+    """Hold queued replays back. Returns how many that were. Those that run end."""
+    queued = {"_id": {"$in": list(ids)}, "status": ReplayStatus.QUEUED, "stopped": False}
+    return await database.update_many(REPLAYS, queued, {"$set": {"stopped": True}})
+
+
+async def continue_stopped(database: Database, ids: Sequence[str], by: str) -> int:
+    """Let those go on that were held back. An operation does so once: a later stop is not undone by it."""
+    held = {"_id": {"$in": list(ids)}, "stopped": True, "continued_by": {"$ne": by}}
+    return await database.update_many(REPLAYS, held, {"$set": {"stopped": False, "continued_by": by}})
+
+
+async def chosen(database: Database, names: Iterable[str]) -> list[Replay]:
+    """Replays by their ids, or by the beginning of the id of their operation. Raises UnknownNameError."""
+    found: dict[str, Replay] = {}
+    for name in names:
+        of_name: Plain = {"_id": name} if "~" in name else {"operation": {"$gte": name, "$lt": f"{name}~"}}
+        some = [load(Replay, one) for one in await database.find(REPLAYS, of_name, sort=[("place", 1)])]
+        if not some:
+            raise UnknownNameError(f"There is no replay {name}, nor an operation.", hint="See `agentrl replays list`.")
+        found |= {replay.id: replay for replay in some}
+    return list(found.values())

@@ -1,0 +1,361 @@
+"""Replays over a real database, with a real toolbox and real MCP servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.config.data_plane import ToolServer
+from agentrl.errors import RefusedError, UnknownNameError
+from agentrl.http.token_server import listening
+from agentrl.policies.status_tables import ReplayStatus
+from agentrl.protocol.data_commands import ContinueReplays, Done, ReplayCalls, StopReplays
+from agentrl.protocol.effects import Effect
+from agentrl.protocol.message_base import Args
+from agentrl.protocol.messages.served_commands import AskUnit
+from agentrl.protocol.wire import raw
+from agentrl.queries.dispatcher import Dispatcher
+from agentrl.steward.replays import ReplayRunner, _Execution
+from agentrl.steward.settings import EnvironmentSettings, StewardSettings
+from agentrl.store import indexes, owners, replays, service_registry
+from agentrl.store.call_writer import CALLS, now
+from agentrl.store.database import Database
+from agentrl.store.documents import Replay, Service, load
+from agentrl.toolbox.api import build_app
+from agentrl.toolbox.toolbox import Toolbox
+from tests.toolbox.conftest import TOKEN, faulty
+from tests.waiting import aeventually
+
+RECORD = "shop/train/0/000000#r1.s0.a1"
+Start = Callable[..., Awaitable["House"]]
+
+
+class House:
+    """A toolbox over HTTP, and a steward's replays beside it."""
+
+    def __init__(self, db: Database, run_dir: Path, servers: dict[str, ToolServer]) -> None:
+        self.db = db
+        self.run_dir = run_dir
+        self.servers = servers
+        self.toolbox = Toolbox(servers, run_dir=run_dir, name="toolbox-0.1")
+        self.runner: ReplayRunner | None = None
+        self._asked = 0
+
+    @contextlib.asynccontextmanager
+    async def toolbox_up(self) -> AsyncIterator[None]:
+        async with self.toolbox.running(), listening(build_app(self.toolbox, TOKEN)) as url:
+            me = Service(id="toolbox-0.1", unit="toolbox-0", kind="toolbox", url=url, state="serving")
+            me.names = list(self.servers)
+            reporting = asyncio.create_task(self._report(me))
+            try:
+                await aeventually(self._is_serving)
+                yield
+            finally:
+                reporting.cancel()
+                await asyncio.wait([reporting])
+
+    async def _is_serving(self) -> bool:
+        here = await service_registry.alive(self.db, "toolbox")
+        return bool(here) and all(server.state == "serving" for server in self.toolbox.servers())
+
+    async def _report(self, me: Service) -> None:
+        while True:
+            await service_registry.report(self.db, me)
+            await asyncio.sleep(1.0)
+
+    @contextlib.asynccontextmanager
+    async def steward_up(self, owner: str = "steward-0.1") -> AsyncIterator[asyncio.Task[None]]:
+        """A steward of which only the replays run."""
+        await owners.Lease(self.db, owner, unit="steward-0", role="steward").open()
+        self.runner = ReplayRunner(self.db, self.servers, owner=owner, token=TOKEN)
+        task = asyncio.create_task(self.runner.run())
+        try:
+            yield task
+        finally:
+            self.runner.stop()
+            await asyncio.wait([task])
+
+    async def ask(self, name: str, args: Args, *, dry_run: bool = False, id: str = "") -> Any:
+        self._asked += 1
+        settings = StewardSettings(environments={"shop": EnvironmentSettings()})
+        runner = self.runner or ReplayRunner(self.db, self.servers, owner="steward-0.1", token=TOKEN)
+        dispatcher = Dispatcher(self.db, lambda: settings, {}, self.run_dir, replays=runner)
+        question = AskUnit("1", id or f"{self._asked:08d}-operation", name, raw(args), who="ada", dry_run=dry_run)
+        return await dispatcher.answer(question)
+
+    async def replay(self, *calls: str, **args: Any) -> list[Replay]:
+        """Replay, wait for the end, and return the documents."""
+        id = f"{self._asked:08d}-replay"
+        wanted = ReplayCalls(calls=calls, **args)
+
+        async def ended() -> Done | None:
+            done: Done = await self.ask("replay_calls", wanted, id=id)
+            return None if done.under_way else done
+
+        await aeventually(ended, what="the end of the replay")
+        return await replays.of_operation(self.db, id)
+
+    async def one(self, call: str, **args: Any) -> Replay:
+        (replay,) = await self.replay(call, **args)
+        return replay
+
+
+@pytest.fixture
+async def house(db: Database, tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[House]]]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(*, steward: bool = True, servers: dict[str, ToolServer] | None = None, **of: Any) -> House:
+            await indexes.ensure(db)
+            made = House(db, tmp_path, servers or {"faulty": faulty(**of)})
+            await stack.enter_async_context(made.toolbox_up())
+            if steward:
+                await stack.enter_async_context(made.steward_up())
+            return made
+
+        yield start
+
+
+async def recorded(db: Database, *calls: tuple[str, dict[str, Any], str, str], server: str = "faulty") -> list[str]:
+    """Store a record with one tool call a turn: tool, arguments, status and result. Returns the ids."""
+    ids = []
+    for turn, (tool, arguments, status, result) in enumerate(calls):
+        model_call = f"{RECORD}/{turn:03d}"
+        ids.append(f"{model_call}.0")
+        error = "" if status == "ok" else "infrastructure"
+        call = {"id": ids[-1], "server": server, "tool": tool, "arguments": arguments, "status": status}
+        call |= {"result": result, "error_class": error, "latency_s": 0.5, "session": RECORD, "requested_at": now()}
+        document = {"_id": model_call, "record": RECORD, "task": RECORD.partition("#")[0], "turn": turn}
+        await db.insert_many(CALLS, [document | {"index": turn, "tool_calls": [call]}])
+    return ids
+
+
+async def everything(db: Database) -> list[dict[str, Any]]:
+    return await db.find(CALLS, {}, sort=[("_id", 1)])
+
+
+async def test_a_call_that_works_as_then_is_the_same_and_the_record_stays_as_it_was(house: Start, db: Database) -> None:
+    made = await house()
+    (id,) = await recorded(db, ("echo", {"text": "hello"}, "ok", "hello"))
+    before = await everything(db)
+    replay = await made.one(id, times=3)
+    assert (replay.status, replay.verdict, len(replay.runs)) == ("judged", "same", 3)
+    assert (replay.who, replay.server_version, replay.then and replay.then.result) == ("ada", "faulty 1", "hello")
+    assert replay.duration_s > 0
+    assert await everything(db) == before
+    await aeventually(lambda: made.toolbox.open_sessions == 0, what="the session is closed")
+    assert made.toolbox.statistics.calls == 0
+
+
+async def test_a_failed_call_that_works_now_is_fixed_and_its_failure_was_the_infrastructures(
+    house: Start, db: Database, tmp_path: Path
+) -> None:
+    made = await house()
+    down = tmp_path / "down"
+    lost = ("search", {"while_down": str(down)}, "lost", "search failed: the line is down (-32603)")
+    (id,) = await recorded(db, lost)
+    fixed = await made.one(id)
+    assert (fixed.verdict, fixed.fault) == ("fixed", "infrastructure")
+    assert (fixed.runs[0].changes[0].path, fixed.runs[0].changes[0].now) == ("status", "ok")
+    down.touch()
+    again = await made.one(id)
+    assert (again.verdict, again.fault) == ("same", "policy")
+    assert again.runs[0].changes == []
+
+
+async def test_a_flaky_call_says_how_often_it_worked(house: Start, db: Database, tmp_path: Path) -> None:
+    made = await house(effects={"*": "pure"})
+    (id,) = await recorded(db, ("stumble", {"path": str(tmp_path / "seen")}, "lost", "the line is down"))
+    replay = await made.one(id, times=4)
+    assert (replay.verdict, replay.agreed, len(replay.runs)) == ("flaky", 3, 4)
+
+
+async def test_earlier_calls_rebuild_the_session_before_every_run(house: Start, db: Database) -> None:
+    made = await house(session="process", pool=1)
+    ids = await recorded(db, *[("count", {}, "ok", f"1  {number}") for number in (1, 2, 3)])
+    replay = await made.one(ids[2], times=2, despite_differences=True)
+    counted = [run.result.split()[-1] for run in replay.runs]
+    assert counted == ["3", "3"], "each run has a session of its own, with the state of that time"
+    assert [one.call for one in replay.rebuilt] == ids[:2]
+    await aeventually(lambda: made.toolbox.servers()[0].sessions == 0, what="the sessions are closed")
+
+
+async def test_the_first_difference_ends_the_rebuilding(house: Start, db: Database) -> None:
+    made = await house()
+    echo = ("echo", {"text": "two\nlines"}, "ok", "two\nlines")
+    ids = await recorded(db, echo, ("echo", {"text": "now"}, "ok", "then"), echo, echo)
+    replay = await made.one(ids[3])
+    assert (replay.status, replay.verdict, replay.runs) == ("judged", "not reproducible", [])
+    assert [one.same for one in replay.rebuilt] == [True, False]
+    assert replay.reason == f"{ids[1]} (echo) returned something else: line 1 was then, is now"
+    consented = await made.one(ids[3], despite_differences=True)
+    assert (consented.verdict, [one.same for one in consented.rebuilt]) == ("same", [True, False, True])
+
+
+async def test_a_pure_tool_is_not_called_to_rebuild(house: Start, db: Database) -> None:
+    made = await house(effects={"echo": "pure"})
+    ids = await recorded(db, ("echo", {"text": "x"}, "ok", "another"), ("refuse", {"text": "no"}, "tool_error", "no"))
+    replay = await made.one(ids[1])
+    assert (replay.verdict, replay.rebuilt) == ("same", [])
+
+
+async def test_an_edited_argument_is_marked_and_shows_no_fault(house: Start, db: Database) -> None:
+    made = await house()
+    (id,) = await recorded(db, ("echo", {"text": "x"}, "lost", "the line is down"))
+    replay = await made.one(id, edit={"text": "y"})
+    assert (replay.edited, replay.arguments, replay.verdict, replay.fault) == (True, {"text": "y"}, "fixed", "")
+    effect: Effect = await made.ask("replay_calls", ReplayCalls(calls=(id,), edit={"text": "y"}), dry_run=True)
+    assert "can never repair" in effect.sentence()
+
+
+async def test_a_replay_runs_on_another_server_by_name(house: Start, db: Database) -> None:
+    made = await house(servers={"faulty": faulty(), "mended": faulty()})
+    (id,) = await recorded(db, ("echo", {"text": "x"}, "ok", "x"))
+    replay = await made.one(id, server="mended")
+    assert (replay.server, replay.recorded_server, replay.verdict) == ("mended", "faulty", "same")
+    with pytest.raises(UnknownNameError, match="no tool server 'other'"):
+        await made.ask("replay_calls", ReplayCalls(calls=(id,), server="other"), dry_run=True)
+
+
+async def test_a_tool_that_is_gone_cannot_run(house: Start, db: Database) -> None:
+    made = await house()
+    (id,) = await recorded(db, ("former", {}, "ok", "x"))
+    replay = await made.one(id)
+    assert (replay.status, replay.verdict) == ("judged", "cannot run")
+    assert "has no tool 'former'" in replay.reason
+
+
+@pytest.mark.parametrize(
+    ("status", "why"), [("refused", "never ran"), ("running", "has not ended"), ("requested", "has not ended")]
+)
+async def test_a_call_without_an_end_of_its_own_is_refused(house: Start, db: Database, status: str, why: str) -> None:
+    made = await house(steward=False)
+    (id,) = await recorded(db, ("echo", {}, status, ""))
+    with pytest.raises(RefusedError, match=why):
+        await made.ask("replay_calls", ReplayCalls(calls=(id,)), dry_run=True)
+
+
+async def test_a_preview_says_what_will_run_and_changes_nothing(house: Start, db: Database) -> None:
+    made = await house()
+    ids = await recorded(db, *[("echo", {"text": "x"}, "ok", "x")] * 3)
+    effect: Effect = await made.ask("replay_calls", ReplayCalls(calls=(ids[2],), times=2), dry_run=True)
+    said = effect.sentence()
+    assert f"echo of {ids[2]} runs again 2 times on faulty (faulty 1), in a session of its own" in said
+    assert "2 earlier calls of the record rebuild the session first: echo, echo" in said
+    assert "these calls took 1.5 s" in said
+    assert await db.count("Replay", {}) == 0
+
+
+async def test_failed_calls_are_replayed_by_a_filter(house: Start, db: Database, tmp_path: Path) -> None:
+    made = await house(effects={"*": "pure"})
+    lost = ("search", {"while_down": str(tmp_path / "down")}, "lost", "the line is down")
+    ids = await recorded(db, lost, ("echo", {"text": "x"}, "ok", "x"), lost, lost)
+    await db.update_many(CALLS, {}, [{"$set": {"failed_at": "$$NOW"}}])
+    done = await made.replay(filter="tool=search", most=2)
+    assert len(done) == 2
+    assert {replay.verdict for replay in done} == {"fixed"}
+    assert {replay.call for replay in done} < {*ids} - {ids[1]}
+
+
+# ---- effects outside of the session ----
+
+
+async def test_a_tool_with_effects_outside_needs_consent_by_name(house: Start, db: Database, tmp_path: Path) -> None:
+    made = await house(effects={"note": "outside"})
+    path = tmp_path / "notes"
+    ids = await recorded(db, ("note", {"path": str(path)}, "ok", "noted"), ("echo", {"text": "x"}, "ok", "x"))
+    for id in ids:
+        with pytest.raises(RefusedError, match=r"faulty\.note acts outside") as refused:
+            await made.ask("replay_calls", ReplayCalls(calls=(id,)), dry_run=True)
+        assert "--allow faulty.note" in refused.value.hint
+    allowed = ReplayCalls(calls=(ids[1],), times=2, allow=("faulty.note",))
+    effect: Effect = await made.ask("replay_calls", allowed, dry_run=True)
+    assert effect.loses == ("faulty.note acts outside of its session, and is called 2 times",)
+    replay = await made.one(ids[1], allow=("faulty.note",))
+    assert (replay.verdict, replay.sent) == ("same", ["faulty.note"])
+    assert path.read_text().splitlines() == ["begun", "ended"]
+
+
+async def under_way(db: Database, path: Path) -> Replay:
+    """The only replay, while its call runs."""
+    await aeventually(path.exists, what="the call")
+    found = await db.find_one("Replay", {"status": "replaying"})
+    assert found is not None
+    return load(Replay, found)
+
+
+@pytest.mark.parametrize(("effect", "ends"), [("outside", "failed"), ("session", "judged")])
+async def test_a_replay_of_a_killed_steward_ends_once_and_never_runs_twice_outside(
+    house: Start, db: Database, tmp_path: Path, effect: str, ends: str
+) -> None:
+    made = await house(effects={"note": effect}, steward=False)
+    path, until = tmp_path / "notes", tmp_path / "go on"
+    (id,) = await recorded(db, ("note", {"path": str(path), "until": str(until)}, "ok", "noted"))
+    await made.ask("replay_calls", ReplayCalls(calls=(id,), allow=("faulty.note",)), id="op-1")
+    await owners.Lease(db, "steward-0.1", unit="steward-0", role="steward").open()
+    killed = await replays.claim(db, "steward-0.1")
+    assert killed is not None
+    # What a steward did until it was killed, without what it does at its end.
+    runner = ReplayRunner(db, made.servers, owner="steward-0.1", token=TOKEN)
+    first = asyncio.create_task(_Execution(runner, killed, db).run())
+    await under_way(db, path)
+    await owners.expire(db, "steward-0.1", "killed")
+    async with made.steward_up("steward-0.2"):
+
+        async def over() -> Replay | None:
+            (found,) = await replays.of_operation(db, "op-1")
+            if found.attempt == 2:
+                until.touch()
+            return found if found.status == ends else None
+
+        replay = await aeventually(over, what="its end")
+    with contextlib.suppress(Exception):
+        await first
+    begun = path.read_text().splitlines().count("begun")
+    if effect == "outside":
+        assert (begun, replay.verdict) == (1, "")
+        assert "faulty.note may have run and is not run again" in replay.reason
+    else:
+        assert (begun, replay.attempt, replay.verdict) == (2, 2, "same")
+    found = await replays.of_operation(db, "op-1")
+    assert [one.status for one in found] == [ends]
+    assert found[0].runs == replay.runs, "the steward that was declared dead wrote nothing"
+
+
+# ---- stop and continue ----
+
+
+async def test_stopped_replays_wait_until_they_are_continued(house: Start, db: Database) -> None:
+    made = await house(steward=False)
+    ids = await recorded(db, *[("echo", {"text": "x"}, "ok", "x")] * 3)
+    wanted = ReplayCalls(calls=tuple(ids))
+    done: Done = await made.ask("replay_calls", wanted, id="op-12345678")
+    assert done.under_way == "0 of 3 replays ended"
+    stopped: Done = await made.ask("stop_replays", StopReplays(ids=("op-123",)))
+    assert stopped.result == {"stopped": 3}
+    done = await made.ask("replay_calls", wanted, id="op-12345678")
+    assert (done.under_way, done.result) == ("", {"stopped": 3})
+    assert "agentrl replays continue op-12345678" in done.lines[-1]
+    async with made.steward_up():
+        assert await replays.claim(db, "steward-0.1") is None
+        again = ContinueReplays(ids=("op-123",))
+
+        async def over() -> Done | None:
+            answer: Done = await made.ask("continue_replays", again, id="op-next")
+            return None if answer.under_way else answer
+
+        done = await aeventually(over, what="the end of the replays")
+    assert done.result == {"same": 3}
+
+
+async def test_a_replay_is_queued_once_however_often_the_operation_is_sent(house: Start, db: Database) -> None:
+    made = await house(steward=False)
+    (id,) = await recorded(db, ("echo", {"text": "x"}, "ok", "x"))
+    for _ in range(3):
+        await made.ask("replay_calls", ReplayCalls(calls=(id,)), id="op-1")
+    assert await db.count("Replay", {}) == 1
+    assert await db.count("Replay", {"status": ReplayStatus.QUEUED, "who": "ada"}) == 1
