@@ -173,9 +173,15 @@ def usable() -> bool:
     return v2 is not None and os.access(v2 / _own_path("").lstrip("/"), os.W_OK)
 
 
+def place_of(controller: str) -> Path | None:
+    """The cgroup of this process in the hierarchy of a v1 controller, or in v2 if that is empty; None without it."""
+    mount = _mounts()[0] if not controller else _v1_mount(controller)
+    return None if mount is None else mount / _own_path(controller, exact=True).lstrip("/")
+
+
 def remove_of_run(run: str) -> None:
-    """Remove the empty cgroups that agents of the run left, wherever on this host they were started."""
-    for mount in _mounts():
+    """Remove the empty cgroups that agents and toolboxes of the run left, wherever on this host they were started."""
+    for mount in (*_mounts(), _v1_mount("pids")):
         if mount is None:
             continue
         for folder, names, _ in os.walk(mount):
@@ -199,24 +205,27 @@ def of_paths(tree: str, memory: str) -> Group:
 
 def _mounts() -> tuple[Path | None, Path | None]:
     """The mount points of cgroup v2 and of the v1 memory controller."""
-    v2: Path | None = None
-    v1: Path | None = None
-    for line in procfs.read_bytes("/proc/self/mounts").decode(errors="replace").splitlines():
-        fields = line.split()
-        if len(fields) < 4:
-            continue
-        if fields[2] == "cgroup2" and v2 is None:
-            v2 = Path(fields[1])
-        elif fields[2] == "cgroup" and "memory" in fields[3].split(","):
-            v1 = Path(fields[1])
-    return v2, v1
+    v2 = next((Path(fields[1]) for fields in _mount_table() if fields[2] == "cgroup2"), None)
+    return v2, _v1_mount("memory")
 
 
-def _own_path(controller: str) -> str:
-    """The cgroup of this process in a hierarchy; an empty controller means v2."""
+def _v1_mount(controller: str) -> Path | None:
+    hierarchies = (fields for fields in _mount_table() if fields[2] == "cgroup")
+    return next((Path(fields[1]) for fields in hierarchies if controller in fields[3].split(",")), None)
+
+
+def _mount_table() -> list[list[str]]:
+    lines = procfs.read_bytes("/proc/self/mounts").decode(errors="replace").splitlines()
+    return [fields for line in lines if len(fields := line.split()) >= 4]
+
+
+def _own_path(controller: str, *, exact: bool = False) -> str:
+    """The cgroup of this process in a hierarchy; an empty controller means v2. `exact`: also below that of a unit."""
     for line in procfs.read_bytes("/proc/self/cgroup").decode(errors="replace").splitlines():
         number, controllers, path = line.split(":", 2)
         if (number == "0" and not controller) or (controller and controller in controllers.split(",")):
+            if exact:
+                return path
             # An agent that was started inside a unit must not create cgroups below the unit's own.
             return _OF_A_RUN.split(path, maxsplit=1)[0]
     return ""

@@ -19,6 +19,7 @@ from agentrl.config.data_plane import ToolServer
 from agentrl.config.secrets import is_reference, resolve_secret
 from agentrl.errors import ConfigError
 from agentrl.host import procfs
+from agentrl.toolbox.sandbox_cgroups import SandboxCgroup
 
 INHERITED = (
     "HOME",
@@ -52,6 +53,7 @@ class Launch:
     """The kind of the sandbox that the command makes."""
     removal: tuple[str, ...] = ()
     """The command that removes what may outlive the process; empty if nothing does."""
+    cgroup: SandboxCgroup | None = None
 
     @property
     def program(self) -> str:

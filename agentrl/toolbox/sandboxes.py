@@ -15,7 +15,7 @@ from typing import Literal
 from agentrl.config.data_plane import ToolServer
 from agentrl.config.tool_sandbox import Sandbox
 from agentrl.errors import ConfigError
-from agentrl.toolbox import bubblewrap, containers
+from agentrl.toolbox import bubblewrap, containers, sandbox_cgroups
 from agentrl.toolbox.launch_environment import Launch, filled
 from agentrl.toolbox.visible_files import Secrets, visible_files
 
@@ -74,7 +74,10 @@ def sandboxed(name: str, server: ToolServer, launch: Launch, *, run_dir: Path, s
     except ConfigError as wrong:
         raise ConfigError(f"tools.{name}.sandbox: {wrong.message}", hint=wrong.hint) from None
     command = bubblewrap.command_line(launch.command, launch.cwd, sandbox, visible)
-    return replace(launch, command=command, env=env, sandbox="process")
+    cgroup = sandbox_cgroups.make(sandbox)
+    if cgroup is not None:
+        command = cgroup.entered(command)
+    return replace(launch, command=command, env=env, sandbox="process", cgroup=cgroup)
 
 
 def _problem(kind: Kind) -> str:

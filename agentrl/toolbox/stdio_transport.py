@@ -17,7 +17,7 @@ import os
 import re
 import signal
 import time
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import NamedTuple
@@ -38,9 +38,11 @@ TOO_LONG = -32090
 """Error code for an answer longer than that."""
 CLOSE_WITHIN_S = 2.0
 """How long a process may take to end after its input ended, and again after SIGTERM."""
+REMOVE_WITHIN_S = 10.0
 LAST_WORDS_WITHIN_S = 0.5
 BUSY_SHARE = 0.05
 """Share of a core that counts as computing, also on a busy machine."""
+_KILLED = 128
 _PIECE_BYTES = 1 << 20
 _HEAD_BYTES = 4096
 _LAST_LINES = 20
@@ -81,6 +83,7 @@ class ServerProcess:
         self._code: int | None = None
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._written = 0
+        self._killed_for_memory = False
         self._dead = asyncio.Event()
         self.ended = asyncio.Event()
         """It closed its output, or died."""
@@ -100,7 +103,9 @@ class ServerProcess:
         if code is None:
             how = "it closed its output" if self.ended.is_set() else "it runs"
         else:
-            how = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it exited with {code}"
+            how = f"it was ended by {_signal_name(-code)}" if code < 0 else f"it exited with {code}"
+        if self._killed_for_memory:
+            how = f"{how}, because it used more than tools.{self._name}.sandbox.memory"
         if not self._last_lines:
             return how
         # First, because what shows it may cut the rest.
@@ -183,6 +188,9 @@ class ServerProcess:
     async def _watch(self, process: Process, inbox: Inbox) -> None:
         """Notice the death. asyncio's `wait` also waits for the pipes, which a child of the process may hold open."""
         self._code = await _death_of(process)
+        if self._launch.sandbox != "none" and self._code is not None and self._code > _KILLED:
+            self._code = _KILLED - self._code  # bubblewrap and container engines report a signal like a shell
+        self._killed_for_memory = self._launch.cgroup is not None and self._launch.cgroup.exceeded_memory
         self._dead.set()
         # First read what it wrote before it died.
         with contextlib.suppress(TimeoutError):
@@ -255,18 +263,39 @@ class ServerProcess:
                 log.info("%s: %s", self._name, text)
 
     async def _end(self, process: Process) -> None:
-        """End the input, then SIGTERM, then SIGKILL; the group is killed in any case."""
+        """End the input, then SIGTERM, then SIGKILL; the group and the sandbox are killed in any case."""
         assert process.stdin is not None
         process.stdin.close()
+        inside: list[psutil.Process] = []
         try:
             if not await self._died():
-                _signal_group(process.pid, signal.SIGTERM)
+                inside = _descendants(process.pid) if self._launch.sandbox == "process" else []
+                if inside:
+                    _terminate(inside)
+                else:
+                    _signal_group(process.pid, signal.SIGTERM)
                 await self._died()
         finally:
             _signal_group(process.pid, signal.SIGKILL)
             if not await self._died():
                 log.error("%s (pid %d) survives SIGKILL", self._name, process.pid)
             await _until_reaped(process)
+            await self._remove_sandbox(inside)
+
+    async def _remove_sandbox(self, inside: list[psutil.Process]) -> None:
+        """Wait until the kernel ended what was inside, and remove what outlives the process."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_WITHIN_S):
+                while any(each.is_running() for each in inside):
+                    await asyncio.sleep(0.005)
+                while self._launch.cgroup is not None and not self._launch.cgroup.removed():
+                    await asyncio.sleep(0.005)
+        if self._launch.removal:
+            command = [*self._launch.removal]
+            removing = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=DEVNULL)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REMOVE_WITHIN_S):
+                    await removing.wait()
 
 
 def _parsed(line: bytes) -> SessionMessage:
@@ -343,6 +372,27 @@ async def _until_reaped(process: Process) -> None:
         async with asyncio.timeout(LAST_WORDS_WITHIN_S):
             while process.returncode is None:
                 await asyncio.sleep(0.005)
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _terminate(inside: list[psutil.Process]) -> None:
+    """SIGTERM the processes in a sandbox but its first, whose end would kill the others."""
+    for each in inside[1:]:
+        with contextlib.suppress(psutil.Error):
+            each.terminate()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:

@@ -20,6 +20,7 @@ import msgspec
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.policies.status_tables import BreakerStatus
+from agentrl.toolbox import sandbox_cgroups
 from agentrl.toolbox.api_messages import (
     BadRequestError,
     CallAnswer,
@@ -141,6 +142,8 @@ class Toolbox:
             if len(group.exceptions) == 1:
                 raise group.exceptions[0] from None
             raise
+        finally:
+            sandbox_cgroups.leave()
 
     # ---- what there is ----
 
