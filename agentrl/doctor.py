@@ -30,10 +30,11 @@ import psutil
 from agentrl import __version__
 from agentrl.client.run_processes import coordinator_of
 from agentrl.config import file_checks
-from agentrl.config.data_plane import Environment
+from agentrl.config.data_plane import Environment, ToolServer
 from agentrl.config.load import load_config
 from agentrl.config.paths import home, state_dir
 from agentrl.config.run import RunConfig
+from agentrl.config.tool_sandbox import Sandbox
 from agentrl.control.persistence.state_lock import refuse_network_file_system
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.formatting.amounts import size
@@ -43,6 +44,7 @@ from agentrl.store import datasets
 from agentrl.store.datasets import Row
 from agentrl.store.demonstrations import parser_of, read_demonstrations
 from agentrl.store.mongod_binary import find_mongod, mongod_version
+from agentrl.toolbox import sandboxes
 from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, cannot_listen, hub_address, tcp_triplet, why_not_free
 
 PYTHON_AT_LEAST = (3, 11)
@@ -79,6 +81,7 @@ def examine(config: RunConfig | None = None) -> Iterator[Check]:
     yield check_cgroups(usable=cgroups.usable())
     yield check_clock(time.time, time.monotonic, time.sleep)
     yield check_mongod(needed=config is not None and config.has_mongo)
+    yield from check_sandboxes(config.tools if config is not None else {})
     yield check_gpu(shutil.which("nvidia-smi"))
     yield check_terminal(sys.stdout.isatty(), os.environ.get("TERM", ""), locale.getpreferredencoding(False))
     if config is not None:
@@ -210,6 +213,21 @@ def check_mongod(*, needed: bool) -> Check:
         return Check("mongod", "ok", f"mongod {mongod_version(binary)} runs: {binary}.")
     except ConfigError as missing:
         return Check("mongod", "fail" if needed else "warn", missing.message, missing.hint)
+
+
+def check_sandboxes(servers: Mapping[str, ToolServer]) -> Iterator[Check]:
+    """Whether tool servers get their sandboxes here; without a run, whether they can."""
+    kinds = {name: each.sandbox for name, each in servers.items() if not each.url} or {"": Sandbox()}
+    weaker = {name: lacks for name, sandbox in kinds.items() if (lacks := sandboxes.choose(sandbox).lacks)}
+    for name, lacks in weaker.items():
+        what, _, cure = lacks.partition("; ")
+        required = kinds[name].required
+        end = "is not started" if required else f"runs {sandboxes.choose(kinds[name]).place}"
+        who = f"The tool server {name} {end}" if name else "Tool servers run without a sandbox"
+        yield Check("sandboxes", "fail" if required else "warn", f"{who}: {what}.", f"{cure[:1].upper()}{cure[1:]}.")
+    if not weaker:
+        of_run = f"{len(kinds)} tool servers" if servers else "Tool servers"
+        yield Check("sandboxes", "ok", f"{of_run} get the sandboxes that they are configured for.")
 
 
 def check_gpu(tool: str | None) -> Check:

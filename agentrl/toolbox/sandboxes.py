@@ -36,11 +36,15 @@ class Choice:
     """Why it is weaker than configured; empty if it is not."""
 
     @property
+    def place(self) -> str:
+        return "without a sandbox" if self.kind == "none" else f"in a {self.kind} sandbox"
+
+    @property
     def sentence(self) -> str:
         """For the status of the server."""
-        if self.kind == "none":
-            return f"without a sandbox: {self.lacks}" if self.lacks else "without a sandbox, as configured"
-        return f"in a {self.kind} sandbox" + (f": {self.lacks}" if self.lacks else "")
+        if self.lacks:
+            return f"{self.place}: {self.lacks}"
+        return f"{self.place}, as configured" if self.kind == "none" else self.place
 
 
 def choose(sandbox: Sandbox) -> Choice:

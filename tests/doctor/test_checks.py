@@ -14,6 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl import doctor
+from agentrl.config.data_plane import ToolServer
+from agentrl.config.tool_sandbox import Sandbox
 from agentrl.errors import ConfigError, ExitCode
 
 
@@ -201,3 +203,24 @@ def test_datasets_are_checked_with_the_code_of_the_steward(tmp_path: Path) -> No
     assert checks["dataset of ill"]["verdict"] == "fail"
     assert "bad.jsonl line 2 is no object" in checks["dataset of ill"]["sentence"]
     assert seen.returncode == ExitCode.UNHEALTHY
+
+
+def test_a_missing_sandbox_is_a_warning_and_a_required_one_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    (fine,) = doctor.check_sandboxes({})
+    assert fine.verdict == "ok"
+    monkeypatch.setattr("agentrl.toolbox.bubblewrap.problem", lambda: "bubblewrap is not installed; install it")
+    (general,) = doctor.check_sandboxes({})
+    assert (general.verdict, general.sentence) == (
+        "warn",
+        "Tool servers run without a sandbox: bubblewrap is not installed.",
+    )
+    assert general.hint == "Install it."
+    preferred, required, none = (Sandbox(), Sandbox(required=True), Sandbox(kind="none"))
+    servers = {
+        name: ToolServer(command=("x",), sandbox=sandbox)
+        for name, sandbox in (("a", preferred), ("b", required), ("c", none))
+    }
+    first, second = doctor.check_sandboxes(servers)
+    assert (first.verdict, second.verdict) == ("warn", "fail")
+    assert first.sentence.startswith("The tool server a runs without a sandbox: bubblewrap")
+    assert second.sentence.startswith("The tool server b is not started: bubblewrap")
