@@ -26,6 +26,7 @@ from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container
+from textual.screen import Screen
 from textual.widgets import Input
 from textual.worker import WorkerFailed, get_current_worker
 
@@ -39,6 +40,7 @@ from tui.command_palette import CommandPalette
 from tui.command_runner import CommandRunner
 from tui.connection import Connection
 from tui.console_interface import Settings, work
+from tui.dialogs.modal import Modal
 from tui.export import Exporter
 from tui.frame import PAINTS_PER_S, Frame
 from tui.model import actions
@@ -98,7 +100,9 @@ class Console(App[int]):
         self.faults: dict[str, str] = {}
         """The sentence on each fault of a part of the console, by what it was doing and the error."""
         self._waiting: list[events.Key] = []
-        """Keys that wait for a view or its rows."""
+        """Keys that wait for a view or its rows, or for the end of a dialog."""
+        self._closes_first: Screen[Any] | None = None
+        """The dialog that an escape closes before the keys that wait."""
         self.frame = Frame(self)
         self._begin(link)
 
@@ -260,13 +264,27 @@ class Console(App[int]):
             if self._must_wait(event) or self.take_key(event.key):
                 return
             if len(self.screen_stack) > 1 and event.key.startswith(ALT) and not self._edits(event.key):
-                event = events.Key("escape", None)
+                event = self._close_dialog_first(event)
             elif self._means_nothing(event.key):
                 shown = event.character if event.is_printable and event.character else actions.sign(event.key)
                 self.say(f"{shown} means nothing here; ? lists the keys.", Tone.DIM, fleeting=True)
         await super().on_event(event)
 
+    def _close_dialog_first(self, event: events.Key) -> events.Key:
+        """An escape and a key soon after it: returns the escape; the key waits until the dialog is closed."""
+        plain = event.key.removeprefix(ALT)
+        action = self._action_of(plain)
+        if action is not None and not action.changes_the_run:
+            self._waiting, self._closes_first = [events.Key(plain, None)], self.screen
+        return events.Key("escape", None)
+
     def _must_wait(self, event: events.Key) -> bool:
+        dialog = self.screen if len(self.screen_stack) > 1 else None
+        if self._closes_first is not None or (
+            isinstance(dialog, Modal) and (dialog.awaits_focus or bool(self._waiting))
+        ):
+            self._keep_waiting(event)
+            return True
         if len(self.screen_stack) != 1 or self._leaving or isinstance(self.focused, Input):
             return False
         action = self._action_of(event.key)
@@ -279,15 +297,25 @@ class Console(App[int]):
             if action is not None:
                 self._waiting.clear()
             return False
+        self._keep_waiting(event)
+        return True
+
+    def _keep_waiting(self, event: events.Key) -> None:
         if len(self._waiting) < MOST_WAITING:
             self._waiting.append(event)
-        return True
 
     async def take_waiting_keys(self) -> None:
         """Take the keys that waited, until one has to wait again."""
+        if self._closes_first is not None:
+            if self._closes_first in self.screen_stack:
+                return
+            self._closes_first = None
         waiting, self._waiting = self._waiting, []
         for event in waiting:
             await self.on_event(event)
+
+    async def on_modal_resumed(self) -> None:
+        await self.take_waiting_keys()
 
     def _edits(self, key: str) -> bool:
         return isinstance(self.focused, TextField) and self.focused.edits_with(key)

@@ -105,6 +105,27 @@ def test_restart_shows_a_question_and_is_in_the_recording(run: Run, terminal: Te
     sane(terminal, 0)
 
 
+def test_escape_and_the_next_key_in_one_packet_are_two_keys(run: Run, terminal: Terminal) -> None:
+    terminal.run(*console(run))
+    terminal.shows("● running", "web 2/2")
+    terminal.keys("2", "End", "Enter")
+    terminal.shows("life          web-1")
+    terminal.keys("Escape", ":", "p", "a", "u", "s")
+    terminal.shows("│ paus ", "pause the run")
+    terminal.keys("Escape", ":", "s", "t", "a", "c", "k")
+    terminal.shows("│ stack ", "stacks of all")
+    terminal.keys("Escape", "3")
+    terminal.shows("WHEN")
+    before = run.wait_state("web-1", "ready").incarnation
+    terminal.keys("2", "End", "r")
+    terminal.shows(f"restart web-1.{before}?")
+    terminal.keys("Escape", "Enter")
+    eventually(lambda: "restart web-1" not in terminal.seen())
+    terminal.keys("q")
+    sane(terminal, 0)
+    assert run.wait_state("web-1", "ready").incarnation == before
+
+
 @pytest.mark.parametrize("how", ["TERM", "HUP"])
 def test_signal_leaves_the_terminal_restored(run: Run, terminal: Terminal, how: str) -> None:
     terminal.run(*console(run, "--ascii", "--read-only"))

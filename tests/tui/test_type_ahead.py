@@ -16,6 +16,7 @@ from agentrl.protocol.data_commands import Page
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import Screen, opened, populate
 from tests.tui.steward_answers import RECORD, answers, row
+from tests.tui.test_commands_sent import DISRUPTIVE
 from tests.tui.test_curves import trained
 from tests.tui.test_record_pages import attempts
 from tests.tui.test_terminal import terminal
@@ -222,3 +223,43 @@ async def test_fault_in_a_row_or_a_query_leaves_the_rest_alive(
         await screen.shows(RECORD)
         await screen.press("1")
         await screen.shows("Needs you")
+
+
+# ---- escape and a key in one packet ----
+
+
+@pytest.mark.parametrize("opens", ["colon", "question_mark", "2 enter", "2 slash", "5 enter", "2 r"])
+async def test_escape_and_colon_in_one_packet_leave_and_open_the_palette(coordinator: Scripted, opens: str) -> None:
+    populate(coordinator)
+    coordinator.effects["restart"] = DISRUPTIVE
+    async with opened(coordinator.state_dir, (120, 40)) as screen:
+        await screen.press(*opens.split())
+        if opens == "2 r":
+            await screen.shows("restart judge-0")
+        send(screen, "alt+colon b r i n g")
+        await screen.shows("bring the run up", "│ bring ")
+        assert len(screen.app.screen_stack) == 2, "the dialog before is closed"
+        assert not coordinator.sent("restart")
+
+
+async def test_escape_and_enter_in_one_packet_do_not_agree(coordinator: Scripted) -> None:
+    populate(coordinator)
+    coordinator.effects["restart"] = DISRUPTIVE
+    async with opened(coordinator.state_dir, (120, 40)) as screen:
+        await screen.press("2", "r")
+        await screen.shows("restart judge-0")
+        send(screen, "alt+enter")
+        await aeventually(lambda: len(screen.app.screen_stack) == 1)
+        await taken(screen)
+        await screen.press("2", "r")
+        await screen.shows("restart judge-0")
+        send(screen, "alt+r")
+        await aeventually(lambda: len(screen.app.screen_stack) == 1)
+        assert not coordinator.sent("restart")
+
+
+async def test_words_in_the_packet_that_opens_the_palette_are_entered(coordinator: Scripted) -> None:
+    populate(coordinator)
+    async with opened(coordinator.state_dir, (120, 40)) as screen:
+        send(screen, "2 colon w e b")
+        await screen.shows("│ web ")

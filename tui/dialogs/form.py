@@ -84,6 +84,11 @@ class Form(Modal[Values | None]):
         self._edits = 0
         self._body: list[Line] = [(span(question.title, question.tone),), (), *question.lines]
 
+    @property
+    def awaits_focus(self) -> bool:
+        # Keys typed before a question has appeared must not answer it later.
+        return bool(self._question.fields) and super().awaits_focus
+
     def compose(self) -> ComposeResult:
         question = self._question
         with Vertical(id="box"):

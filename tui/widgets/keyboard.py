@@ -3,20 +3,30 @@
 Invariants:
 - Keys take effect in the order in which they were typed, even if many arrive at once.
 - Terminals such as tmux report an escape and a key soon after it as that key with alt held. Textual reads some of these
-  as other signs; `read_alt_keys` makes it read them as the key with alt held, so no key is lost.
+  as other signs and some without the escape; `read_alt_keys` makes it read them as the key with alt held, so no key
+  is lost.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from typing import NamedTuple, cast
 
 from textual import _ansi_sequences, events
 from textual.binding import Binding
+from textual.keys import KEY_NAME_REPLACEMENTS, _character_to_key
 from textual.widgets import Input
 
 ALT = "alt+"
-_READ_AS_OTHERS = (*"0123456789-=§", "b", "f")
-"""Keys that Textual reads, behind an escape, as what a Mac types with alt or as ctrl with an arrow."""
+_BEGINS_A_SEQUENCE = "[O"
+"""Signs behind an escape that begin the sequence of another key."""
+
+
+class AltKey(NamedTuple):
+    """In Textual's table of sequences, the key that one of them means."""
+
+    value: str
+
+
 EDITING = {
     key: binding.action
     for binding in Binding.make_bindings(Input.BINDINGS)
@@ -41,5 +51,14 @@ class TextField(Input):
 
 def read_alt_keys() -> None:
     sequences = cast("dict[str, object]", _ansi_sequences.ANSI_SEQUENCES_KEYS)
-    for key in _READ_AS_OTHERS:
-        sequences.pop(f"\x1b{key}", None)
+    for sign in (*map(chr, range(ord(" "), 0x7F)), "\r"):
+        if sign not in _BEGINS_A_SEQUENCE:
+            sequences[f"\x1b{sign}"] = (AltKey(f"{ALT}{_name_of(sign)}"),)
+
+
+def _name_of(sign: str) -> str:
+    """The name of the key that types this sign."""
+    if sign.isalnum():
+        return sign
+    name = "enter" if sign == "\r" else _character_to_key(sign)
+    return KEY_NAME_REPLACEMENTS.get(name, name)
