@@ -27,7 +27,7 @@ from agentrl.http.free_ports import free_port
 from agentrl.http.token_server import listening
 from agentrl.store import run_database
 from agentrl.store.documents import Service
-from agentrl.telemetry.data_plane_metrics import CANARY_LARGEST, CANARY_OVER_LIMIT, Meter
+from agentrl.telemetry.data_plane_metrics import CANARY_LARGEST, CANARY_OVER_LIMIT, RUNNING, TOKENS_PER_S, Meter
 from agentrl.unit import Unit, run_unit
 
 LOOK_EVERY_S = 0.5
@@ -151,8 +151,8 @@ async def _serve(unit: Unit, running: RunningEngine, following: asyncio.Task[Non
         if engine.steps != steps or not engine.busy:
             steps = engine.steps
             unit.tick()
-        unit.metric("tokens_per_s", load.tokens_per_s or (load.generated_tokens - tokens) / LOOK_EVERY_S)
-        unit.metric("running", load.running)
+        unit.metric(TOKENS_PER_S.name, load.tokens_per_s or (load.generated_tokens - tokens) / LOOK_EVERY_S)
+        unit.metric(RUNNING.name, load.running)
         unit.metric("waiting", load.waiting)
         tokens = load.generated_tokens
         meter.set(load.running, load.slots, time.monotonic())

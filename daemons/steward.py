@@ -27,7 +27,7 @@ from agentrl.steward.steward import Steward
 from agentrl.steward.steward_knobs import StewardKnobs
 from agentrl.store import indexes, run_database
 from agentrl.store.database import Database, StoreUnavailableError
-from agentrl.telemetry.data_plane_metrics import HELD_OUT_TRAINED, REJECTED, named
+from agentrl.telemetry.data_plane_metrics import HELD_OUT_TRAINED, READY, REJECTED, UNDER_WAY, named
 from agentrl.unit import Unit, run_unit
 
 log = logging.getLogger("steward")
@@ -133,8 +133,8 @@ async def _serve(unit: Unit, steward: Steward, replaying: asyncio.Task[None]) ->
             unit.tick()
             unit.status(done.sentence())
             counted = done.admitted.counts
-            unit.metric("in_flight", counted.in_flight)
-            unit.metric("ready", counted.ready)
+            unit.metric(UNDER_WAY.name, counted.in_flight)
+            unit.metric(READY.name, counted.ready)
             pause_s = PACE_S if done.anything or counted != before else min(2 * pause_s, MOST_IDLE_S)
             before = counted
             if done.admitted.groups < admission.MOST_AT_ONCE:

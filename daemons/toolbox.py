@@ -91,7 +91,7 @@ async def _serve(unit: Unit, toolbox: Toolbox) -> None:
         unit.tick()
         toolbox.paused = unit.paused
         _report_servers(unit, toolbox)
-        unit.metric("running", toolbox.running_calls)
+        unit.metric(data_plane_metrics.RUNNING.name, toolbox.running_calls)
         unit.metric("sessions", toolbox.open_sessions)
         unit.metric("calls_per_s", (toolbox.statistics.calls - calls) / LOOK_EVERY_S)
         unit.metric("infrastructure_errors", toolbox.statistics.infrastructure)

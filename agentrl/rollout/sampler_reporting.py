@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 
 from agentrl.rollout.sampler import FINISH_WITHIN_S, Sampler
-from agentrl.telemetry.data_plane_metrics import BUSY, IN_MODEL, IN_TOOLS, Meter
+from agentrl.telemetry.data_plane_metrics import BUSY, IN_MODEL, IN_TOOLS, RUNNING, Meter
 from agentrl.unit import Unit
 
 EVERY_S = 0.5
@@ -66,7 +66,7 @@ async def _report(unit: Unit, sampler: Sampler, waits: WaitMeter) -> None:
             sampler.cancel_drain()
         running = f"{sampler.running} of {sampler.concurrency} episodes"
         unit.status(f"{running}; {sampler.idle_because}" if sampler.idle_because else running)
-        unit.metric("running", sampler.running)
+        unit.metric(RUNNING.name, sampler.running)
         unit.metric("slots", sampler.concurrency)
         unit.metric("records_per_s", (sampler.ended - ended) / EVERY_S)
         ended = sampler.ended

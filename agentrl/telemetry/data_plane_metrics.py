@@ -15,6 +15,11 @@ OFFERED = Metric("offered_s", "s", "Seconds of all slots, since the process bega
 IN_TOOLS = Metric("in_tools_s", "s", "Seconds that episodes spent in tool calls, since the process began.")
 IN_MODEL = Metric("in_model_s", "s", "Seconds that episodes spent in model calls, since the process began.")
 
+RUNNING = Metric("running", "", "Episodes of a sampler, requests of an engine, or calls of a toolbox at this moment.")
+TOKENS_PER_S = Metric("tokens_per_s", "1/s", "Tokens that an engine generates.")
+UNDER_WAY = Metric("in_flight", "", "Admitted records that are not done.")
+READY = Metric("ready", "", "Records that are done and not trained.")
+
 STEP = Metric("step", "", "Number of the trainer's last step.")
 BASE_VERSION = Metric("base_version", "", "Version of the weights that the trainer's last step began with.")
 REJECTED = Metric("rejected_version", "", "The newest version, if no engine accepts it; otherwise 0.", (0, 0))

@@ -168,9 +168,10 @@ def no_step(snapshot: RunSnapshot, active: Collection[str], now: float) -> Itera
         chains = [chain for chain in snapshot.chains if any(link.who == found.unit for link in chain.links)]
         last = "no step was seen" if found.step is None else f"step {found.step:.0f} was the last"
         pace = f"usually one in {found.usual_s:.0f} s" if found.usual_s else last
-        why = f": {ended(chains[0].because)}" if chains else "."
-        sentence = f"{found.unit} has made no step for {age(found.for_s)}{why}"
-        yield Finding(found.unit, sentence, (pace, *(chain.sentence for chain in chains[:3])), "agentrl why")
+        why = chains[0].because if chains else found.stage
+        sentence = f"{found.unit} has made no step for {age(found.for_s)}{f': {ended(why)}' if why else '.'}"
+        evidence = (pace, found.stage, *(chain.sentence for chain in chains[:3]))
+        yield Finding(found.unit, sentence, tuple(filter(None, evidence)), "agentrl why")
 
 
 def nothing_trained(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:

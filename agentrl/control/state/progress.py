@@ -3,6 +3,7 @@
 Invariants:
 - Time in which a trainer cannot take steps by order (paused, not ready, only evaluations left) never counts.
 - The pace is that of the trainer itself, also over its incarnations.
+- While no pace is known, a run in which nothing moves stands still much earlier than one that samples.
 - Times are monotonic.
 """
 
@@ -13,11 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
+from agentrl.formatting.amounts import counted
+
 LEAST_S = 60.0
 PACES = 10
 """A step is late after this many times the usual time between two steps, if that is longer than `LEAST_S`."""
 UNKNOWN_S = 900.0
-"""The limit until the pace is known."""
+"""The limit until the pace is known, for a run in which records or tokens are made."""
+NOTHING_MOVES_S = 180.0
+"""The limit until the pace is known, for a run in which nothing changes."""
 REMEMBERED = 20
 NEEDED = 3
 
@@ -32,12 +37,48 @@ class StandingStill:
     """The usual time between two steps; 0 if it is not known."""
     step: float | None
     """The last one."""
+    stage: str = ""
+    """The stage before the step that has no result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What happens on the way to a step, by the reports of all units."""
+
+    engines: int = 0
+    serving: int = 0
+    """Engines with a version of the weights."""
+    running: int = 0
+    """Records that samplers work on."""
+    under_way: int = 0
+    """Admitted records that are not done."""
+    ready: int = 0
+    """Records that are done and not trained."""
+    works: bool = False
+    """An engine loads or generates, a tool runs, or the trainer computes."""
+
+    def stage(self) -> str:
+        """The first stage without a result, as a sentence."""
+        if self.ready:
+            return f"the trainer waits with {counted(self.ready, 'ready records')}, and {self.running} are sampled"
+        if self.engines and not self.serving:
+            return "no engine serves a version"
+        if self.running:
+            return f"{counted(self.running, 'records')} are sampled, and none is done"
+        if self.under_way:
+            return f"no sampler claims a record, and {counted(self.under_way, 'records')} are admitted"
+        return "no record is admitted"
 
 
 @dataclass(slots=True)
 class _Trainer:
     since: float
     """The last step, or when it could take steps again."""
+    moved_at: float = 0.0
+    """When anything in the pipeline changed."""
+    pipeline: Pipeline | None = None
+    first_s: float = 0.0
+    """The time that the first step took; 0 if it was not seen."""
     step: float | None = None
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     works: bool = False
@@ -46,29 +87,46 @@ class _Trainer:
 
     @property
     def usual_s(self) -> float:
-        return median(self.gaps_s) if len(self.gaps_s) >= NEEDED else 0.0
+        """The longest of the first times until there are enough of them."""
+        if len(self.gaps_s) >= NEEDED:
+            return median(self.gaps_s)
+        return max((self.first_s, *self.gaps_s))
+
+    def limit_s(self, now: float) -> float:
+        if len(self.gaps_s) >= NEEDED:
+            return max(LEAST_S, PACES * self.usual_s)
+        if self.usual_s:
+            return min(UNKNOWN_S, max(LEAST_S, PACES * self.usual_s))
+        nothing_moves = self.pipeline is not None and now - self.moved_at > NOTHING_MOVES_S
+        return NOTHING_MOVES_S if nothing_moves else UNKNOWN_S
 
 
 class ProgressTracker:
     def __init__(self) -> None:
         self._trainers: dict[str, _Trainer] = {}
 
-    def observe(self, unit: str, step: float | None, now: float, *, works: bool) -> None:
+    def observe(
+        self, unit: str, step: float | None, now: float, *, works: bool, pipeline: Pipeline | None = None
+    ) -> None:
         """`works`: nothing but data and time is missing for the next step."""
         known = self._trainers.setdefault(unit, _Trainer(now))
+        if pipeline is not None and (pipeline.works or pipeline != known.pipeline):
+            known.pipeline, known.moved_at = pipeline, now
         if not works or not known.works:
             known.since, known.works, known.whole = now, works, False
         if step is not None and step != known.step:
             if known.step is not None and known.whole:
                 # A coordinator that was busy sees several steps at once.
                 known.gaps_s.append((now - known.since) / max(1.0, step - known.step))
+            elif known.step is None and known.works:
+                known.first_s = now - known.since
             known.since, known.step, known.whole = now, step, True
 
     def standing_still(self, now: float) -> Iterator[StandingStill]:
         for unit, known in self._trainers.items():
-            limit_s = max(LEAST_S, PACES * known.usual_s) if known.usual_s else UNKNOWN_S
-            if known.works and now - known.since > limit_s:
-                yield StandingStill(unit, now - known.since, known.usual_s, known.step)
+            if known.works and now - known.since > known.limit_s(now):
+                stage = known.pipeline.stage() if known.pipeline else ""
+                yield StandingStill(unit, now - known.since, known.usual_s, known.step, stage)
 
     def keep(self, units: set[str]) -> None:
         """Forgets all other trainers."""
