@@ -31,7 +31,15 @@ PART_BYTES = 1 << 20
 LOOKED_AT = 256
 """Records of a part at most."""
 FIRST_AT_ONCE = 4
-"""Records that are read together before the size of a line is known."""
+"""Records that are read together before the size of a line is known, if they may be long."""
+SHORT_AT_ONCE = 32
+SHORT_TOKENS = 500
+"""A line of as many generated tokens, each with its log-prob, takes some 20 kB and what tools answered."""
+GROWTH = 4
+_OF_CALL = (
+    *("id", "index", "turn", "status", "base", "base_length", "sampling", "finish_reason", "engine", "error"),
+    *("sent_at", "done_at", "versions"),
+)
 ENDED = {"finished_at": {"$ne": None}, "status": {"$nin": ["open", "running", "finished", "unscored"]}}
 
 
@@ -56,15 +64,16 @@ async def _lines(
     database: Database, template: Template | None, records: Sequence[Plain]
 ) -> AsyncGenerator[tuple[str, bytes], None]:
     """Each record with its line. As many are read together as fit into a part, if they are as long as those before, and
-    at most twice as many as the last time."""
-    made, size, at_once = 0, 0, FIRST_AT_ONCE
+    at most GROWTH times as many as the last time."""
+    short = all(record.get("generated_tokens", SHORT_TOKENS) < SHORT_TOKENS for record in records[:SHORT_AT_ONCE])
+    made, size, at_once = 0, 0, SHORT_AT_ONCE if short else FIRST_AT_ONCE
     while made < len(records):
         for one in await trajectories(database, template, records[made : made + at_once]):
             line = msgspec.json.encode(one) + b"\n"
             made, size = made + 1, size + len(line)
             yield one["record"]["id"], line
         # Longer ones may follow short ones, so the number grows step by step.
-        at_once = max(1, min(2 * at_once, (PART_BYTES - size) * made // size))
+        at_once = max(1, min(GROWTH * at_once, (PART_BYTES - size) * made // size))
 
 
 async def trajectories(database: Database, template: Template | None, records: Sequence[Plain]) -> list[Plain]:
@@ -180,9 +189,7 @@ def _segment(span: Span, call: DispatchedSamplingTask, stored: Mapping[int, Stor
 
 def _call(call: DispatchedSamplingTask) -> Plain:
     """Without tokens: the segments have them."""
-    names = ("id", "index", "turn", "status", "base", "base_length", "sampling", "finish_reason", "engine", "error")
-    plain: Plain = {name: getattr(call, name) for name in (*names, "sent_at", "done_at", "versions")}
-    return lists.shown(plain) | {
-        "new_prompt_tokens": length(call.prompt),
-        "output_tokens": length(call.output),
-    }
+    plain: Plain = {name: getattr(call, name) for name in _OF_CALL}
+    plain["sampling"] = lists.shown(call.sampling)
+    plain["new_prompt_tokens"], plain["output_tokens"] = length(call.prompt), length(call.output)
+    return plain

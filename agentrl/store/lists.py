@@ -189,20 +189,28 @@ def _fields(kind: str) -> Fields:
 
 def shown(document: Mapping[str, Any]) -> Plain:
     """A document as a row: with an `id`, and times as they are stored."""
-    return {"id" if name == "_id" else name: _plain(value) for name, value in document.items()}
+    return {
+        "id" if name == "_id" else name: value if type(value) in _AS_THEY_ARE else _plain(value)
+        for name, value in document.items()
+    }
 
 
 def _plain(value: Any) -> Any:
     """Times in milliseconds, numbers without the driver's own types, at any depth."""
-    if type(value) in _AS_THEY_ARE:
+    # By the exact type first: an export has hundreds of values for each record.
+    kind = type(value)
+    if kind in _AS_THEY_ARE:
         return value
+    if kind is dict:
+        return {name: item if type(item) in _AS_THEY_ARE else _plain(item) for name, item in value.items()}
+    if kind is list:
+        return [item if type(item) in _AS_THEY_ARE else _plain(item) for item in value]
     match value:
         case int():
             return int(value)
         case datetime():
-            return value.replace(microsecond=value.microsecond // 1000 * 1000)
+            whole = value.microsecond // 1000 * 1000
+            return value if value.microsecond == whole else value.replace(microsecond=whole)
         case Mapping():
             return {name: _plain(item) for name, item in value.items()}
-        case list():
-            return [_plain(item) for item in value]
     return value

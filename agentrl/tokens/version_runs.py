@@ -28,13 +28,16 @@ def joined(*parts: Runs) -> list[tuple[int, int]]:
 
 
 def total(runs: Runs) -> int:
-    return sum(count for _, count in runs)
+    return sum([count for _, count in runs])
 
 
 def cut(runs: Runs, start: int, length: int) -> list[tuple[int, int]]:
     """The runs of `length` tokens from `start`."""
-    if start < 0 or length < 0 or start + length > total(runs):
-        raise ValueError(f"tokens {start} to {start + length} are not all among the {total(runs)} that have versions")
+    whole = total(runs)
+    if start < 0 or length < 0 or start + length > whole:
+        raise ValueError(f"tokens {start} to {start + length} are not all among the {whole} that have versions")
+    if length == whole:
+        return joined(runs)
     part: list[tuple[int, int]] = []
     at = 0
     for version, count in runs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 from pathlib import Path
@@ -32,6 +33,9 @@ def measure() -> Outcome:
 
 async def _ask(url: str, outcome: Outcome) -> None:
     database = connect(url, "bench")
+    # As every unit does when it is ready.
+    gc.collect()
+    gc.freeze()
     try:
         await indexes.ensure(database)
         written = await finished_run.write(database, RECORDS)

@@ -255,7 +255,10 @@ async def test_few_records_are_read_together_until_many_were_short(
     monkeypatch.setattr(exports, "trajectories", trajectories)
     rows = [{"id": f"r{number}"} for number in range(40)]
     assert [id async for id, _ in exports._lines(db, None, rows)] == [row["id"] for row in rows]
-    assert together == [4, 8, 16, 12]
+    assert together == [4, 16, 20]
+    short = [row | {"generated_tokens": 100} for row in rows]
+    assert [id async for id, _ in exports._lines(db, None, short)] == [row["id"] for row in rows]
+    assert together[3:] == [32, 8]
 
 
 # ---- changes ----
