@@ -1,4 +1,4 @@
-"""Defines the commands `records list`, `records show` and `records export`."""
+"""Defines the commands `records list`, `records show`, `records exclude` and `records export`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def register(app: typer.Typer) -> None:
     add_command(records, "list", reads=True)(list_records)
     add_command(records, "show", reads=True)(show_record)
     add_command(records, "export", reads=True)(export)
+    add_command(records, "exclude", acts=True)(exclude)
 
 
 async def list_records(
@@ -40,6 +41,32 @@ async def list_records(
     """List attempts; running ones with the call that they wait for."""
     query = {"filter": filter, "sort": sort, "after": after, "limit": limit}
     return await list_pages.show_page(cli, "list_records", query, COLUMNS, right=RIGHT, spare=SPARE)
+
+
+async def exclude(
+    cli: Cli,
+    records: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECORD...]", help="Ids of scored records.", show_default=False)
+    ] = None,
+    filter: Annotated[str, list_pages.filtering("records list")] = "",
+    made_by: Annotated[
+        str,
+        typer.Option("--made-by", metavar="UNIT", help="Only those of this sampler or engine.", show_default=False),
+    ] = "",
+    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; kept with them.", show_default=False)] = "",
+) -> ExitCode:
+    """Keep scored records out of training.
+
+    The baselines of their groups are computed again without them.
+    What a step leased or trained stays.
+    """
+    from agentrl.cli.execute import act
+    from agentrl.protocol.data_commands import ExcludeRecords
+
+    wanted = ExcludeRecords(ids=tuple(records or ()), filter=filter, made_by=made_by, note=note)
+    if problem := wanted.problem():
+        raise UsageError(problem)
+    return await act(cli, "exclude_records", wanted)
 
 
 # ---- one record ----

@@ -144,6 +144,7 @@ class CommandMethods(ABC):
     add_key = Method[Accepted]("add_key")
     revoke_key = Method[Accepted]("revoke_key")
     requeue_tasks = Method[Accepted]("requeue_tasks")
+    exclude_records = Method[Accepted]("exclude_records")
     add_tasks = Method[Accepted]("add_tasks")
     replay_calls = Method[Accepted]("replay_calls")
     stop_replays = Method[Accepted]("stop_replays")

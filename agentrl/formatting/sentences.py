@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+SHOWN = 5
+"""Sentences of a kind that a message shows."""
+
 
 def ended(text: str) -> str:
     """The text with exactly one full stop."""
@@ -12,3 +17,9 @@ def ended(text: str) -> str:
 def irrevocable(reverse: str) -> str:
     """Whether an act that loses something can be partly taken back by the `reverse` command."""
     return "What is lost stays lost; the rest can be taken back." if reverse else "It cannot be taken back."
+
+
+def few(sentences: Sequence[str]) -> tuple[str, ...]:
+    """The first of many sentences, and how many more there are."""
+    more = len(sentences) - SHOWN
+    return (*sentences[:SHOWN], f"{more} more likewise") if more > 0 else tuple(sentences)

@@ -477,6 +477,7 @@ COMMANDS: dict[str, CommandSpec] = {
             "Let held replays go on.",
             "stop_replays",
         ),
+        _changed("exclude_records", data_commands.ExcludeRecords, "records exclude", "Keep records out of training."),
         _changed("add_tasks", data_commands.AddTasks, "tasks add", "Queue the rows of a file."),
         _changed(
             "pin_checkpoint", data_commands.PinCheckpoint, "checkpoints pin", "Keep a checkpoint.", "unpin_checkpoint"

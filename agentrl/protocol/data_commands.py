@@ -259,6 +259,22 @@ class RequeueTasks(Args, frozen=True):
     note: str = ""
 
 
+class ExcludeRecords(Args, frozen=True):
+    """Keep scored records out of training. The baselines of their groups are computed again without them."""
+
+    ids: tuple[str, ...] = ()
+    filter: str = ""
+    """Of the list of records, if no record is named."""
+    made_by: str = ""
+    """A sampler or an engine: only the records that it worked on."""
+    note: str = ""
+
+    def problem(self) -> str:
+        if self.ids and (self.filter or self.made_by):
+            return "Name records, or find them by --filter and --made-by."
+        return "" if self.ids or self.filter or self.made_by else "Name records, or find them by --filter or --made-by."
+
+
 class RollBack(Args, frozen=True):
     """Go on from an earlier checkpoint, in a new lineage."""
 

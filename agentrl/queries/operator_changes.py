@@ -17,6 +17,7 @@ import msgspec
 
 from agentrl.errors import ConfigError, RefusedError, UnknownNameError, UsageError
 from agentrl.formatting.amounts import counted
+from agentrl.formatting.sentences import SHOWN, few
 from agentrl.policies.status_tables import HOLDS_SEAT, RecordStatus
 from agentrl.protocol.data_commands import (
     AddTasks,
@@ -29,6 +30,7 @@ from agentrl.protocol.data_commands import (
 )
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages.served_commands import AskUnit
+from agentrl.queries.record_exclusion import RecordExclusion
 from agentrl.steward import epochs
 from agentrl.steward.epochs import ADDED, Source
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
@@ -36,8 +38,6 @@ from agentrl.store import checkpoints, datasets, rollbacks, tasks
 from agentrl.store.database import Database
 from agentrl.store.datasets import Row
 from agentrl.store.documents import ConversationMessage
-
-SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,9 @@ class Changes:
         self._database = database
         self._settings = settings
         self._sources = sources
+        exclusion = RecordExclusion(database, settings)
         self.table: dict[str, Change] = {
+            "exclude_records": Change(exclusion.preview, exclusion.carry_out),
             "requeue_tasks": Change(self._preview_requeue, self._requeue),
             "add_tasks": Change(self._preview_add, self._add),
             "pin_checkpoint": Change(self._preview_pin, self._pin),
@@ -77,7 +79,7 @@ class Changes:
             if begun:
                 given_up = "is given up" if begun == 1 else "are given up"
                 loses.append(f"{counted(begun, 'records')} of its round {task.round} {given_up}")
-        return Effect(changes=_few(changes), loses=tuple(loses))
+        return Effect(changes=few(changes), loses=tuple(loses))
 
     async def _requeue(self, args: RequeueTasks, operation: AskUnit) -> Done:
         lines, refused = [], 0
@@ -222,8 +224,3 @@ def _rows_here(file: str) -> list[Row]:
 def _said(note: str) -> str:
     """The reason of a round that an operator ended; it never reads like one of the steward's own."""
     return f"requeued: {note}" if note else "requeued by an operator"
-
-
-def _few(sentences: list[str]) -> tuple[str, ...]:
-    more = len(sentences) - SHOWN
-    return (*sentences[:SHOWN], f"{more} more likewise") if more > 0 else tuple(sentences)

@@ -85,6 +85,8 @@ class Task(Named):
     """Records that were scored when the group closed."""
     shares: list[Share] = []
     """What each record took out of the group: the truth from which DBRecordData follows."""
+    excluded: list[str] = []
+    """Records that operators excluded; no closing of the group counts them."""
     lineage: str = ""
     step: int = -1
     trained_count: int = 0
@@ -140,7 +142,9 @@ class Record(Named):
     late: bool = False
     """It was not there when its group closed."""
     reason: str = ""
-    """Of one that is superseded: why its round was over."""
+    """Why it is superseded or excluded."""
+    excluded_by: str = ""
+    """The operation that excluded it."""
     outcome: str = ""
     outcome_class: str = ""
     error: str = ""

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pymongo import UpdateMany
 
 from agentrl.policies import group_closing, outcomes
 from agentrl.policies.advantages import Baseline
-from agentrl.policies.group_closing import GroupRule, Member
+from agentrl.policies.group_closing import Closed, GroupRule, Member
 from agentrl.policies.outcomes import OutcomeClass
 from agentrl.policies.status_tables import IN_FLIGHT, TASK, Actor, RecordStatus, TaskStatus, check
 from agentrl.store import tasks
@@ -82,8 +82,9 @@ async def close_group(database: Database, group: Group, rule: GroupRule, actor: 
     if group.task.seating or not group.may_close:
         return "open"
     task = group.task
-    members = [_member(record) for record in group.latest if record.status == RecordStatus.SCORED]
-    closed = group_closing.close(members, task.n, rule, trains=task.purpose in TRAINS)
+    scored = [record for record in group.latest if record.status == RecordStatus.SCORED]
+    members = [record for record in scored if record.id not in task.excluded]
+    closed = closing_of(task, members, rule)
     if not closed.enough:
         if actor is not Actor.STEWARD:
             return "open"
@@ -92,22 +93,36 @@ async def close_group(database: Database, group: Group, rule: GroupRule, actor: 
             return "gone"
         return "dead" if target is TaskStatus.DEAD else "requeued"
     check(TASK, task.status, TaskStatus.READY, actor, tasks.story(task))
-    shares = [Share(record, share.advantage, share.capped) for record, share in closed.shares.items()]
-    fields = {
-        "status": TaskStatus.READY,
-        "baseline": None if closed.baseline is None else _plain_baseline(closed.baseline, rule),
-        "signal": closed.signal,
-        "members": len(members),
-        "shares": shares,
-        "reason": closed.why,
-    }
-    admitted = {"_id": task.id, "status": TaskStatus.ADMITTED, "round": task.round}
-    if not await database.update_one("Task", admitted, setting(fields, closed_at=NOW)):
+    fields = closed_fields(closed, len(members), rule)
+    admitted = {"_id": task.id, "status": TaskStatus.ADMITTED, "round": task.round, **excluding_the_same(task)}
+    became = setting({**fields, "status": TaskStatus.READY}, closed_at=NOW)
+    if not await database.update_one("Task", admitted, became):
         return "gone"
-    await _write_advantages(database, shares)
+    await _write_advantages(database, fields["shares"])
     if group.past_deadline:
         await _mark_late(database, [task])
     return "ready"
+
+
+def closing_of(task: Task, members: Sequence[Record], rule: GroupRule) -> Closed:
+    """What follows from the scores of these records."""
+    return group_closing.close(list(map(_member, members)), task.n, rule, trains=task.purpose in TRAINS)
+
+
+def closed_fields(closed: Closed, members: int, rule: GroupRule) -> dict[str, Any]:
+    """The fields of a Task whose group is closed."""
+    return {
+        "baseline": None if closed.baseline is None else _plain_baseline(closed.baseline, rule),
+        "signal": closed.signal,
+        "members": members,
+        "shares": [Share(record, share.advantage, share.capped) for record, share in closed.shares.items()],
+        "reason": closed.why,
+    }
+
+
+def excluding_the_same(task: Task) -> dict[str, Any]:
+    """A condition: nothing was excluded since the Task was read."""
+    return {"excluded": task.excluded or {"$in": [None, []]}}
 
 
 async def settle(database: Database, closed: Sequence[Task]) -> None:

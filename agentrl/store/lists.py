@@ -105,6 +105,12 @@ async def page(
     return Page(rows, list_cursors.written(kind, keys, rows[-1]) if len(found) > limit else None)
 
 
+async def count(database: Database, kind: str, filter: str, *, also: Query) -> int:
+    """How many rows a filter finds."""
+    keys = parse_sort("", _fields(kind))
+    return await database.count(kind, {"$and": [also, await _asked(database, kind, filter, keys, None)]})
+
+
 async def _asked(
     database: Database, kind: str, filter: str, keys: tuple[SortKey, ...], last: str | int | None
 ) -> Query:

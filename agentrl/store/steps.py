@@ -123,11 +123,15 @@ async def lease(database: Database, step: Step) -> Step | None:
 
 
 async def _narrowed(database: Database, step: Step, obtained: Sequence[Task]) -> Step | None:
-    names = {task.id for task in obtained}
-    members = {share.record for task in obtained for share in task.shares}
+    # A group whose records were excluded after the trainer looked may have no signal any more.
+    signal = {task.id: task.signal for task in obtained}
+    members = {share.record for task in obtained for share in task.shares if share.advantage is not None}
     kept = {
-        "tasks": [task for task in step.tasks if task in names],
-        "filtered": [task for task in step.filtered if task in names],
+        "tasks": [task for task in step.tasks if signal.get(task)],
+        "filtered": [
+            *(task for task in step.tasks if signal.get(task) is False),
+            *(task for task in step.filtered if task in signal),
+        ],
         "records": [record for record in step.records if record in members],
     }
     document = await database.find_one_and_update(

@@ -1,0 +1,146 @@
+"""Excluded records train never, their groups are closed without them, and the account balances."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from agentrl.errors import RefusedError
+from agentrl.policies.status_tables import Actor
+from agentrl.store import accounting, exclusions, groups, lineages, steps, tasks
+from agentrl.store.database import Database
+from agentrl.store.documents import Task
+from tests.store.flow import RULE, admit, claim_one, commit, end, queue, ready_tasks, sampler, step_of
+
+
+async def exclude(db: Database, *ids: str, by: str = "op-1") -> list[bool]:
+    planned = await exclusions.plan(db, ids, by=by)
+    assert not planned.refused, planned.refused
+    return [
+        await exclusions.exclude(db, task, planned.records[id], "bad tool", by=by, rule=RULE)
+        for id, task in planned.tasks.items()
+    ]
+
+
+async def refusal(db: Database, record: str) -> str:
+    planned = await exclusions.plan(db, [record])
+    return planned.refused.get(record, "")
+
+
+def records_of(task: Task) -> list[str]:
+    return [share.record for share in task.shares]
+
+
+async def test_closed_group_gets_the_baseline_of_its_other_records(db: Database) -> None:
+    (task,) = await ready_tasks(db, 1, scores=(0.0, 1.0, 1.0, 0.0))
+    first, *others = records_of(task)
+    for _ in range(2):
+        assert await exclude(db, first) == [True], "the same operation may be repeated"
+    now = await tasks.get(db, task.id)
+    assert now.status == "ready"
+    assert now.baseline is not None
+    assert (now.baseline.valid, now.baseline.mean) == (3, pytest.approx(2 / 3))
+    assert records_of(now) == others
+    record = await db.find_one("Record", {"_id": first})
+    assert record is not None
+    assert (record["status"], record["reason"], record["excluded_by"]) == ("excluded", "excluded: bad tool", "op-1")
+    shares = {share.record: share.advantage for share in now.shares} | {first: None}
+    stored = {data["_id"]: data["advantage"] for data in await db.find("DBRecordData", {})}
+    assert stored == shares
+    assert (await accounting.account(db)).balanced
+
+
+async def test_record_of_an_open_group_is_no_member_when_it_closes(db: Database) -> None:
+    await sampler(db)
+    (task,) = await queue(db, 1)
+    await admit(db, task, n=3)
+    ended = []
+    for score in (0.0, 1.0, 1.0):
+        claim = await claim_one(db, "sampler-0.1")
+        assert claim is not None
+        await end(db, claim, score)
+        ended.append(claim.record.id)
+        if len(ended) == 1:
+            await exclude(db, ended[0])
+    assert await groups.close(db, task.id, RULE, Actor.SAMPLER) == "ready"
+    closed = await tasks.get(db, task.id)
+    assert records_of(closed) == ended[1:]
+    assert not closed.signal, "the others scored alike"
+    assert (await accounting.account(db)).balanced
+
+
+async def test_group_with_too_few_records_left_is_sampled_again(db: Database) -> None:
+    (task,) = await ready_tasks(db, 1, scores=(0.0, 1.0))
+    assert await exclude(db, records_of(task)[0]) == [False]
+    again = await tasks.get(db, task.id)
+    assert (again.status, again.round, again.reason) == ("queued", 2, exclusions.TOO_FEW)
+    await exclude(db, records_of(task)[0])
+    assert (await tasks.get(db, task.id)).round == 2, "once per operation"
+    assert (await accounting.account(db)).balanced
+
+
+async def test_what_a_step_has_is_refused_with_its_number_also_after_a_rollback(db: Database) -> None:
+    leased, trained = await ready_tasks(db, 2)
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    await commit(db, lineage.id, 1, [trained])
+    assert await steps.lease(db, step_of(lineage.id, 2, [leased]))
+    assert await refusal(db, records_of(trained)[0]) == f"{records_of(trained)[0]} trained in step 1 of {lineage.id}."
+    assert "is leased by step 2 of" in await refusal(db, records_of(leased)[0])
+    await lineages.begin(db, "trainer-0.2", parent_checkpoint="", after_step=0)
+    assert (await tasks.get(db, trained.id)).status == "ready"
+    assert "trained, before a rollback, in step 1 of" in await refusal(db, records_of(trained)[0])
+    assert await refusal(db, records_of(leased)[0]) == "", "its step was released"
+    assert await refusal(db, "no/such") == "There is no record no/such."
+
+
+async def test_lease_after_the_plan_wins(db: Database) -> None:
+    (task,) = await ready_tasks(db, 1, scores=(0.0, 1.0, 1.0))
+    planned = await exclusions.plan(db, [records_of(task)[0]])
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    await steps.lease(db, step_of(lineage.id, 1, [task]))
+    with pytest.raises(RefusedError, match="went on meanwhile"):
+        await exclusions.exclude(db, planned.tasks[task.id], records_of(task)[:1], "", by="op-1", rule=RULE)
+    record = await db.find_one("Record", {"_id": records_of(task)[0]})
+    assert record is not None
+    assert record["status"] == "scored"
+
+
+async def test_exclusion_after_the_trainer_looked_leaves_the_record_out_of_its_step(db: Database) -> None:
+    (task,) = await ready_tasks(db, 1, scores=(0.0, 1.0, 1.0))
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    wanted = step_of(lineage.id, 1, [task])
+    await exclude(db, records_of(task)[0])
+    leased = await steps.lease(db, wanted)
+    assert leased is not None
+    assert records_of(task)[0] not in leased.records
+    await steps.commit(db, leased.id, {})
+    assert (await accounting.account(db)).balanced
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_account_balances_after_any_order_of_exclusions_steps_and_rollbacks(db: Database, seed: int) -> None:
+    chance = random.Random(seed)
+    ready = await ready_tasks(db, 4, scores=(0.0, 1.0, 0.0, 1.0))
+    names = [record for task in ready for record in records_of(task)]
+    lives, number = 1, 1
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    for act in range(12):
+        match chance.choice(("exclude", "exclude", "train", "rollback")):
+            case "exclude":
+                planned = await exclusions.plan(db, chance.sample(names, 3))
+                for id, task in planned.tasks.items():
+                    await exclusions.exclude(db, task, planned.records[id], "", by=f"op-{act}", rule=RULE)
+            case "train":
+                chosen = [one.task for one in await steps.ready(db, limit=1) if one.records]
+                if chosen:
+                    await commit(db, lineage.id, number, chosen)
+                    number += 1
+            case "rollback":
+                lives, number = lives + 1, 1
+                lineage = await lineages.begin(db, f"trainer-0.{lives}", parent_checkpoint="", after_step=0)
+    account = await accounting.account(db)
+    assert account.balanced, account.problems
+    committed = await db.find("Step", {"status": "committed"})
+    excluded = {record["_id"] for record in await db.find("Record", {"status": "excluded"})}
+    assert not excluded & {record for step in committed for record in step["records"]}
