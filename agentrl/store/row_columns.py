@@ -62,7 +62,7 @@ async def _holds(database: Database, field: Field, types: set[str]) -> bool:
 
 async def _no_such_column(database: Database, field: Field) -> UsageError:
     pairs = {"$objectToArray": {"$ifNull": ["$extra", {}]}}
-    stages = [{"$project": {"pair": pairs}}, {"$unwind": "$pair"}, {"$group": {"_id": "$pair.k"}}]
+    stages: list[Query] = [{"$project": {"pair": pairs}}, {"$unwind": "$pair"}, {"$group": {"_id": "$pair.k"}}]
     columns = sorted(each["_id"] for each in await database.aggregate("Task", stages))
     column = _column(field)
     close = difflib.get_close_matches(column, columns, n=1, cutoff=0.6)
