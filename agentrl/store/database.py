@@ -66,6 +66,8 @@ KEYS_NOT_READ = 211
 """A server that has just begun refuses the times that clients had from its former life, until it has read its keys."""
 _DISK_IS_FULL = frozenset({14031, 24})
 _LOGIN_FAILED = frozenset({13, 18})
+_SHUTS_DOWN = frozenset({91, 189, 10107, 11600, 11602, 13435, 13436})
+"""As an error of the write concern these are no ConnectionFailure: the write was made, and the server ends."""
 
 
 class StoreError(AgentrlError):
@@ -395,7 +397,7 @@ def _translated(foreign: pymongo.errors.PyMongoError, where: str) -> AgentrlErro
     away = isinstance(foreign, pymongo.errors.ConnectionFailure | pymongo.errors.CursorNotFound)
     if KEYS_NOT_READ in codes:
         return NotYetError(f"MongoDB has just begun ({where}): {_shortly(foreign)}.")
-    if foreign.timeout or away:
+    if foreign.timeout or away or codes & _SHUTS_DOWN:
         return StoreUnavailableError(f"MongoDB did not answer ({where}): {_shortly(foreign)}.")
     return StoreError(f"MongoDB refused an operation on {where}: {_shortly(foreign)}.")
 

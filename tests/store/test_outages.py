@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pymongo.errors
 import pytest
 
 from agentrl.store import accounting, database, indexes
@@ -118,6 +119,37 @@ async def test_a_database_killed_again_and_again_under_writers_loses_nothing_and
     assert {record.status for record in stored.values()} == {"scored"}
     assert await looking.count("DBRecordData", {}) == len(stored)
     assert not (await accounting.account(looking)).problems
+
+
+async def test_server_that_shuts_down_under_writers_is_waited_for(server: Server, stack: AsyncExitStack) -> None:
+    looking = connected(stack, server)
+    await looking.insert_many("Task", [{"_id": number, "count": 0} for number in range(WRITERS)])
+    writes, over = Counter[int](), asyncio.Event()
+
+    async def write(number: int, to: Database) -> None:
+        while not over.is_set():
+            await to.update_many("Task", {"_id": number}, {"$inc": {"count": 1}})
+            writes[number] += 1
+
+    async with asyncio.timeout(120), asyncio.TaskGroup() as together:
+        for number in range(WRITERS):
+            together.create_task(write(number, connected(stack, server)))
+        for _ in range(KILLS):
+            enough = writes.total() + BETWEEN
+            await aeventually(lambda enough=enough: writes.total() >= enough, what="writes")
+            await asyncio.to_thread(server.mongod.stop, within_s=30)
+            server.mongod.start()
+            await asyncio.to_thread(server.mongod.bring_up, keep_trying=keep_trying)
+        over.set()
+    stored = {one["_id"]: one["count"] for one in await looking.find("Task", {})}
+    assert all(stored[number] >= count for number, count in writes.items())
+
+
+@pytest.mark.parametrize("code", [91, 11602])
+def test_write_that_a_shutdown_keeps_from_being_acknowledged_is_an_outage(code: int) -> None:
+    unacknowledged = pymongo.errors.WriteConcernError("Replication is being shut down", code)
+    with pytest.raises(StoreUnavailableError), database._our_errors("Task"):
+        raise unacknowledged
 
 
 async def test_a_database_that_stands_still_is_waited_for_and_then_is_an_error_with_a_name(
