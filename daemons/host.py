@@ -44,6 +44,15 @@ def run_uuid(state_dir: Path) -> str:
     return known.uuid
 
 
+def refuse_journal_of_another_version(state_dir: Path) -> None:
+    """Raises VersionMismatchError before anything starts: a coordinator would be refused again and again."""
+    journal = state_dir / "journal.sqlite"
+    if journal.exists():
+        from agentrl.control.persistence.journal import refuse_other_version
+
+        refuse_other_version(journal)
+
+
 def start_coordinator_early(args: argparse.Namespace, uuid: str) -> int:
     """Start the coordinator and return its pid; 0 if one lives or it cannot be started, which the watchdog then
     handles.
@@ -89,6 +98,8 @@ def main() -> int:
                 {**os.environ, "AGENTRL_RUN": uuid},
             )
         make_run_dir(args.run_dir)
+        if args.with_coordinator and living_coordinator(args.state_dir) is None:
+            refuse_journal_of_another_version(args.state_dir)
         wanted, args.name = args.name, this_host(args.state_dir, args.name).name
         if wanted not in ("", args.name):
             log.warning("This machine has joined the run as host %s; the name %s is not used.", args.name, wanted)

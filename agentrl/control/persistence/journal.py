@@ -250,6 +250,14 @@ class Journal:
             raise
 
 
+def refuse_other_version(path: Path) -> None:
+    """Raises VersionMismatchError if a coordinator of this program would refuse the journal. It does not look for other
+    faults, which a coordinator repairs or reports."""
+    if path.exists():
+        with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(sqlite3.connect(path)) as db:
+            _version_of(db, path)
+
+
 def _file_id(path: Path) -> tuple[int, int] | None:
     """Identifies a file apart from its name; None if there is none."""
     try:
