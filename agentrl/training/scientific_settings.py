@@ -1,6 +1,7 @@
 """The settings that decide what a step learns, so that the weights before each change of them are kept.
 
-Not those of the sampler (how long an episode may take, and its turns): they are not stored with a task or a record.
+Not those of the sampler (how long an episode may take, and its turns): they are not stored with a task or a record. A
+rollback finds them in the history of the knobs.
 """
 
 from __future__ import annotations

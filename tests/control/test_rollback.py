@@ -24,7 +24,8 @@ from agentrl.supervision import events
 from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
 
 SETTINGS = {"learning_rate": 0.0005, "groups": 8}
-DONE = {"checkpoint": "step-000165.a", "version": 165, **SETTINGS}
+SAVED_AT = 50.0
+DONE = {"checkpoint": "step-000165.a", "version": 165, "saved_at": SAVED_AT, **SETTINGS}
 
 
 class Room:
@@ -35,6 +36,7 @@ class Room:
         self.knobs = KnobRegistry()
         self.knobs.declare(Knob("learning_rate", "float", 0.05, minimum=0.0, maximum=1.0, scientific=True))
         self.knobs.declare(Knob("groups", "int", 8, scientific=True))
+        self.knobs.declare(Knob("max_turns", "int", 4, owner="sampler", scientific=True))
         slot = Slot("trainer-0", "trainer", 0, state=UnitState.READY, incarnation=3, tree_gone=False)
         group = GroupState(spec=GroupSpec("trainer", Role.TRAINER, ("true",)), file_count=1)
         state = State(RunState(up=True), slots={"trainer-0": slot}, groups={"trainer": group})
@@ -52,7 +54,7 @@ class Room:
 
     async def _ask(self, spec: object, request: Request, who: str) -> msgspec.Raw:
         assert request.dry_run
-        return raw(RollbackPreview(Effect(changes=("3 steps are undone",)), dict(SETTINGS)))
+        return raw(RollbackPreview(Effect(changes=("3 steps are undone",)), dict(SETTINGS), SAVED_AT))
 
     def _carry_out(self, operation: Operation, then: Any) -> None:
         operation.by_itself = True
@@ -86,6 +88,28 @@ async def test_preview_names_steps_units_and_knobs() -> None:
     kept = await Room().prepared(RollBack("165", keep_knobs=True), dry_run=True)
     assert kept.changes == ("3 steps are undone",)
     assert "learning_rate stays at 0.05, it was 0.0005" in kept.notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({60.0: 8}, "max_turns: 8 -> 4"),
+        ({40.0: 8, 60.0: 6, 70.0: 2}, "max_turns: 2 -> 8"),
+        ({40.0: 8}, ""),
+        ({60.0: 8, 70.0: 4}, ""),
+    ],
+)
+async def test_knobs_of_the_sampler_get_their_value_from_when_the_checkpoint_was_saved(
+    changes: dict[float, int], expected: str
+) -> None:
+    room = Room()
+    for at, value in changes.items():
+        room.knobs.tune("max_turns", value, seen_revision=None, who="ann", at=at, note="try")
+    named = [line for line in (await room.prepared(RollBack("165"), dry_run=True)).changes if "max_turns" in line]
+    assert named == ([expected] if expected else [])
+    operation = room.execute(RollBack("165", "it collapsed"))
+    assert [line for line in operation.lines if "max_turns" in line] == named
+    assert operation.result == {"checkpoint": "step-000165.a", "version": 165}
 
 
 async def test_rollback_needs_a_reason() -> None:

@@ -113,6 +113,15 @@ class KnobRegistry:
         """The last changes of a knob, oldest first."""
         return self._find(name).stored.history
 
+    def scientific_then(self, at: float) -> dict[str, KnobValue]:
+        """The values of the scientific knobs at a time, as far back as the history goes."""
+        found = {}
+        for name, entry in self._entries.items():
+            if entry.knob.scientific:
+                later = (change.old for change in entry.stored.history if change.at > at)
+                found[name] = next(later, entry.stored.value)
+        return found
+
     def scientific_changes(self) -> list[KnobChange]:
         """The last changes that began a new segment, oldest first."""
         changes = [change for entry in self._entries.values() for change in entry.stored.history if change.segment]
