@@ -1,7 +1,8 @@
 """Judges whether learning has collapsed: how far evaluation and reward are below their best. Pure.
 
 Invariants:
-- the reference is the best of the whole run, so a collapse does not become the new normal;
+- the reference is the best of the whole run, so a collapse does not become the new normal; for evaluations, the best on
+  the same held-out tasks, because other tasks may be harder;
 - a fall counts in units of both margins of error together;
 - a fall of evaluation by 2 counts at once, one by 1.4 if two measurements in a row show it: the best of many
   measurements is partly luck, so a healthy run often falls by 1.
@@ -49,7 +50,8 @@ def fall(best: Measurement, now: Measurement) -> float:
 
 
 def evaluation_collapse(evaluations: Sequence[Measurement]) -> float:
-    """Above 1 if the newest evaluations show a collapse. `evaluations`: of the whole run, oldest first."""
+    """Above 1 if the newest evaluations show a collapse. `evaluations`: of the whole run on the same
+    tasks, oldest first."""
     best = best_of(evaluations)
     if best is None:
         return 0.0

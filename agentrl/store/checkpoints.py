@@ -95,12 +95,18 @@ async def superfluous(database: Database, *, keep: int) -> list[Checkpoint]:
 
 
 async def best(database: Database) -> Checkpoint | None:
-    """The one whose version has the best evaluation; of several with that version the earliest, because the later ones
-    hold further steps."""
+    """The one whose version has the best evaluation on the present held-out tasks, or else on those before."""
+    return next(iter(await _bests(database)), None)
+
+
+async def _bests(database: Database) -> list[Checkpoint]:
+    """The best for each set of held-out tasks, the present set first. Of several with a version the earliest, because
+    the later ones hold further steps."""
     earliest = {one.version: one for one in await newest_first(database)}
     intact = {version for version, one in earliest.items() if not one.damage}
-    found = learning_collapse.best_of([one for one in await evaluations.measured(database) if one.of in intact])
-    return earliest[found.of] if found else None
+    sets = await evaluations.measured_by_tasks(database)
+    found = (learning_collapse.best_of([one for one in results if one.of in intact]) for results in sets)
+    return [earliest[one.of] for one in found if one is not None]
 
 
 async def newest_before(database: Database, at: datetime) -> Checkpoint | None:
@@ -110,12 +116,12 @@ async def newest_before(database: Database, at: datetime) -> Checkpoint | None:
 
 
 async def keep_best(database: Database) -> None:
-    """After an evaluation: retention keeps the best, and no longer the best before it."""
-    found = await best(database)
-    if found is not None:
-        former = {"kept_for": BEST_EVALUATION, "_id": {"$ne": found.id}}
+    """After an evaluation: retention keeps the best for each set of held-out tasks, and no longer those before them."""
+    if found := [one.id for one in await _bests(database)]:
+        former = {"kept_for": BEST_EVALUATION, "_id": {"$nin": found}}
         await database.update_many("Checkpoint", former, {"$set": {"kept_for": ""}})
-        await keep(database, found.id, BEST_EVALUATION)
+        for checkpoint in found:
+            await keep(database, checkpoint, BEST_EVALUATION)
 
 
 async def keep(database: Database, checkpoint: str, why: str) -> None:

@@ -423,6 +423,8 @@ class Publication(Document):
     """`wanted`, `queued` or `done`; empty without an evaluation."""
     evaluated: dict[str, float] = {}
     """What its evaluation came to, by the names of metrics."""
+    evaluated_tasks: str = ""
+    """A digest of the held-out tasks of its evaluation. Only results on the same tasks are compared."""
 
 
 class Owner(Named):

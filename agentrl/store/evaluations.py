@@ -1,11 +1,16 @@
 """Evaluations: a version is wanted, its Tasks are queued, closed, counted and done.
 
-Invariants: all Tasks of an evaluation name the version that they pin, as their `version` and as their epoch, so asking
-twice makes no second set; results are n of m while some are missing.
+Invariants:
+- all Tasks of an evaluation name the version that they pin, as their `version` and as their epoch, so a second request
+  makes no second set;
+- results are n of m while some are missing;
+- results are compared only with others on the same held-out tasks.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping
@@ -17,6 +22,8 @@ from agentrl.store.database import Database
 from agentrl.telemetry.learning_metrics import EVALUATION, EVALUATION_MARGIN
 
 _MARGIN = EVALUATION_MARGIN.name
+_OF_A_TASK = ("environment", "query", "earlier", "answer", "scorer", "answer_schema", "extra")
+"""The fields that make two held-out tasks the same."""
 ENDED = (TaskStatus.READY, TaskStatus.DONE, TaskStatus.DEAD)
 
 
@@ -111,14 +118,35 @@ async def complete(database: Database, version: int) -> bool:
 
 
 async def measured(database: Database) -> list[Measurement]:
-    """The results of the whole run, oldest version first."""
+    """The results on the same held-out tasks as the newest one, oldest version first."""
+    return (await measured_by_tasks(database) or [[]])[0]
+
+
+async def measured_by_tasks(database: Database) -> list[list[Measurement]]:
+    """The results of the whole run, for each set of held-out tasks; the set of the newest result is the first."""
     done = {"evaluation": "done", f"evaluated.{EVALUATION.name}": {"$type": "number"}}
-    found = await database.find("Publication", done, sort=[("_id", 1)], projection=["evaluated"])
-    return [
+    fields = ["evaluated", "evaluated_tasks"]
+    found: dict[str, list[Measurement]] = {}
+    for one in await database.find("Publication", done, sort=[("_id", -1)], projection=fields):
+        version, numbers = int(one["_id"]), one["evaluated"]
+        tasks = one.get("evaluated_tasks") or await _note_tasks(database, version)
         # Without a margin nothing is known of its errors: it is never the best, and never a fall.
-        Measurement(int(one["_id"]), one["evaluated"][EVALUATION.name], one["evaluated"].get(_MARGIN, math.inf))
-        for one in found
-    ]
+        measurement = Measurement(version, numbers[EVALUATION.name], numbers.get(_MARGIN, math.inf))
+        found.setdefault(tasks, []).append(measurement)
+    return [results[::-1] for results in found.values()]
+
+
+async def _note_tasks(database: Database, version: int) -> str:
+    """Store the digest with the version, also for an evaluation of an earlier release."""
+    digest = await _digest_of_tasks(database, version)
+    await database.update_one("Publication", {"_id": version}, {"$set": {"evaluated_tasks": digest}})
+    return digest
+
+
+async def _digest_of_tasks(database: Database, version: int) -> str:
+    found = await database.find("Task", {"version": version, "purpose": "eval"}, projection=list(_OF_A_TASK))
+    rows = sorted(json.dumps([task.get(field) for field in _OF_A_TASK], sort_keys=True, default=str) for task in found)
+    return hashlib.blake2b("\n".join(rows).encode(), digest_size=16).hexdigest()
 
 
 async def finish(database: Database, version: int, evaluated: Mapping[str, float]) -> int:
@@ -131,4 +159,5 @@ async def finish(database: Database, version: int, evaluated: Mapping[str, float
     done = await database.update_many("Task", closed, {"$set": {"status": TaskStatus.DONE}})
     fields = {"evaluation": "done", "evaluated": dict(evaluated)}
     await database.update_one("Publication", {"_id": version}, {"$set": fields})
+    await _note_tasks(database, version)
     return done
