@@ -15,7 +15,7 @@ from agentrl.errors import RefusedError
 from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.data_commands import RollBack, RollbackPreview
 from agentrl.protocol.effects import Effect
-from agentrl.protocol.knob import Knob
+from agentrl.protocol.knob import Knob, KnobValue
 from agentrl.protocol.messages import Request
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.specs import GroupSpec, Role
@@ -23,9 +23,9 @@ from agentrl.protocol.wire import raw
 from agentrl.supervision import events
 from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
 
-SETTINGS = {"learning_rate": 0.0005, "groups": 8}
+SETTINGS: dict[str, KnobValue] = {"learning_rate": 0.0005, "groups": 8}
 SAVED_AT = 50.0
-DONE = {"checkpoint": "step-000165.a", "version": 165, "saved_at": SAVED_AT, **SETTINGS}
+DONE: dict[str, KnobValue] = {"checkpoint": "step-000165.a", "version": 165, "saved_at": SAVED_AT, **SETTINGS}
 
 
 class Room:

@@ -83,7 +83,7 @@ class Rollback:
         """The choice is stored."""
         args = decode_as(RollBack, msgspec.Raw(operation.args))
         settings = {name: value for name, value in operation.result.items() if name not in _OF_THE_CHECKPOINT}
-        saved_at = float(settings.pop(_SAVED_AT, 0.0))
+        saved_at = settings.pop(_SAVED_AT, None)
         result = {name: operation.result[name] for name in _OF_THE_CHECKPOINT if name in operation.result}
         for difference in () if args.keep_knobs else list(self._differences(settings, saved_at)):
             change = self._context.knobs.tune(
@@ -111,10 +111,10 @@ class Rollback:
             raise RefusedError("This run has no trainer, so there is nothing to roll back.")
         return command_effects.of_restart(self._context.state, Restart(trainers[0]))
 
-    def _differences(self, settings: Mapping[str, KnobValue], saved_at: float) -> Iterator[_Difference]:
+    def _differences(self, settings: Mapping[str, KnobValue], saved_at: KnobValue) -> Iterator[_Difference]:
         """Scientific knobs whose value was another one before the checkpoint."""
         knobs = self._context.knobs
-        if saved_at:
+        if isinstance(saved_at, float) and saved_at > 0:
             settings = {**knobs.scientific_then(saved_at), **settings}
         for name in sorted(settings.keys() & set(knobs.names())):
             if knobs.declaration(name).scientific and knobs.value(name) != settings[name]:
