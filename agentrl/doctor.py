@@ -336,6 +336,12 @@ def _split(name: str, place: str, train: list[Row], held_out: list[Row], *, whol
         counted = f"{len(leaks)} of {len(held_out)} held-out prompts are also in the training split"
         sentence = f"environments.{name}: {counted}; {leaks[0].lines()}."
         return Check(title, "warn", sentence, "Remove them from one split: evaluation results on them are too good.")
+    if not any(row.answer for row in (*train, *held_out)):
+        columns = ", ".join((train or held_out)[0].extra) or "none besides the query"
+        sentence = (
+            f"environments.{name}: no row has an answer, which scorers compare with; other columns are: {columns}."
+        )
+        return Check(title, "warn", sentence, f"Name the column one of {', '.join(datasets.ALIASES['answer'])}.")
     counted = f"{len(train)} rows to train on, {len(held_out)} held out"
     read = "." if whole else f" among the first {datasets.LOOKED_AT_ROWS}; the rest was not read."
     return Check(title, "ok", f"{counted}{read}")

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 
@@ -51,7 +52,7 @@ def screen(report: StatusReport, width: int, aimed: Callable[[str], str] = str) 
         parts.append(output.cell(report.pulse.sentence, "cyan"))
     if report.learning is not None and (learned := _learned(report.learning)):
         parts.append(output.cell(learned))
-        parts.append(output.cell(f"curves: tensorboard --logdir {report.learning.curves}", "dim"))
+        parts.append(output.cell(f"curves: tensorboard --logdir {shlex.quote(report.learning.curves)}", "dim"))
     parts += [headline(row, aimed) for row in active_alerts(list(report.alerts))]
     parts += [
         output.cell(

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from agentrl.config.data_plane import ToolServer
-from agentrl.config.run import RunConfig
+from agentrl.config.data_plane import SHIPPED_AGENTS, SHIPPED_SCORERS, ToolServer
+from agentrl.config.run import RunConfig, nearest
 from agentrl.errors import ConfigError
 
 INTERPRETERS = ("python", "node", "bash", "sh", "ruby")
@@ -30,6 +30,8 @@ def problems_of(config: RunConfig) -> Iterator[ConfigError]:
     for path in config.rollout.code if config.environments else ():
         if problem := problem_of_code(Path(path)):
             yield problem
+            return
+    yield from _problems_of_names(config)
     for name, server in config.tools.items() if config.environments else ():
         if problem := problem_of_server(name, server, Path(config.dir)):
             yield problem
@@ -50,6 +52,56 @@ def problem_of_code(path: Path) -> ConfigError | None:
     if path.suffix != ".py" or not path.is_file():
         return ConfigError(f"rollout.code: {path} is no Python file.", hint="Name files that end in .py.")
     return _problem_of_syntax("rollout.code", path)
+
+
+def _problems_of_names(config: RunConfig) -> Iterator[ConfigError]:
+    """Environments whose agent loop or scorer no file registers."""
+    if not config.environments or not config.rollout.code:
+        return
+    registered = registered_names([Path(path) for path in config.rollout.code])
+    if registered is None:
+        return
+    loops, scorers = registered
+    files = ", ".join(Path(path).name for path in config.rollout.code)
+    for name, environment in config.environments.items():
+        for key, named, known in (
+            ("agent", environment.agent, (*SHIPPED_AGENTS, *loops)),
+            ("scorer", environment.scorer, (*SHIPPED_SCORERS, *scorers)),
+        ):
+            if named not in known:
+                yield ConfigError(
+                    f"environments.{name}.{key}: {files} registers no {key} {named!r}; {nearest(named, known)}"
+                )
+
+
+def registered_names(files: Sequence[Path]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The agent loops and scorers that the files register, or None if only running the files can show them."""
+    found: dict[str, list[str]] = {"register_loop": [], "register_scorer": []}
+    for file in files:
+        used = called = 0
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            match node:
+                case ast.Import() | ast.ImportFrom() if _may_register(node):
+                    return None
+                case ast.Name(id=name) | ast.Attribute(attr=name) if name in found:
+                    used += 1
+                case ast.Call(
+                    func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(value))]
+                ) if name in found:
+                    called += 1
+                    found[name].append(value)
+        if used != called:
+            return None
+    return tuple(found["register_loop"]), tuple(found["register_scorer"])
+
+
+def _may_register(node: ast.Import | ast.ImportFrom) -> bool:
+    """Whether an import may bring further names, or another name of a function that registers."""
+    modules = [node.module or "."] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+    if any(alias.name in ("register_loop", "register_scorer") and alias.asname for alias in node.names):
+        return True
+    known = {*sys.stdlib_module_names, "agentrl"}
+    return any(module.partition(".")[0] not in known for module in modules)
 
 
 def problem_of_server(name: str, server: ToolServer, run_dir: Path) -> ConfigError | None:

@@ -189,7 +189,7 @@ def _problems_of_registered_names(config: RunConfig) -> Iterator[data_plane.Prob
             if named not in shipped:
                 yield (
                     ("environments", name, key),
-                    f"names {named!r}, which nobody registers: rollout.code names no file that would; "
+                    f"names {named!r}, which is not built in, and rollout.code names no file that registers it; "
                     f"{nearest(named, shipped)}",
                 )
 

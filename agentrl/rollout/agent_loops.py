@@ -62,6 +62,10 @@ def register_loop(name: str) -> Registered:
     """Make a loop known under a name that tasks and environments use."""
 
     def register(loop: type[AgentLoop]) -> type[AgentLoop]:
+        if not (isinstance(loop, type) and issubclass(loop, AgentLoop)):
+            raise ConfigError(
+                f"The agent loop {name!r} is no class derived from AgentLoop.", hint="See docs/agents.md."
+            )
         if _registry.setdefault(name, loop) is not loop:
             raise ConfigError(f"There are two agent loops {name!r}.", hint="Names are unique; take another one.")
         return loop

@@ -11,6 +11,7 @@ cannot say is an error of its own kind, and never a score.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -21,8 +22,8 @@ from agentrl.rollout.user_code_faults import described
 from agentrl.store.documents import Task
 
 log = logging.getLogger("scorer")
-Scorer = Callable[[str, str, Task], Awaitable[float]]
-"""Answer, truth, task; between 0 and 1 unless the task means otherwise."""
+Scorer = Callable[[str, str, Task], Awaitable[float] | float]
+"""Answer, truth, task; between 0 and 1 unless the task means otherwise. One that waits for something is `async`."""
 SCORE_WITHIN_S = 180.0
 
 _registry: dict[str, Scorer] = {}
@@ -69,7 +70,9 @@ async def _scored(name: str, answer: str, task: Task) -> float:
     try:
         scorer = scorer_named(name)
         async with asyncio.timeout(SCORE_WITHIN_S):
-            returned = await scorer(answer, task.answer, task)
+            returned = scorer(answer, task.answer, task)
+            if inspect.isawaitable(returned):
+                returned = await returned
             if returned is None:
                 raise UnscoredError(f"The scorer {name} returned nothing; a score is a number.")
             value = float(returned)

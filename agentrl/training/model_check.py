@@ -19,6 +19,7 @@ TREE_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwe
 """Full softmax attention in every layer (unless the configuration differs), logits directly from the head."""
 LINEAR_MODELS = frozenset({"falcon_h1", "gemma2", "gemma3_text", "gpt_oss", "lfm2", "mamba2", "minimax", "qwen3_next"})
 """A state, a convolution or a window runs along the row: only whole branches are correct."""
+_AGAIN = "Copy or download it again; after `git clone`, `git lfs pull` gets the weights."
 
 
 def refuse_model(config: RunConfig) -> None:
@@ -34,6 +35,8 @@ def refuse_model(config: RunConfig) -> None:
     described = _config_of(directory)
     if not any(directory.glob("*.safetensors")):
         raise ConfigError(f"model.path: {directory} has no *.safetensors.", hint="Other formats are not read.")
+    for file in sorted(directory.glob("*.safetensors")):
+        refuse_incomplete(file)
     trainable(str(described.get("model_type") or ""))
     if config.environments and config.engines.kind == "embedded":
         try:
@@ -50,6 +53,21 @@ def trainable(kind: str) -> None:
             f"Models of the type {kind!r} cannot be trained: it is not known how to pack their trajectories.",
             hint=f"Known types are: {', '.join(sorted(TREE_MODELS | LINEAR_MODELS))}.",
         )
+
+
+def refuse_incomplete(file: Path) -> None:
+    """Raise ConfigError if a file of weights is cut off, or is something else, such as a pointer of Git LFS."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = opened.read(length) if 8 + length <= size else b""
+    try:
+        tensors = [value for name, value in json.loads(header).items() if name != "__metadata__"]
+        wanted = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors), default=0)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise ConfigError(f"model.path: {file} is no file of weights, or is cut off.", hint=_AGAIN) from None
+    if size < wanted:
+        raise ConfigError(f"model.path: {file} is cut off: it has {size} of {wanted} bytes.", hint=_AGAIN)
 
 
 def _config_of(directory: Path) -> dict[str, Any]:

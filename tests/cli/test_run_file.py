@@ -53,7 +53,10 @@ environments: {shop: {dataset: rows.jsonl}}
 """
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
 QWEN3 = json.dumps({"model_type": "qwen3", "num_key_value_heads": 1, **dict.fromkeys(_SIZES, 1)})
-WEIGHTS = {"model.safetensors": ""}
+NO_TENSORS, ONE_TENSOR = "{}", '{"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}'
+WEIGHTS = {"model.safetensors": chr(len(NO_TENSORS)) + 7 * "\0" + NO_TENSORS}
+CUT_OFF = {"model.safetensors": chr(len(ONE_TENSOR)) + 7 * "\0" + ONE_TENSOR + 9 * "x"}
+POINTER = {"model.safetensors": "version https://git-lfs.github.com/spec/v1\n"}
 PLAIN_TOKENIZER = json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})
 FINE = '{"query": "what costs a pear?", "answer": 3}\n'
 
@@ -112,6 +115,14 @@ def test_dataset_given_by_set_is_checked(shell: Shell) -> None:
     assert counted in result.err
     assert "pear" not in result.err, "prompts are data, and this may be a log"
     assert "is valid" in result.out
+
+
+def test_dataset_without_answers_is_reported_with_its_columns(shell: Shell) -> None:
+    (shell.home.parent / "learns.yaml").write_text(TRAINS)
+    (shell.home.parent / "rows.jsonl").write_text('{"query": "2 pears", "anwser": "4"}\n')
+    result = shell("config", "check", "learns.yaml")
+    assert "environments.shop: no row has an answer" in result.err
+    assert "other columns are: anwser. Name the column one of answer, expected_answer" in result.err
 
 
 def test_up_checks_datasets_before_it_starts_anything(shell: Shell) -> None:
@@ -247,6 +258,8 @@ def test_warm_up_that_cannot_be_read_is_an_error_with_its_place(shell: Shell) ->
         (None, "embedded", "model.path: there is no directory {folder}/model."),
         ({}, "embedded", "{folder}/model is not a model: config.json: No such file or directory."),
         ({"config.json": QWEN3}, "embedded", "model.path: {folder}/model has no *.safetensors."),
+        ({"config.json": QWEN3, **CUT_OFF}, "embedded", " is cut off: it has 79 of 86 bytes."),
+        ({"config.json": QWEN3, **POINTER}, "embedded", " is no file of weights, or is cut off."),
         ({"config.json": '{"model_type": "bert"}', **WEIGHTS}, "sglang", "Models of the type 'bert' cannot be trained"),
         (
             {"config.json": QWEN3.replace("qwen3", "llama"), **WEIGHTS},

@@ -75,11 +75,11 @@ def test_status_shows_what_training_has_reached_and_where_its_curves_are() -> No
         evaluation_margin=0.07,
         evaluation_best=0.97,
         evaluation_best_version=11,
-        curves="/runs/demo/tensorboard",
+        curves="/my runs/demo/tensorboard",
     )
     picture = painted(replace(report_of(), learning=learning), 120)
     assert "step 30 of 2000 · reward 0.66 · evaluation 0.50 ± 0.07, best 0.97 at version 11" in picture
-    assert "curves: tensorboard --logdir /runs/demo/tensorboard" in picture
+    assert "curves: tensorboard --logdir '/my runs/demo/tensorboard'" in picture
     assert "curves" not in painted(replace(report_of(), learning=LearningReport(curves="/x")), 120), "nothing yet"
 
 

@@ -81,6 +81,14 @@ async def test_a_scorer_that_cannot_say_never_gives_0() -> None:
         assert await scorers.score(name, None, TASK) == 0.0
 
 
+async def test_a_scorer_may_be_a_plain_function() -> None:
+    @register_scorer("plain")
+    def plain(answer: str, truth: str, task: Any) -> float:
+        return 0.5
+
+    assert await scorers.score("plain", "42", TASK) == 0.5
+
+
 async def test_a_scorer_that_takes_too_long_cannot_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scorers, "SCORE_WITHIN_S", 0.05)
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from agentrl.config import data_plane as data
+from agentrl.config import file_checks
 from agentrl.config.load import load_config
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
@@ -54,9 +55,39 @@ async def test_the_example_of_the_page_acts_and_scores(stage: Stage, tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("added", "environment", "sentence"),
+    [
+        (
+            "",
+            {"agent": "think_twise"},
+            r"shop\.agent: agents\.py registers no agent 'think_twise'; did you mean think_twice",
+        ),
+        ("", {"scorer": "exakt"}, r"environments\.shop\.scorer: .*did you mean exact"),
+        ("import numpy\n", {"agent": "think_twise"}, ""),
+        ("from .others import *\n", {"agent": "think_twise"}, ""),
+        ("NAME = 'think_twise'\nregister_loop(NAME)(ThinkTwice)\n", {"agent": "think_twise"}, ""),
+        ("put = register_loop\nput('think_twise')(ThinkTwice)\n", {"agent": "think_twise"}, ""),
+        ("from agentrl.rollout.agent_loops import register_loop as put\n", {"agent": "think_twise"}, ""),
+    ],
+)
+def test_names_that_no_file_registers_are_found_without_running_it(
+    tmp_path: Path, added: str, environment: dict[str, str], sentence: str
+) -> None:
+    config = configured(tmp_path, block("python") + added, **environment)
+    found = [problem.message for problem in file_checks.problems_of(config)]
+    assert len(found) == bool(sentence), found
+    assert not found or re.search(sentence, found[0])
+
+
+@pytest.mark.parametrize(
     ("code", "environment", "sentence"),
     [
         ("x = 1\ny = undefined\n", {}, r"agents\.py, line 2: NameError: name 'undefined'"),
+        (
+            "from agentrl.rollout.agent_loops import register_loop\n@register_loop('mine')\nclass Mine:\n    pass\n",
+            {},
+            "The agent loop 'mine' is no class derived from AgentLoop",
+        ),
         ("def f(:\n", {}, r"agents\.py, line 1: SyntaxError: [^(]*\.$"),
         ("", {"agent": "nobody", "scorer": "exact"}, r"environments\.shop: There is no agent loop 'nobody'"),
         ("", {"agent": "tool_agent", "scorer": "nobody"}, r"environments\.shop: There is no scorer 'nobody'"),
@@ -67,7 +98,7 @@ async def test_the_example_of_the_page_acts_and_scores(stage: Stage, tmp_path: P
             "There are two agent loops 'tool_agent'",
         ),
     ],
-    ids=["error", "syntax", "loop", "scorer", "twice"],
+    ids=["error", "class", "syntax", "loop", "scorer", "twice"],
 )
 def test_what_is_wrong_is_said_before_an_episode_begins(
     tmp_path: Path, code: str, environment: dict[str, str], sentence: str
