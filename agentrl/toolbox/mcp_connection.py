@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from agentrl.errors import AgentrlError
 from agentrl.toolbox.api_messages import ToolInfo
 from agentrl.toolbox.half_characters import replace_in_response
-from agentrl.toolbox.stdio_transport import MOST_MESSAGE_BYTES, TOO_LONG, Activity, ServerProcess
+from agentrl.toolbox.stdio_transport import TOO_LONG, Activity, ServerProcess
 
 log = logging.getLogger("toolbox")
 START_WITHIN_S = 60.0
@@ -36,6 +36,8 @@ ANSWER_WITHIN_S = 5.0
 BUSY_AT_MOST_S = 60.0
 """How long a server that writes or computes may take."""
 LEAVE_WITHIN_S = 10.0
+MOST_EVENT_BYTES = 160 << 20
+"""Of a server behind a URL."""
 _LATE_S = 2.0
 _MOST_TOOLS = 10_000
 SESSION_KEY = "agentrl/session"
@@ -107,7 +109,7 @@ class HttpPeer:
         hooks = {"response": [replace_in_response]}
         async with (
             httpx2.AsyncClient(headers=self._headers, limits=limits, timeout=timeout, event_hooks=hooks) as http,
-            streamable_http_client(self._url, http_client=http, max_sse_event_size=MOST_MESSAGE_BYTES) as streams,
+            streamable_http_client(self._url, http_client=http, max_sse_event_size=MOST_EVENT_BYTES) as streams,
         ):
             yield streams
 

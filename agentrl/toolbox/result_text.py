@@ -8,24 +8,32 @@ Invariants:
 from __future__ import annotations
 
 import json
+import re
 
 import mcp_types as types
 
+from agentrl.toolbox.bounded_lines import gap
+
+_GAP = re.compile(re.escape(gap(0)).replace("0", r"(\d+)"))
 FAULT_KEY = "agentrl/fault"
 """Key in the metadata of a failed result: whose fault it was, `policy` or `infrastructure`."""
 
 
 def cut(text: str, most_chars: int) -> tuple[str, int]:
     """The text, without its middle if it is too long, and the number of characters left out."""
+    # The transport may have left out a part already.
+    gaps = list(_GAP.finditer(text))
+    before = sum(int(found[1]) for found in gaps)
     if len(text) <= most_chars:
-        return text, 0
-    room = most_chars - len(_gap(len(text)))
+        return text, before
+    whole = len(text) + before - sum(len(found[0]) for found in gaps)
+    room = most_chars - len(gap(whole))
     if room < 2:
-        return text[:most_chars], len(text) - most_chars
+        return text[:most_chars], whole - most_chars
     head = (room + 1) // 2
     tail = room - head
-    left_out = len(text) - head - tail
-    return text[:head] + _gap(left_out) + text[len(text) - tail :], left_out
+    left_out = whole - head - tail
+    return text[:head] + gap(left_out) + text[len(text) - tail :], left_out
 
 
 def text_of(result: types.CallToolResult) -> str:
@@ -37,10 +45,6 @@ def text_of(result: types.CallToolResult) -> str:
 
 def declared_fault(result: types.CallToolResult) -> str:
     return str((result.meta or {}).get(FAULT_KEY, ""))
-
-
-def _gap(left_out: int) -> str:
-    return f"\n[... {left_out} characters left out ...]\n"
 
 
 def _text_of_block(block: types.ContentBlock) -> str:

@@ -2,7 +2,7 @@
 
 Invariants:
 - When the transport ends, the process and its whole group are gone.
-- An answer that is too long fails its call and not the connection.
+- An answer that is too long fails its call and not the connection; the loop is never held by what a server writes.
 - Stderr of the process goes to the log of the toolbox; its last lines are kept to explain its death.
 
 The SDK's own transport scans a long line again for each piece of it, and does not report how a process ended.
@@ -29,11 +29,12 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 
 from agentrl.errors import AgentrlError
+from agentrl.toolbox import bounded_lines
+from agentrl.toolbox.bounded_lines import HEAD_BYTES, TooLong, lines
 from agentrl.toolbox.half_characters import in_whole_characters
 from agentrl.toolbox.launch_environment import Launch
 
 log = logging.getLogger("toolbox")
-MOST_MESSAGE_BYTES = 160 << 20
 TOO_LONG = -32090
 """Error code for an answer longer than that."""
 CLOSE_WITHIN_S = 2.0
@@ -43,8 +44,9 @@ LAST_WORDS_WITHIN_S = 0.5
 BUSY_SHARE = 0.05
 """Share of a core that counts as computing, also on a busy machine."""
 _KILLED = 128
-_PIECE_BYTES = 1 << 20
-_HEAD_BYTES = 4096
+_BUFFER_BYTES = 1 << 16
+_STARTS = (b"{", b"[")
+"""Of a message."""
 _LAST_LINES = 20
 _LINE_CHARS = 500
 _LINES_PER_S = 50
@@ -84,6 +86,7 @@ class ServerProcess:
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._written = 0
         self._killed_for_memory = False
+        self._logged_in, self._logged = 0, 0
         self._dead = asyncio.Event()
         self.ended = asyncio.Event()
         """It closed its output, or died."""
@@ -165,7 +168,7 @@ class ServerProcess:
                 env=dict(self._launch.env),
                 cwd=self._launch.cwd,
                 start_new_session=True,
-                limit=_PIECE_BYTES,
+                limit=_BUFFER_BYTES,
             )
         except (OSError, ValueError) as broken:
             why = broken.strerror if isinstance(broken, OSError) else str(broken)
@@ -174,7 +177,7 @@ class ServerProcess:
     async def _read(self, process: Process, inbox: Inbox) -> None:
         assert process.stdout is not None
         try:
-            async for line in _lines(process.stdout):
+            async for line in lines(process.stdout):
                 self._written += 1
                 message = self._message(line)
                 if message is not None:
@@ -208,11 +211,16 @@ class ServerProcess:
             async with asyncio.timeout(LAST_WORDS_WITHIN_S):
                 await self._dead.wait()
 
-    def _message(self, line: bytes | _TooLong) -> SessionMessage | None:
-        if isinstance(line, _TooLong):
-            return self._unread(line.head, f"has {line.length} bytes; at most {MOST_MESSAGE_BYTES} are read", TOO_LONG)
-        if not line.strip():
+    def _message(self, line: bytes | TooLong) -> SessionMessage | None:
+        if isinstance(line, TooLong):
+            return self._unread(
+                line.head, f"has {line.length} bytes; at most {bounded_lines.MOST_BYTES} are read", TOO_LONG
+            )
+        start = line.lstrip()[:1]
+        if not start:
             return None
+        if start not in _STARTS:
+            return self._unread(line[:HEAD_BYTES], "is no message", types.PARSE_ERROR)
         try:
             return _parsed(line)
         except ValueError:
@@ -220,12 +228,12 @@ class ServerProcess:
         try:
             return _parsed(in_whole_characters(line))
         except ValueError:
-            return self._unread(line[:_HEAD_BYTES], "is no message", types.PARSE_ERROR)
+            return self._unread(line[:HEAD_BYTES], "is no message", types.PARSE_ERROR)
 
     def _unread(self, head: bytes, why: str, code: int) -> SessionMessage | None:
         """An error for the call of an unreadable answer; None if its id, which stands before the result, is missing."""
         found = _ID.search(head.partition(b'"result"')[0])
-        log.warning("%s wrote what %s: %r", self._name, why, head[:_SHOWN_BYTES])
+        self._log_line(logging.WARNING, f"it wrote what {why}: {head[:_SHOWN_BYTES]!r}")
         if found is None:
             return None
         call = found[1].decode(errors="replace")
@@ -246,21 +254,24 @@ class ServerProcess:
 
     async def _log(self, process: Process) -> None:
         assert process.stderr is not None
-        second, logged = 0, 0
-        async for line in _lines(process.stderr, most=_HEAD_BYTES):
+        async for line in lines(process.stderr, whole=HEAD_BYTES, shorten=False):
             self._written += 1
-            data = line.head if isinstance(line, _TooLong) else line
+            data = line.head if isinstance(line, TooLong) else line
             text = data.decode(errors="replace").strip()[:_LINE_CHARS]
-            if not text:
-                continue
-            self._last_lines.append(text)
-            if second != int(time.monotonic()):
-                if logged > _LINES_PER_S:
-                    log.info("%s: (%d more lines)", self._name, logged - _LINES_PER_S)
-                second, logged = int(time.monotonic()), 0
-            logged += 1
-            if logged <= _LINES_PER_S:
-                log.info("%s: %s", self._name, text)
+            if text:
+                self._last_lines.append(text)
+                self._log_line(logging.INFO, text)
+
+    def _log_line(self, level: int, text: str) -> None:
+        """Write a line to the log, unless there were too many in this second."""
+        second = int(time.monotonic())
+        if second != self._logged_in:
+            if self._logged > _LINES_PER_S:
+                log.info("%s: (%d more lines)", self._name, self._logged - _LINES_PER_S)
+            self._logged_in, self._logged = second, 0
+        self._logged += 1
+        if self._logged <= _LINES_PER_S:
+            log.log(level, "%s: %s", self._name, text)
 
     async def _end(self, process: Process) -> None:
         """End the input, then SIGTERM, then SIGKILL; the group and the sandbox are killed in any case."""
@@ -312,34 +323,6 @@ def _cpu_s(pid: int) -> float:
                 times = each.cpu_times()
                 seconds += times.user + times.system
     return seconds
-
-
-class _TooLong:
-    """The head of a line that is too long."""
-
-    def __init__(self, head: bytes, length: int) -> None:
-        self.head = head
-        self.length = length
-
-
-async def _lines(stream: asyncio.StreamReader, *, most: int = MOST_MESSAGE_BYTES) -> AsyncIterator[bytes | _TooLong]:
-    """Lines without their newline. Pieces are joined once, when a line is complete."""
-    pieces: list[bytes] = []
-    length = 0
-    while piece := await stream.read(_PIECE_BYTES):
-        *whole, rest = piece.split(b"\n")
-        for end in whole:
-            pieces.append(end)
-            length += len(end)
-            yield b"".join(pieces) if length <= most else _TooLong(b"".join(pieces)[:_HEAD_BYTES], length)
-            pieces, length = [], 0
-        length += len(rest)
-        if length <= most or not pieces:
-            pieces.append(rest[:most])
-        elif len(pieces) > 1:
-            pieces = [b"".join(pieces)[:_HEAD_BYTES]]
-    if pieces and length:
-        yield b"".join(pieces) if length <= most else _TooLong(b"".join(pieces)[:_HEAD_BYTES], length)
 
 
 async def _death_of(process: Process) -> int | None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from agentrl.host import procfs
-from agentrl.toolbox import mcp_connection, stdio_transport
+from agentrl.toolbox import bounded_lines, mcp_connection, stdio_transport
 from agentrl.toolbox.api_messages import (
     CallConflictError,
     QuotaError,
@@ -120,8 +120,7 @@ async def test_a_result_of_fifty_megabytes_keeps_both_ends(make: MakeToolbox) ->
 
 
 async def test_an_endless_answer_fails_only_its_own_call(make: MakeToolbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stdio_transport, "MOST_MESSAGE_BYTES", 1 << 20)
-    monkeypatch.setattr(stdio_transport._lines, "__kwdefaults__", {"most": 1 << 20})
+    monkeypatch.setattr(bounded_lines, "MOST_BYTES", 1 << 20)
     async with make() as hands:
         await hands.open("s")
         beside = asyncio.create_task(hands.call("s", "beside", "echo", text="here"))
