@@ -109,9 +109,9 @@ def visible_files(launch: Launch, *, read: Sequence[Path], write: Sequence[Path]
 
 
 def _below(secret: Sequence[Path], visible: Sequence[Path]) -> tuple[Path, ...]:
-    """The secret places that exist in visible ones."""
+    """The outermost secret places that exist in visible ones."""
     shown = [path.resolve() for path in visible]
-    return tuple(path for path in secret if path.exists() and _within(path, shown))
+    return _outermost([path for path in secret if path.exists() and _within(path, shown)])
 
 
 def _refuse_if_impossible(path: Path, secrets: Secrets) -> None:
