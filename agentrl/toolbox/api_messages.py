@@ -44,6 +44,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Why it does not serve, with its last lines."""
     sandbox: str = ""
     """The sandbox that its processes have, and why it is weaker than configured; empty for a server behind a URL."""
+    sandbox_is_weaker: bool = False
     starts: int = 0
     """Number of starts, over all processes of a pool."""
     problem: str = ""

@@ -84,7 +84,8 @@ def status_of(servers: Sequence[ServerInfo], sessions: int) -> str:
     troubles = [_trouble(each) for each in servers if not each.usable]
     serving = f"{len(servers) - len(troubles)} of {counted(len(servers), 'servers')}"
     good = f"{serving} {'serves' if len(servers) == 1 else 'serve'} {counted(sessions, 'sessions')}"
-    return "; ".join([good, *troubles])
+    weaker = [f"{each.id} runs {each.sandbox}" for each in servers if each.sandbox_is_weaker]
+    return "; ".join([good, *troubles, *weaker])
 
 
 def problems_of(servers: Iterable[ServerInfo]) -> dict[str, str]:

@@ -455,6 +455,7 @@ def _info(server: Server) -> ServerInfo:
     if down_s > SLOW_START_S and server.keeper.slow_start:
         why = f"it was started more than {SLOW_START_S:g} s ago and does not answer ({server.keeper.slow_start})"
     pool = server.keeper if isinstance(server.keeper, ProcessPool) else None
+    sandbox = None if server.config.url else choose(server.config.sandbox)
     return ServerInfo(
         id=server.name,
         session=server.config.session,
@@ -462,7 +463,8 @@ def _info(server: Server) -> ServerInfo:
         state="serving" if serving else "starting" if server.keeper.why == NOT_YET else "down",
         breaker=str(server.breaker.state(time.monotonic())),
         why=why,
-        sandbox="" if server.config.url else choose(server.config.sandbox).sentence,
+        sandbox=sandbox.sentence if sandbox else "",
+        sandbox_is_weaker=bool(sandbox and sandbox.lacks),
         starts=server.keeper.starts,
         problem=why if down_s > SLOW_START_S or server.keeper.failures >= FAILURES else "",
         tools=len(server.tools),
