@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentrl.cli import output
@@ -11,9 +12,10 @@ from agentrl.cli.options import Cli
 from agentrl.client import Client
 from agentrl.errors import ExitCode
 from agentrl.protocol.effects import Effect
-from agentrl.protocol.rows import OperationRow, UnitRow, UnitState
+from agentrl.protocol.rows import IncidentRow, OperationRow, UnitRow, UnitState
 
 _NOT_UP_SHOWN = 10
+_LINE_CHARS = 300
 _UP = (UnitState.READY, UnitState.SUSPECT)
 
 
@@ -26,6 +28,7 @@ async def report(
     # The units as they are now, because a unit that came up may have died since.
     wanted = {name: unit for name, unit in (await unit_rows(client)).items() if unit.desired}
     not_up = {name: unit for name, unit in wanted.items() if _why_not_up(unit)}
+    last_lines = await _last_lines(client, not_up.values())
     warming_up = {name: unit.incomplete for name, unit in sorted(wanted.items()) if _warms_up(unit)}
     by_role = Counter(unit.role for unit in wanted.values() if unit.state in _UP)
     code = exit_code(row)
@@ -43,7 +46,10 @@ async def report(
         "changed": list(effect.changes),
     }
     if cli.json:
-        states = {name: {"state": unit.state, "reason": _why_not_up(unit)} for name, unit in sorted(not_up.items())}
+        states = {
+            name: {"state": unit.state, "reason": _why_not_up(unit), "last_line": last_lines.get(name, "")}
+            for name, unit in sorted(not_up.items())
+        }
         named = {word.replace(" ", "_"): names for word, names in summary.items()}
         document = {
             "operation": row,
@@ -64,7 +70,7 @@ async def report(
     if by_role:
         output.say(f"up now: {', '.join(f'{role} {count}' for role, count in sorted(by_role.items()))}")
     _note_units_that_warm_up(cli, warming_up)
-    _note_units_that_are_not_up(cli, run, list(not_up.values()))
+    _note_units_that_are_not_up(cli, run, list(not_up.values()), last_lines)
     return code
 
 
@@ -91,11 +97,26 @@ def _note_units_that_warm_up(cli: Cli, units: dict[str, str]) -> None:
         output.note(cli.aimed("The run goes on. `agentrl status` shows it."))
 
 
-def _note_units_that_are_not_up(cli: Cli, run: str, units: list[UnitRow]) -> None:
+async def _last_lines(client: Client, units: Iterable[UnitRow]) -> dict[str, str]:
+    """The last line that each dead incarnation logged, by unit. Most programs write the error there."""
+    dead = {(unit.unit, unit.incarnation) for unit in units if unit.state not in _UP}
+    if not dead:
+        return {}
+    found: dict[str, str] = {}
+    for row in (await client.snapshot(("incident",))).rows.values():
+        if isinstance(row, IncidentRow) and (row.unit, row.incarnation) in dead:
+            found[row.unit] = next((line.strip()[:_LINE_CHARS] for line in reversed(row.tail) if line.strip()), "")
+    return found
+
+
+def _note_units_that_are_not_up(cli: Cli, run: str, units: list[UnitRow], last_lines: Mapping[str, str]) -> None:
     for unit in units[:_NOT_UP_SHOWN]:
         state = "does not do its whole work" if unit.state in _UP else f"is not up now: {unit.state}"
         why = _why_not_up(unit)
         output.note(f"agentrl: {unit.unit} {state}{f', {why}' if why != unit.state else ''}")
+        line = last_lines.get(unit.unit, "")
+        if line and line not in why:
+            output.note(f"    last line of its log: {line}")
     if len(units) > _NOT_UP_SHOWN:
         output.note(f"agentrl: and {len(units) - _NOT_UP_SHOWN} more are not up now")
     with_log = next((unit.unit for unit in units if not unit.could_not_start), "")

@@ -186,16 +186,18 @@ def test_up_reports_units_that_are_not_up_at_its_end(shell: Shell, coordinator: 
         "unit/engine-0": rows.UnitRow("engine-0", "engine", "engine", rows.UnitState.READY),
         "unit/old-0": rows.UnitRow("old-0", "old", "sidecar", rows.UnitState.STOPPED, desired=False),
     }
+    in_use = "OSError: [Errno 98] Address already in use"
+    coordinator.rows["incident/1"] = rows.IncidentRow("1", "web-1", 0, 1.0, died, tail=("Traceback:", in_use, ""))
     file = str(run_file(shell, coordinator, tmp_path))
     result = shell("up", file, expect=ExitCode.UNHEALTHY)
-    assert f"web-1 is not up now: backoff, {died}" in result.err
+    assert f"web-1 is not up now: backoff, {died}\n    last line of its log: {in_use}\n" in result.err
     assert "web-0 is not up" not in result.err
     assert "job-0 is not up" not in result.err
     assert "old-0" not in result.err
     assert result.out.endswith("up now: engine 1, sidecar 2\n")
     assert "`agentrl logs web-1` shows what it wrote" in result.err
     document = shell("up", file, "--json", expect=ExitCode.UNHEALTHY).json
-    assert document["not_up"] == {"web-1": {"state": "backoff", "reason": died}}
+    assert document["not_up"] == {"web-1": {"state": "backoff", "reason": died, "last_line": in_use}}
     assert document["up"] == {"engine": 1, "sidecar": 2}, "a job that is done is neither"
     coordinator.rows["unit/web-1"] = rows.UnitRow("web-1", "web", "sidecar", rows.UnitState.READY)
     assert shell("up", file, "--json").json["not_up"] == {}
