@@ -56,7 +56,7 @@ class MessageRouter:
             return
         # The most frequent message by far comes first.
         if type(message) is messages.Beat and known is not None and known.kind is Kind.UNIT:
-            if self._may_register(peer, Kind.UNIT):
+            if peer.local or self._may_register(peer, Kind.UNIT):
                 self._units.beat(peer, known.name, message)
             return
         try:

@@ -122,23 +122,22 @@ class Threshold(Rule, Generic[Row]):
     in_words: Callable[[float], str] = "{:g}".format
 
     def find(self, snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+        # All rules together look at ten thousand units within a small share of a processor.
+        begins, is_above = self.threshold, self.below is None
+        ends = begins if self.clear is None else self.clear
         for name, row in self.subjects(snapshot).items():
-            value = self._value(snapshot, name, row, now)
-            if value is not None and self._is_beyond(value, active=name in active):
+            value = self._value(snapshot, name, row, now) if self.metric else self.value(row)
+            if value is None:
+                continue
+            limit = ends if name in active else begins
+            if value > limit if is_above else value < limit:
                 found = Measured(name, row, value, snapshot, now)
                 evidence = tuple(line for line in self.evidence(found) if line)
                 yield Finding(name, self._text(self.sentence, found), evidence, self._text(self.cure, found))
 
     def _value(self, snapshot: RunSnapshot, name: str, row: Row, now: float) -> float | None:
-        if self.metric:
-            reported = snapshot.metrics.values(name, now, self.max_age_s)
-            if self.metric in reported:
-                return reported[self.metric]
-        return self.value(row)
-
-    def _is_beyond(self, value: float, *, active: bool) -> bool:
-        limit = self.clear if active and self.clear is not None else self.threshold
-        return value > limit if self.below is None else value < limit
+        reported = snapshot.metrics.values(name, now, self.max_age_s)
+        return reported[self.metric] if self.metric in reported else self.value(row)
 
     @property
     def threshold(self) -> float:
