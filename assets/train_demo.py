@@ -112,7 +112,11 @@ class TrainingDemo:
         shop_dataset.write(self.home / "runs" / "shop-data", random_number=self._random)
         self._steps = load_config(self._file, environ={}).config.training.steps
         self._screen = Screen(self._console, self._steps)
-        self._says("Orders to be priced and demonstrations are written; most demonstrations stop too early.")
+        self._says("A small model learns to price orders with two tools. 3 of 100 tool calls fail on purpose.")
+        self._says(
+            "First it imitates demonstrations (warm-up), most of which stop too early; then it learns by reward."
+        )
+        self._says("`held out v11 0.92` is the reward of version 11 on orders that it never trains on.")
 
     def _begin(self) -> None:
         self._began = time.monotonic()
