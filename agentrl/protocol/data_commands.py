@@ -292,8 +292,8 @@ class RollbackPreview(msgspec.Struct, frozen=True, omit_defaults=True):
     effect: Effect
     settings: dict[str, KnobValue] = {}
     """The values of scientific knobs before the checkpoint."""
-    saved_at: float = 0.0
-    """When the checkpoint was saved, for the scientific knobs that it does not contain."""
+    trained_at: float = 0.0
+    """When the last step before the checkpoint was committed, for the scientific knobs that it does not contain."""
 
 
 class AddTasks(Args, frozen=True):

@@ -37,7 +37,7 @@ from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.store import checkpoints, datasets, rollbacks, tasks
 from agentrl.store.database import Database
 from agentrl.store.datasets import Row
-from agentrl.store.documents import Checkpoint, ConversationMessage
+from agentrl.store.documents import ConversationMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,23 +198,24 @@ class Changes:
         if target.kept_for:
             changes[0] += f", kept for: {target.kept_for}"
         notes = ("the newest checkpoint stays, so another rollback can return to it",)
-        return RollbackPreview(Effect(changes=tuple(changes), notes=notes), dict(target.settings), _saved_at(target))
+        return RollbackPreview(
+            Effect(changes=tuple(changes), notes=notes),
+            dict(target.settings),
+            await rollbacks.trained_at(self._database, target),
+        )
 
     async def _rollback(self, args: RollBack, operation: AskUnit) -> Done:
         target = await rollbacks.resolve(self._database, args.to)
         if not await rollbacks.was_requested(self._database, operation.id):
             await rollbacks.request(self._database, target, args.note, by=operation.id)
         done = Done(result=dict(target.settings))
-        done.result.update(checkpoint=target.id, version=target.version, saved_at=_saved_at(target))
+        trained_at = await rollbacks.trained_at(self._database, target)
+        done.result.update(checkpoint=target.id, version=target.version, trained_at=trained_at)
         return done
 
 
 _WORK = sorted(status.value for status in HOLDS_SEAT - {RecordStatus.OPEN})
 """Records in which some work was put already."""
-
-
-def _saved_at(checkpoint: Checkpoint) -> float:
-    return checkpoint.at.timestamp() if checkpoint.at else 0.0
 
 
 def _rows_here(file: str) -> list[Row]:

@@ -64,6 +64,14 @@ async def resolve(database: Database, to: str) -> Checkpoint:
     return chosen
 
 
+async def trained_at(database: Database, target: Checkpoint) -> float:
+    """When the last step before the checkpoint was committed. The checkpoint may be saved much later, at a drain."""
+    last = {"lineage": target.lineage, "step": target.step, "committed_at": {"$type": "date"}}
+    step = await database.find_one("Step", last, projection=["committed_at"])
+    at = step["committed_at"] if step else target.at
+    return float(at.timestamp()) if at else 0.0
+
+
 async def consequences(database: Database, target: Checkpoint) -> Consequences:
     """Of a lineage that starts from this checkpoint."""
     lineages = await _lineages(database)

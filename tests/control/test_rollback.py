@@ -24,8 +24,8 @@ from agentrl.supervision import events
 from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
 
 SETTINGS: dict[str, KnobValue] = {"learning_rate": 0.0005, "groups": 8}
-SAVED_AT = 50.0
-DONE: dict[str, KnobValue] = {"checkpoint": "step-000165.a", "version": 165, "saved_at": SAVED_AT, **SETTINGS}
+TRAINED_AT = 50.0
+DONE: dict[str, KnobValue] = {"checkpoint": "step-000165.a", "version": 165, "trained_at": TRAINED_AT, **SETTINGS}
 
 
 class Room:
@@ -54,7 +54,7 @@ class Room:
 
     async def _ask(self, spec: object, request: Request, who: str) -> msgspec.Raw:
         assert request.dry_run
-        return raw(RollbackPreview(Effect(changes=("3 steps are undone",)), dict(SETTINGS), SAVED_AT))
+        return raw(RollbackPreview(Effect(changes=("3 steps are undone",)), dict(SETTINGS), TRAINED_AT))
 
     def _carry_out(self, operation: Operation, then: Any) -> None:
         operation.by_itself = True
@@ -99,7 +99,7 @@ async def test_preview_names_steps_units_and_knobs() -> None:
         ({60.0: 8, 70.0: 4}, ""),
     ],
 )
-async def test_knobs_of_the_sampler_get_their_value_from_when_the_checkpoint_was_saved(
+async def test_knobs_of_the_sampler_get_the_value_of_the_last_step_before_the_checkpoint(
     changes: dict[float, int], expected: str
 ) -> None:
     room = Room()

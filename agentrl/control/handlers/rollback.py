@@ -3,7 +3,7 @@
 Invariants:
 - The preview names the steps that are undone, the records that become free and the knobs that change.
 - A scientific knob gets the value that the checkpoint contains. It contains none of the sampler: those get the value
-  that they had when it was saved.
+  that they had at its last step.
 - The order is: the choice is stored, knobs are set, the trainer restarts; so no trainer starts with only a part of it.
 - An operation that was begun before the coordinator died does not restart the trainer twice.
 """
@@ -33,7 +33,7 @@ from agentrl.supervision import events
 
 _OF_THE_CHECKPOINT = ("checkpoint", "version")
 """What the result says besides settings."""
-_SAVED_AT = "saved_at"
+_TRAINED_AT = "trained_at"
 
 
 class _Difference(NamedTuple):
@@ -57,7 +57,7 @@ class Rollback:
             raise RefusedError("A rollback needs a reason.", hint="Say why: `agentrl rollback ... --reason TEXT`.")
         question = msgspec.structs.replace(request, dry_run=True)
         preview = decode_as(RollbackPreview, await self._served.ask(spec, question, who))
-        differences = list(self._differences(preview.settings, preview.saved_at))
+        differences = list(self._differences(preview.settings, preview.trained_at))
         said = [difference.sentence() for difference in differences]
         kept = [f"{one.name} stays at {plain_value(one.now)}, it was {plain_value(one.then)}" for one in differences]
         restart, _ = self._restart()
@@ -83,9 +83,9 @@ class Rollback:
         """The choice is stored."""
         args = decode_as(RollBack, msgspec.Raw(operation.args))
         settings = {name: value for name, value in operation.result.items() if name not in _OF_THE_CHECKPOINT}
-        saved_at = settings.pop(_SAVED_AT, None)
+        trained_at = settings.pop(_TRAINED_AT, None)
         result = {name: operation.result[name] for name in _OF_THE_CHECKPOINT if name in operation.result}
-        for difference in () if args.keep_knobs else list(self._differences(settings, saved_at)):
+        for difference in () if args.keep_knobs else list(self._differences(settings, trained_at)):
             change = self._context.knobs.tune(
                 difference.name,
                 difference.then,
@@ -111,11 +111,11 @@ class Rollback:
             raise RefusedError("This run has no trainer, so there is nothing to roll back.")
         return command_effects.of_restart(self._context.state, Restart(trainers[0]))
 
-    def _differences(self, settings: Mapping[str, KnobValue], saved_at: KnobValue) -> Iterator[_Difference]:
+    def _differences(self, settings: Mapping[str, KnobValue], trained_at: KnobValue) -> Iterator[_Difference]:
         """Scientific knobs whose value was another one before the checkpoint."""
         knobs = self._context.knobs
-        if isinstance(saved_at, float) and saved_at > 0:
-            settings = {**knobs.scientific_then(saved_at), **settings}
+        if isinstance(trained_at, float) and trained_at > 0:
+            settings = {**knobs.scientific_then(trained_at), **settings}
         for name in sorted(settings.keys() & set(knobs.names())):
             if knobs.declaration(name).scientific and knobs.value(name) != settings[name]:
                 yield _Difference(name, knobs.value(name), settings[name])
