@@ -85,12 +85,17 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def tidy_agent(self, *, use_cgroups: bool = True, times: Intervals = QUICK) -> AsyncIterator[Agent]:
-        """An agent whose units are all killed at the end."""
+        """An agent whose units are all killed at the end, and with them the helper that started them."""
         async with self.agent(use_cgroups=use_cgroups, times=times) as agent:
             try:
                 yield agent
             finally:
                 await end_all(agent)
+                helper = procfs.read_stat(agent.processes._spawner.pid)
+        if helper is not None:
+            # A helper that is left ends soon, but until then the next test would find it among its descendants.
+            identity = procfs.Identity(helper.pid, helper.start_ticks, procfs.boot_id())
+            await aeventually(lambda: not identity.alive(), what="the end of the spawn helper")
 
 
 async def end_all(agent: Agent) -> None:

@@ -168,13 +168,14 @@ async def test_scan_reports_what_it_could_not_prove(bench: Bench) -> None:
         await aeventually(lambda: procfs.marks(pid), what="the environment of a process that is being executed")
         agent.receive(Ask("a", ScanRun()))
         report = wire.decode_as(ScanReport, (await bench.sent.one(Answer)).body)
-        assert [info.incarnation for info in report.found] == ["web-0.1"], report.found
+        # Others may be descendants of the test process, such as the helper of the test before, while they end.
+        assert [info.incarnation for info in report.found if info.why == "mark"] == ["web-0.1"], report.found
         assert "not in cgroups" in report.unproven
         agent.receive(Ask("b", ScanRun(kill=True)))
         answer = await bench.sent.one(Answer, that=lambda m: m.ask == "b")
         report = wire.decode_as(ScanReport, answer.body)
         assert report.found == ()
-        assert [info.incarnation for info in report.killed] == ["web-0.1"]
+        assert [info.incarnation for info in report.killed if info.why == "mark"] == ["web-0.1"], report.killed
         assert (await bench.sent.one(Exited)).exit.signal == signal.SIGKILL
 
 
