@@ -32,7 +32,7 @@ pip = if ! test -t 2; then $(1)/bin/python -m pip install $(PIP_FLAGS) $(2) > /d
         printf '\r\033[K    %s' "$${line:0:70}" >&2; \
     done; printf '\r\033[K' >&2; }; fi
 
-.PHONY: help install demo tour recording pictures test test-gpu sglang-cpu lint bench chaos clean
+.PHONY: help install demo tour recording pictures test test-gpu sglang-cpu lint bench chaos upgrade-fixture clean
 
 help:
 	@echo "make install   the environment in $(VENV), with a real mongod"
@@ -46,6 +46,7 @@ help:
 	@echo "make lint      style, types and import contracts"
 	@echo "make bench     measurements against other supervisors and against floors, in $(BENCH)"
 	@echo "make chaos     kill the processes of a training run, then verify its data; MINUTES=30 SEED=1 for more"
+	@echo "make upgrade-fixture  replace the run of the release before that tests bring up; RELEASE=its checkout"
 	@echo "make clean     remove what the other targets made, but no runs"
 
 install: $(STAMP)
@@ -125,6 +126,9 @@ SEED ?= 0
 
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --seed $(SEED) $(ARGS)
+
+upgrade-fixture: $(STAMP)
+	$(BIN)/python -m tests.upgrade.make_fixture $(RELEASE)
 
 clean:
 	rm -rf $(VENV) $(BENCH) $(SGLANG) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
