@@ -4,6 +4,7 @@ Invariants:
 - The unit lives exactly as long as its mongod.
 - The unit is ready when a writable primary accepts the login.
 - Only the database of the run is served; missing or other data is an error.
+- A mongod that does not answer is a problem of the unit, and after a minute its end.
 - A drain shuts mongod down cleanly.
 - While the disk has no room, the unit waits and reports it.
 """
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 from agentrl.errors import ConfigError
 from agentrl.store import database_identity
 from agentrl.store.mongod_binary import find_mongod, mongod_version
 from agentrl.store.mongod_files import MongoFiles, prepare
-from agentrl.store.mongod_server import Mongod, missing_space, wait_until_data_is_free
+from agentrl.store.mongod_server import Mongod, ServerDiedError, missing_space, wait_until_data_is_free
 from agentrl.unit import Unit, run_unit
 
 FORMER_SERVER_ENDS_WITHIN_S = 60.0
@@ -26,6 +28,10 @@ RECOVERY_AT_MOST_S = 600.0
 """After a kill the server reads its journal before it answers."""
 SHUTDOWN_WITHIN_S = 60.0
 CHECK_EVERY_S = 0.5
+PING_EVERY_S = 5.0
+REPORTED_AFTER_S = 10.0
+UNANSWERED_AT_MOST_S = 60.0
+"""A loaded machine may keep it silent for seconds; without a database nothing of the run goes on."""
 SPACE_AT_MOST_S = 3600.0
 """A longer wait is reported as late, and the unit continues to wait."""
 
@@ -73,10 +79,24 @@ def _wait_for_space(unit: Unit, files: MongoFiles) -> bool:
 def _serve(unit: Unit, server: Mongod, files: MongoFiles) -> None:
     unit.ready()
     unit.status(f"mongod pid {server.pid} serves on 127.0.0.1:{files.port}")
+    answered_at = asked_at = time.monotonic()
     while unit.sleep(CHECK_EVERY_S):
         server.check()
         server.rotate_log()
+        if time.monotonic() - asked_at >= PING_EVERY_S:
+            silence, asked_at = server.unanswered(), time.monotonic()
+            answered_at = answered_at if silence else asked_at
+            _report_silence(unit, server, silence, asked_at - answered_at)
         unit.tick()
+
+
+def _report_silence(unit: Unit, server: Mongod, silence: str, silent_s: float) -> None:
+    """Report a server that does not answer. Raises ServerDiedError if it has not answered for too long."""
+    if silence:
+        print(f"mongod pid {server.pid} has not answered for {silent_s:.0f} s: {silence}", file=sys.stderr, flush=True)
+    if silent_s > UNANSWERED_AT_MOST_S:
+        raise ServerDiedError(f"mongod pid {server.pid} did not answer for {silent_s:.0f} s: {silence}")
+    unit.problem(f"mongod pid {server.pid}", silence if silent_s >= REPORTED_AFTER_S else "")
 
 
 def _shut_down(unit: Unit, server: Mongod) -> None:

@@ -26,6 +26,7 @@ from agentrl.store.database_identity import lost
 from agentrl.store.mongod_files import REPLICA_SET, USER, MongoFiles, lock_holder, port_is_free
 
 POLL_S = 0.05
+MOST_OF_AN_ERROR = 80
 LOG_MAX_BYTES = 32 << 20
 TAIL_LINES = 8
 MOST_OF_A_LINE = 300
@@ -136,9 +137,28 @@ class Mongod:
                 raise DiskError(
                     f"mongod ended: {lack}.", hint="Make room, and it starts by itself; what it acknowledged is there."
                 )
+            how = f"by signal {-code}" if code < 0 else f"with status {code}"
             raise ServerDiedError(
-                f"mongod ended with status {code}: {' | '.join(last_log_lines(self._files)) or 'it left no log lines'}"
+                f"mongod ended {how}: {' | '.join(last_log_lines(self._files)) or 'it left no log lines'}"
             )
+
+    def unanswered(self) -> str:
+        """Empty if it answers; else why not. A server that a signal stopped is continued, as units are."""
+        try:
+            with _client(self._files) as anyone:
+                anyone.admin.command("ping")
+        except ConnectionFailure as silent:
+            if not self._is_stopped():
+                return f"it does not answer ({str(silent)[:MOST_OF_AN_ERROR]})"
+            self._process.send_signal(signal.SIGCONT)  # type: ignore[union-attr]
+            return "it was stopped by a signal and is continued"
+        return ""
+
+    def _is_stopped(self) -> bool:
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+            return stat.rpartition(")")[2].split()[0] in ("T", "t")
+        return False
 
     def bring_up(self, *, keep_trying: KeepTrying) -> bool:
         """Initiate the set, make the user, and wait for a writable primary. Returns False if `keep_trying` did."""

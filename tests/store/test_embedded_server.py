@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import types
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
+import daemons.mongo
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.protocol import messages
 from agentrl.store import mongod_server
@@ -135,13 +137,43 @@ async def test_a_server_that_dies_ends_the_unit_and_the_next_one_has_all_data(mo
         known.run.tasks.insert_many({"_id": number} for number in range(100))
     os.kill(lock_holder(files.data) or 0, signal.SIGKILL)
     assert await unit.code() == ExitCode.FAILED
-    assert "mongod ended with status -9" in unit.text()
-    assert "mongod ended with status -9" in mongo.counterpart.of(messages.Bye)[0].reason
+    assert "mongod ended by signal 9" in unit.text()
+    assert "mongod ended by signal 9" in mongo.counterpart.of(messages.Bye)[0].reason
 
     await mongo.up()
     assert files.url_file.read_text() == url
     with client(files) as known:
         assert known.run.tasks.count_documents({}) == 100
+
+
+async def test_server_that_a_signal_stopped_is_continued(mongo: MongoUnits) -> None:
+    unit = await mongo.up()
+    server = psutil.Process(lock_holder(mongo.files.data))
+    server.suspend()
+    await aeventually(lambda: server.status() == psutil.STATUS_STOPPED)
+    await aeventually(lambda: server.status() != psutil.STATUS_STOPPED, what="the server runs again")
+    await aeventually(lambda: "it was stopped by a signal and is continued" in unit.text())
+    assert unit.process.poll() is None
+
+
+def test_server_that_does_not_answer_is_a_problem_and_then_the_end_of_its_unit(
+    files: MongoFiles, server: mongod_server.Mongod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server.bring_up(keep_trying=keep_trying)
+    assert server.unanswered() == ""
+    process = psutil.Process(server.pid)
+    process.suspend()
+    monkeypatch.setattr(mongod_server.Mongod, "_is_stopped", lambda _: False)
+    silence = server.unanswered()
+    process.resume()
+    assert silence.startswith("it does not answer (")
+    problems: list[str] = []
+    unit: Any = types.SimpleNamespace(problem=lambda _, sentence: problems.append(sentence))
+    for silent_s in (0.0, 5.0, 12.0):
+        daemons.mongo._report_silence(unit, server, silence, silent_s)
+    assert problems == ["", "", silence]
+    with pytest.raises(mongod_server.ServerDiedError, match="did not answer for 61 s"):
+        daemons.mongo._report_silence(unit, server, silence, 61.0)
 
 
 async def test_who_uses_it_sees_no_error_while_it_is_killed_and_comes_back(mongo: MongoUnits) -> None:
