@@ -27,6 +27,7 @@ BENCHMARKS = {
     "console": "tests.benchmarks.console_keys",
     "peers": "tests.benchmarks.many_peers",
     "scale": "tests.benchmarks.many_units",
+    "sandbox": "tests.benchmarks.sandboxes",
     "storage": "tests.benchmarks.storage",
     "records": "tests.benchmarks.claims",
     "large": "tests.benchmarks.large_run",

@@ -1,0 +1,51 @@
+"""Measures the start of tool servers in their sandbox, compared with a plain process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from agentrl.config.data_plane import ToolServer
+from agentrl.config.tool_sandbox import Sandbox
+from agentrl.toolbox import sandbox_cgroups
+from agentrl.toolbox.server_pool import connector
+from tests.benchmarks.report import Outcome, median
+
+REPEATS = 15
+MOST, MOST_MORE_MS = 1.5, 30.0
+LIGHT = Path(__file__).parents[1] / "toolbox" / "faulty_servers.py"
+SERVERS = {"a light server": (sys.executable, str(LIGHT)), "the shop": (sys.executable, "-m", "assets.shop_server")}
+
+
+def measure() -> Outcome:
+    os.environ["AGENTRL_RUN"], os.environ["AGENTRL_INCARNATION"] = f"{os.getpid():08x}", "toolbox-0.1"
+    outcome = Outcome(f"from the start of a tool server to its list of tools (medians of {REPEATS}, in turn)")
+    if not sandbox_cgroups.usable_places():
+        outcome.notes.append("This host allows no cgroups of sandboxes.")
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        for name, command in SERVERS.items():
+            plain, sandboxed = asyncio.run(_starts(command, Path(folder)))
+            limit = MOST * plain + MOST_MORE_MS
+            outcome.plain(f"{name}, plain", plain, "ms")
+            outcome.at_most(f"{name}, sandboxed", sandboxed, "ms", round(limit, 1))
+    sandbox_cgroups.leave()
+    return outcome
+
+
+async def _starts(command: tuple[str, ...], folder: Path) -> tuple[float, float]:
+    """Milliseconds, plain and sandboxed."""
+    taken: dict[str, list[float]] = {"none": [], "process": []}
+    kinds = {"none": Sandbox(kind="none"), "process": Sandbox(required=True)}
+    for _ in range(REPEATS):
+        for kind, sandbox in kinds.items():
+            server = ToolServer(command=command, sandbox=sandbox)
+            began = time.perf_counter()
+            connection = connector("measured", server, folder)()
+            await connection.open()
+            taken[kind].append((time.perf_counter() - began) * 1e3)
+            await connection.close()
+    return median(taken["none"]), median(taken["process"])
