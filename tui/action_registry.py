@@ -26,13 +26,13 @@ from tui.model.actions import EVERYWHERE, UNDO, Action, When
 from tui.navigation import Navigation
 from tui.playback_actions import JUMP_S, PlaybackActions
 from tui.views.alerts import Alerts, AlertVerbs
+from tui.views.calls import CallPage, Calls, ToolErrors, filter_from
 from tui.views.detail_pages import AlertPage, DetailPage, UnitPage
 from tui.views.events import Events
-from tui.views.failed_calls import FailedCalls, ToolErrors
 from tui.views.fleet import Fleet, UnitVerbs
 from tui.views.logs import Logs
 from tui.views.overview import Overview
-from tui.views.query_views import QueryPage, QueryTable, RecordLinksPage, StepPage, WaitsPage
+from tui.views.query_views import QueryPage, RecordLinksPage, StepPage, WaitsPage
 from tui.views.records import AttemptsVerb, FoldingPage, GroupPage, RecordPage, Records, TokenTree
 from tui.views.runs import Runs
 from tui.views.stored_tables import AccountPage, Checkpoints, Keys, TaskPage, Tasks
@@ -44,14 +44,14 @@ SCREENS: tuple[type[View], ...] = (Overview, Fleet, Events, Alerts, Tuning, Logs
 """The views that have a digit."""
 _PAGES: tuple[type[View], ...] = (
     *(DetailPage, UnitPage, AlertPage, KnobPage, QueryPage, StepPage, TaskPage, RecordPage, GroupPage, AccountPage),
-    *(Tasks, Checkpoints, Keys, ToolErrors, FailedCalls, TokenTree),
+    *(Tasks, Checkpoints, Keys, ToolErrors, Calls, CallPage, TokenTree),
 )
 KINDS: dict[str, type[View]] = {kind.name_in_registry: kind for kind in (*SCREENS, *_PAGES)}
 TABLES = (
     *("fleet", "events", "alerts", "tuning", "records", "training", "runs"),
-    *("tasks", "checkpoints", "keys", "tool-errors", "failed-calls", "token-tree"),
+    *("tasks", "checkpoints", "keys", "tool-errors", "calls", "token-tree"),
 )
-_RECORD_LINKS = "step task record"
+_RECORD_LINKS = "step task record call"
 """Pages that name records."""
 _QUERIED = f"answer {_RECORD_LINKS} group"
 """Pages that are queried once, when they are opened."""
@@ -104,8 +104,8 @@ def _move(how: str) -> Run:
     return run
 
 
-def _open_failed_calls(view: QueryTable) -> None:
-    view.actions.navigation.open_page(FailedCalls(view.filter_text if isinstance(view, ToolErrors) else ""))
+def _open_calls(view: View) -> None:
+    view.actions.navigation.open_page(Calls(filter_from(view)))
 
 
 _ = _action
@@ -235,8 +235,12 @@ ACTIONS: tuple[Action, ...] = (
         _("sort-turn", "o", "turn order", "Reverses the order.", TableView.do_sort_turn),
     ),
     *_for_rows(
-        *_in("fleet tasks", _("mark", "space", "mark", "For stacks, merged logs or a requeue.",
-          TableView.do_mark, "", 10)),
+        *_in(
+            "fleet tasks calls",
+            _("mark", "space", "mark", "For a command on several rows.", TableView.do_mark, "", 10),
+            _("mark.all", "asterisk", "mark all", "Marks all rows that are shown, or removes all marks.",
+              TableView.do_mark_all),
+        ),
         *_in(
             "table",
             _("move.up", "up k", "up", "One row up.", _move("up")),
@@ -261,13 +265,15 @@ ACTIONS: tuple[Action, ...] = (
             _("records.under-way", "s", "under way", "Records that have not ended, the oldest first.",
               Records.do_records_under_way, "", 57),
         ),
-        *_in("records tool-errors", _("records.calls", "c", "failed calls", "Every failed tool call by itself.",
-          _open_failed_calls, "", 56)),
+        *_in("overview records tool-errors record", _("calls", "t", "tool calls",
+          "Tool calls one by one: all, those that failed, or those of the record.", _open_calls, "", 56)),
+        *_in("calls", _("calls.failed", "f", "failed only", "Only calls that failed, or all.",
+          Calls.do_calls_failed, "", 58)),
         *_in("records", _("records.export", "X", "export whole", "Writes whole trajectories of this filter to a file.",
           Records.do_records_export)),
         *_for_rows(*_in(_RECORD_LINKS, _("page.record", "enter", "a record", "One of its records, or another attempt.",
           RecordLinksPage.do_page_record, "", 50))),
-        *_in("record group", _("record.unfold", "f", "unfold", "Folds and unfolds long texts.",
+        *_in("record group call", _("record.unfold", "f", "unfold", "Folds and unfolds long texts.",
           FoldingPage.do_record_unfold, "", 58)),
         *_in(_QUERIED, _("page.again", "r", "again", "Asks the steward again.", QueryPage.do_page_again, "", 53)),
         *_in(

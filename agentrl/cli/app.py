@@ -20,6 +20,7 @@ import typer
 from agentrl import __version__, errors
 from agentrl.cli import (
     alerts,
+    calls,
     completion,
     diagnosis,
     down,
@@ -80,7 +81,7 @@ def root(
 # The order of the help: the most used first.
 for module in (
     *(up, down, status, wait, tui, units, tune, logs, events, alerts),
-    *(diagnosis, tasks, records, replays, steps, train),
+    *(diagnosis, calls, tasks, records, replays, steps, train),
     *(runs, programs, keys, run_file, completion),
 ):
     module.register(app)

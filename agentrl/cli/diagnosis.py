@@ -1,13 +1,13 @@
-"""Defines the commands that find faults: why, stacks, tools errors, tools failures, accounting, staleness."""
+"""Defines the commands that find faults: why, stacks, tools errors, accounting, staleness."""
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentrl.cli import list_pages
-from agentrl.cli.list_pages import After, Limit
 from agentrl.cli.options import Cli, add_command, group
 from agentrl.errors import ExitCode
 
@@ -25,7 +25,6 @@ def register(app: typer.Typer) -> None:
     add_command(app, "stacks", acts=True)(stacks)
     tools = group(app, "tools", "What tools did, and what went wrong.")
     add_command(tools, "errors", reads=True)(tool_errors)
-    add_command(tools, "failures", reads=True)(failures)
     add_command(app, "accounting", reads=True)(accounting)
     add_command(app, "staleness", reads=True)(staleness)
 
@@ -85,50 +84,23 @@ async def tool_errors(
     if not found:
         output.say("No tool failed.")
     for kind in found:
-        _show_errors(cli, kind)
+        _show_errors(cli, kind, filter)
     return ExitCode.OK
 
 
-async def failures(
-    cli: Cli,
-    filter: Annotated[str, list_pages.filtering("tools failures")] = "",
-    message: Annotated[
-        str, typer.Option("--message", metavar="TEXT", help="Only those that `tools errors` counts under this message.")
-    ] = "",
-    sort: Annotated[str, list_pages.sorting("tools failures")] = "",
-    after: After = "",
-    limit: Limit = 100,
-) -> ExitCode:
-    """List failed tool calls one by one.
-
-    `owner` is the unit that made the call.
-    """
-    query = {"filter": filter, "sort": sort, "after": after, "limit": limit, "message": message}
-    return await list_pages.show_page(cli, "list_failed_calls", query, FAILURES, right=("took",), spare=FAILURES_SPARE)
-
-
-FAILURES: list_pages.Columns = {
-    "call": list_pages.field("id"),
-    "tool": lambda row: f"{row['server']}.{row['tool']}" if row.get("server") else row.get("tool"),
-    "kind": list_pages.field("status"),
-    "whose": list_pages.field("error_class"),
-    "unit": list_pages.field("owner"),
-    "asked": list_pages.moment("requested_at"),
-    "took": list_pages.duration("latency_s"),
-    "what": list_pages.field("result"),
-}
-
-FAILURES_SPARE = ("unit", "asked", "whose", "kind")
-
-
-def _show_errors(cli: Cli, kind: ToolErrorGroup) -> None:
+def _show_errors(cli: Cli, kind: ToolErrorGroup, filter: str) -> None:
     from agentrl.cli import output
+    from agentrl.formatting import tool_call_text
+    from agentrl.protocol.data_commands import MALFORMED
 
-    tool = f"{kind.server}.{kind.tool}" if kind.server else kind.tool or "(no tool)"
+    tool = tool_call_text.name({"server": kind.server, "tool": kind.tool}) or "(no tool)"
     last = f", the last {output.moment(kind.last_at)}" if kind.last_at else ""
     output.say(f"{kind.count} x {tool} {kind.status} ({kind.error_class}){last}: {kind.message}")
     for sample in kind.samples:
         output.say(cli.aimed(f"    agentrl records show '{sample.record}'    {sample.call}"))
+    if kind.status != MALFORMED:
+        only = f" --filter {shlex.quote(filter)}" if filter else ""
+        output.say(cli.aimed(f"    agentrl calls --error {shlex.quote(kind.message)}{only}"))
 
 
 async def accounting(cli: Cli) -> ExitCode:

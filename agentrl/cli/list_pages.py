@@ -24,7 +24,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     "versions list": ("status=rejected and announced_at>-1h", "-canary_largest"),
     "replays list": ("verdict=fixed and server=shop", "-duration_s"),
     "tools errors": ("server=shop and requested_at>-1h", ""),
-    "tools failures": ("status=timeout and latency_s>30", "-latency_s"),
+    "calls list": ("server=shop and latency_s>30", "-latency_s"),
 }
 """For the help of each command: a query and an order that its list accepts."""
 

@@ -167,7 +167,10 @@ class Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args and not self.default:
             args = ["--help"]
-        named = any(not arg.startswith("-") or arg in ("-h", "--help") for arg in args)
+        # The value of an option of the default command is no command.
+        first = args[0] if args else ""
+        named = not first.startswith("-") or any(arg in self.commands or arg in ("-h", "--help") for arg in args)
+        named = named and bool(args)
         return super().parse_args(ctx, args if named or not self.default else [self.default, *args])
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:

@@ -41,6 +41,12 @@ def say(text: str = "") -> None:
     print(sanitise(text))
 
 
+def block(title: str, text: str, indent: str = "  ") -> None:
+    """A text of the run line by line, without control codes."""
+    for number, line in enumerate(sanitise_lines(text).splitlines()):
+        say(f"{indent}{title + ': ' if title and not number else ''}{line}")
+
+
 def note(text: str) -> None:
     """One line of diagnostics."""
     print(sanitise(text), file=sys.stderr, flush=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -112,7 +112,7 @@ def _show(story: RecordStory) -> None:
     owner = f" by {record['owner']}" if record.get("owner") else ""
     output.say(f"{record['id']} is {record['status']}{owner}: {story.ending['sentence']}")
     _show_training(story)
-    _block("query", story.task["query"])
+    output.block("query", story.task["query"])
     for turn in story.turns:
         _show_turn(turn)
     for call in story.under_way:
@@ -139,31 +139,24 @@ def _show_training(story: RecordStory) -> None:
 
 def _show_turn(turn: Row) -> None:
     from agentrl.cli import output
+    from agentrl.formatting import tool_call_text
     from agentrl.formatting.amounts import counted
 
     for message in turn.get("from_loop", ()):
         output.say()
-        _block(f"from the agent loop ({message['role'] or 'no role'})", message["text"])
+        output.block(f"from the agent loop ({message['role'] or 'no role'})", message["text"])
     call = turn["call"] or {}
     made_by = ", ".join(f"v{version} {counted(tokens, 'tokens')}" for version, tokens in call.get("versions", ()))
     at = f" at {call['engine']}" if call.get("engine") else ""
     output.say()
     output.say(f"turn {turn['index']}: {made_by or 'no tokens'}{at}{_took(call.get('seconds'))}{_of(turn['reason'])}")
-    _block("", turn["text"])
+    output.block("", turn["text"])
     for parsed in turn["parsed"]:
         if parsed["error"]:
             output.say(f"  cannot be read as a call: {parsed['error']}")
     for tool in turn["tool_calls"]:
-        name = f"{tool['server']}.{tool['tool']}" if tool["server"] else tool["tool"]
-        fault = f" ({tool['error_class']})" if tool["error_class"] else ""
-        again = f", tried again: {tool['tried_again']}" if tool.get("tried_again") else ""
-        summary = f"{tool['status']}{fault}{again}{_took(tool['latency_s'])}"
-        output.say(f"  {name}({_arguments(tool['arguments'])}): {summary}")
-        _block("", tool["result"], indent="    ")
-
-
-def _arguments(arguments: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        output.say(f"  {tool_call_text.invocation(tool)}: {tool_call_text.ending(tool)}{_took(tool['latency_s'])}")
+        output.block("", tool["result"], indent="    ")
 
 
 def _took(seconds: float | None) -> str:
@@ -172,14 +165,6 @@ def _took(seconds: float | None) -> str:
 
 def _of(reason: str | None) -> str:
     return f": {reason}" if reason else ""
-
-
-def _block(title: str, text: str, indent: str = "  ") -> None:
-    """Print text of a run line by line, without control codes."""
-    from agentrl.cli import output
-
-    for number, line in enumerate(output.sanitise_lines(text).splitlines()):
-        output.say(f"{indent}{title + ': ' if title and not number else ''}{line}")
 
 
 async def show_with_records(cli: Cli, command: str, id: str, tell: Callable[[Cli, Story], None]) -> ExitCode:

@@ -29,6 +29,7 @@ from agentrl.protocol.commands import (
 )
 from agentrl.protocol.data_commands import (
     AccountReport,
+    CallStory,
     ExportPart,
     Page,
     RecordStory,
@@ -113,10 +114,11 @@ class CommandMethods(ABC):
     list_steps = Method[Page]("list_steps")
     list_checkpoints = Method[Page]("list_checkpoints")
     list_versions = Method[Page]("list_versions")
+    list_calls = Method[Page]("list_calls")
     list_replays = Method[Page]("list_replays")
     show_replay = Method[Story]("show_replay")
-    list_failed_calls = Method[Page]("list_failed_calls")
     show_task = Method[Story]("show_task")
+    show_call = Method[CallStory]("show_call")
     show_record = Method[RecordStory]("show_record")
     show_step = Method[Story]("show_step")
     show_checkpoint = Method[Story]("show_checkpoint")

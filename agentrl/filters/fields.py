@@ -136,8 +136,9 @@ CALLS = fields(
 TOOL_CALLS = fields(
     text="record task owner server tool status error_class tried_again result session",
     number="turn latency_s",
-    time="requested_at done_at",
-    age="requested_at",
+    time="called_at requested_at done_at",
+    flag="failed",
+    age="called_at",
 )
 STEPS = fields(
     text="lineage status",

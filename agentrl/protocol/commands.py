@@ -422,11 +422,18 @@ COMMANDS: dict[str, CommandSpec] = {
             "Whole trajectories.",
         ),
         _served(
-            "list_failed_calls",
-            data_commands.ListFailedCalls,
+            "list_calls",
+            data_commands.ListCalls,
             data_commands.Page,
-            "tools failures",
-            "Tool calls that failed, each for itself.",
+            "calls list",
+            "Tool calls, with their ends and errors.",
+        ),
+        _served(
+            "show_call",
+            data_commands.ShowCall,
+            data_commands.CallStory,
+            "calls show",
+            "One tool call with its turn, record and session.",
         ),
         _served(
             "tool_errors",

@@ -27,11 +27,12 @@ class ListRows(Args, frozen=True):
     limit: int = 100
 
 
-class ListFailedCalls(ListRows, frozen=True):
-    """-> Page"""
+class ListCalls(ListRows, frozen=True):
+    """-> Page, of tool calls."""
 
-    message: str = ""
-    """Only the calls that `tool_errors` counts under this message, with the same filter."""
+    error: str = ""
+    """Only the calls that `tool_errors` counts under this message with the same filter. If there is no such message,
+    those counted under messages that contain it."""
 
 
 class Page(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,6 +86,28 @@ class RecordStory(msgspec.Struct, frozen=True, omit_defaults=True):
     training: dict[str, Any] = {}
     """Advantage, trained tokens and versions, and the steps that trained it."""
     more_turns: bool = False
+
+
+class ShowCall(Args, frozen=True):
+    """-> CallStory"""
+
+    id: str
+    chars: int = 4000
+    """Characters of each text; a longer text keeps both ends. 0 means no limit."""
+
+
+class CallStory(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tool call, and what it belongs to."""
+
+    call: dict[str, Any]
+    """Its row, with arguments and result."""
+    record: dict[str, Any]
+    turn: dict[str, Any]
+    """The turn that made it, without its tool calls."""
+    session: tuple[dict[str, Any], ...] = ()
+    """All calls of its session, in their order, including this one."""
+    replays: tuple[dict[str, Any], ...] = ()
+    """What its replays came to, the oldest first."""
 
 
 class RecordTokens(Args, frozen=True):
@@ -170,6 +193,8 @@ class ToolErrorSample(msgspec.Struct, frozen=True, omit_defaults=True):
     turn: int | None = None
 
 
+MALFORMED = "malformed"
+"""The status of text that could not be parsed as a tool call, so no tool was called."""
 VARIES = "…"
 """Replaces the parts in which the messages of a group differ."""
 

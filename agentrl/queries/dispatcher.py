@@ -16,7 +16,7 @@ from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.rows import ONLY_READ
 from agentrl.protocol.wire import decode_as
-from agentrl.queries import details, exports, pages, record_tokens, records, staleness, tool_errors
+from agentrl.queries import details, exports, pages, record_tokens, records, staleness, tool_calls, tool_errors
 from agentrl.queries.operator_changes import Change, Changes
 from agentrl.queries.published_tokenizer import PublishedTokenizer
 from agentrl.queries.replay_changes import ReplayChanges
@@ -56,7 +56,8 @@ class Dispatcher:
             "show_checkpoint": lambda args: details.checkpoint(database, args.id),
             "show_replay": lambda args: details.replay(database, args.id),
             "show_record": partial(records.show, database, published),
-            "list_failed_calls": errors.calls,
+            "list_calls": errors.calls,
+            "show_call": partial(tool_calls.show, database),
             "record_tokens": partial(record_tokens.part, database, published),
             "export_records": partial(exports.part, database, published),
             "tool_errors": errors.grouped,

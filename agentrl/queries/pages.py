@@ -23,21 +23,15 @@ COUNTED = {"Step": ("tasks", "filtered", "records"), "Replay": ("rebuilt", "runs
 """Lists of ids that a row only counts."""
 LEFT_OUT = {
     "Task": ("extra",),
+    "ToolCall": ("arguments",),
     "Checkpoint": ("files",),
     "Replay": ("arguments", "then", "sent", "session"),
 }
 
 
-async def page(database: Database, kind: str, args: ListRows, *, failed_calls: Sequence[str] | None = None) -> Page:
-    after = _last(kind, args.after)
+async def page(database: Database, kind: str, args: ListRows, *, among: Sequence[str] | None = None) -> Page:
     found = await lists.page(
-        database,
-        kind,
-        filter=args.filter,
-        sort=args.sort,
-        after=after,
-        limit=args.limit,
-        failed_calls=failed_calls,
+        database, kind, filter=args.filter, sort=args.sort, after=_last(kind, args.after), limit=args.limit, among=among
     )
     rows = [shortened(kind, row) for row in found.rows]
     if kind == "Record":

@@ -47,7 +47,7 @@ async def show(database: Database, published: PublishedTokenizer, args: ShowReco
     return RecordStory(
         record=row,
         task={name: task.get(name) for name in ("id", "environment", "split", "purpose", "status", "round", "baseline")}
-        | {name: _both_ends(str(task.get(name, "")), args.chars) for name in ("query", "answer")},
+        | {name: both_ends(str(task.get(name, "")), args.chars) for name in ("query", "answer")},
         ending=ending_of(record),
         turns=tuple(turns),
         under_way=tuple(await _outside_of_turns(database, args.id)),
@@ -87,7 +87,7 @@ async def _turn(database: Database, document: Plain, chars: int) -> Plain:
     turn["tool_calls"] = [lists.shown(one) for one in calls.tool_rows(document)]
     for call in turn["tool_calls"]:
         call["result"] = await _text(database, call, "result", chars)
-        call["arguments"] = {name: _both_ends(value, chars) for name, value in call["arguments"].items()}
+        call["arguments"] = {name: both_ends(value, chars) for name, value in call["arguments"].items()}
     for row in (turn, *turn["tool_calls"]):
         for internal in ("record", "task", "owner"):
             row.pop(internal, None)
@@ -107,7 +107,7 @@ async def _add_loop_messages(
     messages = await asyncio.to_thread(loop_messages.by_turn, template, found, results)
     for turn in turns:
         turn["from_loop"] = [
-            message | {"text": _both_ends(message["text"], args.chars)} for message in messages.get(turn["index"], ())
+            message | {"text": both_ends(message["text"], args.chars)} for message in messages.get(turn["index"], ())
         ]
 
 
@@ -150,11 +150,11 @@ async def _training(database: Database, record: Mapping[str, Any]) -> Plain:
 async def _text(database: Database, row: Plain, field: str, chars: int) -> Any:
     """All of it without a limit, else both ends of what is inline."""
     if chars:
-        return _both_ends(row[field], chars)
+        return both_ends(row[field], chars)
     return await chunks.whole(database, row["id"], field) or row[field]
 
 
-def _both_ends(text: Any, most: int) -> Any:
+def both_ends(text: Any, most: int) -> Any:
     if not isinstance(text, str) or not most or len(text) <= most:
         return text
     head = most * 2 // 3

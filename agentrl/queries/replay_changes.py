@@ -99,7 +99,8 @@ class ReplayChanges:
             raise UnavailableError("This steward executes no replays.", hint="The run has no tool servers.")
         ids = list(dict.fromkeys(args.calls))
         if args.filter:
-            page = await pages.page(self._database, "ToolCall", ListRows(filter=args.filter, limit=args.most))
+            failed = ListRows(filter=f"failed=true and ({args.filter})", limit=args.most)
+            page = await pages.page(self._database, "ToolCall", failed)
             ids = [row["id"] for row in page.rows]
         plans, refused = [], []
         for id in ids:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
@@ -24,15 +25,13 @@ from agentrl.filters.expressions import Expression
 from agentrl.filters.fields import TOOL_CALLS
 from agentrl.filters.mongo import to_mongo
 from agentrl.filters.parser import parse
-from agentrl.protocol.data_commands import ListFailedCalls, Page, ToolErrorGroup, ToolErrors
-from agentrl.queries import pages
+from agentrl.protocol.data_commands import MALFORMED, VARIES, ListCalls, Page, ToolErrorGroup, ToolErrors
+from agentrl.queries import pages, tool_calls
 from agentrl.queries.tool_error_kinds import MOST_CALLS, READ_CHARS, ErrorCounts, Errors, Kind
 from agentrl.store import calls as stored_calls
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 
-MALFORMED = "malformed"
-"""The status of a call that could not be parsed, which no tool received."""
 STORED_WITHIN = timedelta(seconds=5)
 """Samplers store a failure one second after it happened; clocks of hosts differ a little."""
 SHARE = 20
@@ -61,14 +60,21 @@ class ToolErrorQueries:
             for kind, found in most_frequent
         ]
 
-    async def calls(self, args: ListFailedCalls) -> Page:
-        """Failed calls one by one: all that match the filter, or those that are counted under one message."""
-        if not args.message:
-            return await pages.page(self._database, "ToolCall", args)
-        kinds = await self._kinds(args.filter, with_calls=True)
-        found = [call for kind, errors in kinds.items() if kind.message == args.message for call in errors.calls]
-        ids = [id for _, id in heapq.nlargest(MOST_CALLS, found)]
-        return await pages.page(self._database, "ToolCall", args, failed_calls=ids)
+    async def calls(self, args: ListCalls) -> Page:
+        """Tool calls one by one: all that match the filter, or those that are counted under one message."""
+        ids = await self._counted_under(args.error, args.filter) if args.error else None
+        page = await pages.page(self._database, "ToolCall", args, among=ids)
+        await tool_calls.add_outcomes(self._database, list(page.rows))
+        return page
+
+    async def _counted_under(self, message: str, filter: str) -> list[str]:
+        kinds = await self._kinds(filter, with_calls=True)
+        same = [errors for kind, errors in kinds.items() if kind.message == message]
+        if not same:
+            # Under another filter a kind may have fewer names to leave out, and people type a part of a message.
+            similar = re.compile(".*".join(map(re.escape, message.split(VARIES))), re.IGNORECASE)
+            same = [errors for kind, errors in kinds.items() if similar.search(kind.message)]
+        return [id for _, id in heapq.nlargest(MOST_CALLS, (call for errors in same for call in errors.calls))]
 
     async def _kinds(self, filter: str, *, with_calls: bool = False) -> dict[Kind, Errors]:
         now = self._clock()
@@ -209,6 +215,7 @@ def _malformed(turn: Plain) -> list[Plain]:
         "server": "",
         "status": MALFORMED,
         "error_class": "policy",
+        "failed": True,
     }
     return [
         same | {"tool": call.get("name", ""), "result": call["error"][:READ_CHARS]}

@@ -85,7 +85,7 @@ class Writer:
         large: list[Chunk] = []
         for name in ("text", "parsed", "error"):
             document[name] = _fitting(call.id, name, document[name], large)
-        document["failed_at"] = _failed_at(call.tool_calls)
+        document["called_at"], document["failed_at"] = _called_at(call.tool_calls), _failed_at(call.tool_calls)
         document["tool_calls"] = [_plain_tool_call(one, large, of=call) for one in call.tool_calls]
         return self._queue(CALLS, call.id, call.record, call.owner, document, large)
 
@@ -120,8 +120,9 @@ class Writer:
             update["$push"] = {"tool_calls": {"$each": [_plain_tool_call(one, large, of=call) for one in new]}}
         if fields:
             update["$set"] = fields
-        if (failed_at := _failed_at([*moved, *new])) is not None:
-            update["$max"] = {"failed_at": failed_at}
+        newest = {"called_at": _called_at(new), "failed_at": _failed_at([*moved, *new])}
+        if newest := {name: at for name, at in newest.items() if at is not None}:
+            update["$max"] = newest
         change = UpdateOne(mine, update, array_filters=still or None)
         return self._queue(CALLS, call.id, call.record, call.owner, change, large)
 
@@ -257,6 +258,10 @@ def _plain_tool_call(call: ToolCall, large: list[Chunk], *, of: DispatchedSampli
         plain[name] = storable(plain[name])
     plain["result"] = _fitting(call.id, "result", call.result, large, inline_bytes=share)
     return plain
+
+
+def _called_at(tool_calls: Iterable[ToolCall]) -> datetime | None:
+    return max((one.requested_at for one in tool_calls if one.requested_at), default=None)
 
 
 def _failed_at(tool_calls: Iterable[ToolCall]) -> datetime | None:

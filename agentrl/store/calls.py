@@ -112,13 +112,16 @@ def tool_rows(call: Mapping[str, Any]) -> list[Plain]:
 
 def tool_row_stages(*more: str) -> list[Plain]:
     """Stages that make the same rows on the server, with more fields of the model call."""
-    around: Plain = {name: f"${name}" for name in ("record", "task", "turn", "owner", *more)}
-    row = {"$mergeObjects": [{"_id": "$tool_calls.id", **around}, "$tool_calls"]}
+    around: Plain = {name: f"${name}" for name in ("record", "task", "turn", "owner", "called_at", *more)}
+    own = {"_id": "$tool_calls.id", "failed": {"$gt": ["$tool_calls.error_class", ""]}}
+    row = {"$mergeObjects": [own | around, "$tool_calls"]}
     return [{"$unwind": "$tool_calls"}, {"$replaceRoot": {"newRoot": row}}]
 
 
 FAILED_TOOL_ROW = {"error_class": {"$gt": ""}}
-FAILED_TOOLS = {"failed_at": {"$type": "date"}}
+WITH_TOOLS = {"called_at": {"$type": "date"}}
+"""Model calls with tool calls."""
+FAILED_TOOLS = {**WITH_TOOLS, "failed_at": {"$type": "date"}}
 """Model calls with a tool call that failed."""
 
 

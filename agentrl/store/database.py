@@ -294,6 +294,9 @@ class Database:
                 await made.drop_index(index.document["name"])
         await made.create_indexes(indexes)
 
+    async def index_names(self, collection: str) -> set[str]:
+        return set(await self._repeated(collection, lambda: self._collection(collection).index_information()))
+
     async def drop_indexes(self, collection: str, indexes: Sequence[IndexModel]) -> None:
         """Those that are there with these names and keys; several may do so at once."""
         await self._repeated(collection, lambda: self._drop_indexes(collection, indexes))

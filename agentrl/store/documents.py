@@ -222,6 +222,8 @@ class DispatchedSamplingTask(Named):
     """When the turn began, which may be before its first model call was sent."""
     over_at: datetime | None = None
     """When the turn was complete, with all its tool calls."""
+    called_at: datetime | None = None
+    """When the newest of its tool calls was requested; lists of tool calls are in this order."""
     failed_at: datetime | None = None
     """When the last of its tool calls that failed ended."""
 

@@ -20,6 +20,8 @@ from agentrl.policies.status_tables import (
     ToolCallStatus,
 )
 from agentrl.store import schema
+from agentrl.store.call_writer import CALLS
+from agentrl.store.calls import FAILED_TOOLS, WITH_TOOLS
 from agentrl.store.database import AlreadyThereError, Database, Plain
 
 
@@ -74,6 +76,11 @@ INDEXES: dict[str, list[IndexModel]] = {
     "DispatchedSamplingTask": [
         _index("sent", "record", partialFilterExpression={"status": CallStatus.SENT.value}),
         _index("tools_open", "record", partialFilterExpression={"tool_calls.status": {"$in": ASKED}}),
+        # Tool calls: the newest, only those that failed, those of one tool, the slowest; and failures by their time.
+        _index("called", "called_at _id", partialFilterExpression=WITH_TOOLS),
+        _index("called_and_failed", "called_at _id", partialFilterExpression=FAILED_TOOLS),
+        _index("called_tool", "tool_calls.tool called_at _id", partialFilterExpression=WITH_TOOLS),
+        _index("slowest_call", "tool_calls.latency_s _id", partialFilterExpression=WITH_TOOLS),
         _index("tools_failed", "failed_at _id", partialFilterExpression={"failed_at": {"$type": "date"}}),
         _index("malformed", "done_at", partialFilterExpression={"parsed.error": {"$gt": ""}}),
     ],
@@ -117,6 +124,10 @@ RETIRED: dict[str, list[IndexModel]] = {
 async def ensure(database: Database) -> None:
     """ConfigError if the documents are of another version: then no index is changed."""
     await schema.ensure(database)
+    if "called" not in await database.index_names(CALLS):
+        # Former versions stored tool calls without it, and the lists show no call without it.
+        without = {"tool_calls.requested_at": {"$type": "date"}, "called_at": None}
+        await database.update_many(CALLS, without, [{"$set": {"called_at": {"$max": "$tool_calls.requested_at"}}}])
     for collection, indexes in INDEXES.items():
         try:
             await database.create_indexes(collection, indexes)

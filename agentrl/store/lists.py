@@ -7,7 +7,6 @@ begins, may be passed over); token data is never part of a row, only its size.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +18,8 @@ from agentrl.filters.expressions import And, Compare, Expression, In, Not, Or
 from agentrl.filters.fields import Fields, is_column
 from agentrl.filters.mongo import Query, to_mongo
 from agentrl.filters.parser import parse
-from agentrl.filters.sorting import SortKey, after, parse_sort, to_mongo_sort, values_of
+from agentrl.filters.sorting import SortKey, parse_sort, to_mongo_sort, values_of
+from agentrl.filters.sorting import after as behind
 from agentrl.formatting.names import singular
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.replay_verdicts import Verdict
@@ -30,16 +30,16 @@ from agentrl.policies.status_tables import (
     ReplayStatus,
     StepStatus,
     TaskStatus,
+    ToolCallStatus,
 )
-from agentrl.store import calls, list_cursors, row_columns
-from agentrl.store.call_writer import CALLS
+from agentrl.store import list_cursors, row_columns, tool_call_lists
 from agentrl.store.database import Database, Plain
 
 FIELDS: Mapping[str, Fields] = {
     "Task": known_fields.TASKS.among(status=TaskStatus),
     "Record": known_fields.RECORDS.among(status=RecordStatus, outcome=Outcome, outcome_class=OutcomeClass),
     "DispatchedSamplingTask": known_fields.CALLS,
-    "ToolCall": known_fields.TOOL_CALLS,
+    "ToolCall": known_fields.TOOL_CALLS.among(status=ToolCallStatus),
     "Step": known_fields.STEPS.among(status=StepStatus),
     "Checkpoint": known_fields.CHECKPOINTS.among(status=CheckpointStatus),
     "Publication": known_fields.PUBLICATIONS.among(status=PublicationStatus),
@@ -52,7 +52,7 @@ NEWEST_FIRST: Mapping[str, str] = {
     "Task": "-admitted_at",
     # Those that no sampler works on yet come last.
     "Record": "-started_at",
-    "ToolCall": "-requested_at",
+    "ToolCall": "-called_at",
     "Step": "-leased_at",
     "Checkpoint": "-at",
     # Versions are numbers that rise.
@@ -64,8 +64,8 @@ MOST_ROWS = 1000
 MOST_TASKS = 100_000
 """That a condition on their rows may find: their ids are sent to the database."""
 _TASK = known_fields.Field("task", "text")
-FAILED_CALLS = "ToolCall"
-"""The list of tool calls that failed."""
+TOOL_CALLS = "ToolCall"
+"""The list of tool calls, which have no collection."""
 _AS_THEY_ARE = frozenset({bool, int, float, str, type(None)})
 LEFT_OUT = {"prompt": 0, "output": 0, "log_probs": 0, "shares": 0, "manifest": 0}
 
@@ -86,20 +86,21 @@ async def page(
     after: str | int | None = None,
     limit: int = 100,
     also: Query | None = None,
-    failed_calls: Sequence[str] | None = None,
+    among: Sequence[str] | None = None,
 ) -> Page:
     """One page, the newest first unless `sort` names another order. FilterError says where a query is wrong; `after` is
     what the page before gave, or the id of a row, behind where that stands by now. `also` is asked besides, as MongoDB
-    has it. Of failed calls, only those with the ids `failed_calls`, if it is given."""
+    has it; `among`: only tool calls with these ids."""
     fields = _fields(kind)
     keys = parse_sort(sort or NEWEST_FIRST.get(kind, ""), fields)
-    asked = await _asked(database, kind, filter, keys, after)
     limit = max(1, min(limit, MOST_ROWS))
-    if also:
-        asked = {"$and": [also, asked]}
-    if kind == FAILED_CALLS:
-        found = await _failed_calls(database, asked, to_mongo_sort(keys), limit + 1, ids=failed_calls)
+    now = await database.now()
+    expression = await _parsed(database, kind, filter, now)
+    place = None if after is None else await _place(database, kind, keys, after)
+    if kind == TOOL_CALLS:
+        found = await tool_call_lists.rows(database, expression, keys, place, limit=limit + 1, now=now, among=among)
     else:
+        asked = {"$and": [also or {}, to_mongo(expression, now), {} if place is None else behind(keys, place)]}
         found = await database.find(kind, asked, sort=to_mongo_sort(keys), limit=limit + 1, projection=LEFT_OUT)
     rows = [shown(document) for document in found[:limit]]
     return Page(rows, list_cursors.written(kind, keys, rows[-1]) if len(found) > limit else None)
@@ -107,22 +108,14 @@ async def page(
 
 async def count(database: Database, kind: str, filter: str, *, also: Query) -> int:
     """How many rows a filter finds."""
-    keys = parse_sort("", _fields(kind))
-    return await database.count(kind, {"$and": [also, await _asked(database, kind, filter, keys, None)]})
-
-
-async def _asked(
-    database: Database, kind: str, filter: str, keys: tuple[SortKey, ...], last: str | int | None
-) -> Query:
     now = await database.now()
+    return await database.count(kind, {"$and": [also, to_mongo(await _parsed(database, kind, filter, now), now)]})
+
+
+async def _parsed(database: Database, kind: str, filter: str, now: datetime) -> Expression:
     expression = parse(filter, _fields(kind))
     await row_columns.check(database, expression)
-    if kind == "Record":
-        expression = await _with_tasks(database, expression, now)
-    query = to_mongo(expression, now)
-    if last is None:
-        return query
-    return {"$and": [query, after(keys, await _place(database, kind, keys, last))]}
+    return await _with_tasks(database, expression, now) if kind == "Record" else expression
 
 
 async def _with_tasks(database: Database, expression: Expression, now: datetime) -> Expression:
@@ -145,46 +138,13 @@ async def _with_tasks(database: Database, expression: Expression, now: datetime)
 async def _place(database: Database, kind: str, keys: tuple[SortKey, ...], last: str | int) -> list[Any]:
     if isinstance(last, str) and list_cursors.is_place(last):
         return list_cursors.read(last, kind, keys)
-    if kind == FAILED_CALLS:
-        document = next(iter(await _failed_calls(database, {"_id": last}, (("_id", 1),), 1)), None)
+    if kind == TOOL_CALLS:
+        document = await tool_call_lists.one(database, str(last))
     else:
         document = await database.find_one(kind, {"_id": last}, projection=LEFT_OUT)
     if document is None:
         raise UnknownNameError(f"There is no {singular(kind)} {last} to go on from.", hint="Begin at the first page.")
     return values_of(keys, shown(document))
-
-
-async def _failed_calls(
-    database: Database,
-    asked: Query,
-    sort: Sequence[tuple[str, int]],
-    limit: int,
-    *,
-    ids: Sequence[str] | None = None,
-) -> list[Plain]:
-    """Tool calls lie inside of model calls; only those that failed are a list."""
-    among: Query = calls.FAILED_TOOLS
-    if ids is not None:
-        asked = {"$and": [{"_id": {"$in": ids}}, asked]}
-        among = among | {"_id": {"$in": sorted({id.rpartition(".")[0] for id in ids})}}
-    rows_of = [*calls.tool_row_stages("failed_at"), {"$match": {"$and": [calls.FAILED_TOOL_ROW, asked]}}]
-    if sort[0] != ("requested_at", -1):
-        stages: list[Plain] = [{"$match": among}, *rows_of, {"$sort": dict(sort)}, {"$limit": limit}]
-        return [_without_bound(row) for row in await database.aggregate(CALLS, stages)]
-    # Documents come in the order of their last failure, which is no earlier than any request inside of them: rows that
-    # were requested after it are complete.
-    newest: list[Plain] = []
-    stages = [{"$match": among}, {"$sort": {"failed_at": -1, "_id": -1}}, *rows_of]
-    async for row in database.stream_aggregate(CALLS, stages):
-        if len(newest) >= limit and newest[0]["requested_at"] > row["failed_at"]:
-            break
-        insort(newest, row, key=lambda row: (row["requested_at"], row["_id"]))
-        del newest[:-limit]
-    return [_without_bound(row) for row in reversed(newest)]
-
-
-def _without_bound(row: Plain) -> Plain:
-    return {name: value for name, value in row.items() if name != "failed_at"}
 
 
 def _fields(kind: str) -> Fields:

@@ -31,6 +31,7 @@ BENCHMARKS = {
     "storage": "tests.benchmarks.storage",
     "records": "tests.benchmarks.claims",
     "large": "tests.benchmarks.large_run",
+    "calls": "tests.benchmarks.call_lists",
     "overhead": "tests.benchmarks.overhead",
     "demo": "tests.benchmarks.demo_learning",
 }

@@ -176,7 +176,7 @@ def test_reference_has_every_command_and_exit_code() -> None:
 
 ROWS_OF = {
     **{COMMANDS[name].cli: kind for name, kind in dispatcher.LISTS.items()},
-    COMMANDS["list_failed_calls"].cli: "ToolCall",
+    COMMANDS["list_calls"].cli: "ToolCall",
     COMMANDS["tool_errors"].cli: "ToolCall",
     COMMANDS["export_records"].cli: "Record",
 }
@@ -213,6 +213,8 @@ def test_every_command_line_of_a_page_has_existing_commands_and_options(page: Pa
         for word in words:
             if below := getattr(command, "commands", {}).get(word):
                 command, path = below, [*path, word]
+        if default := getattr(command, "default", ""):
+            command = command.commands[default]
         options = {word.partition("=")[0].strip(",;.()'") for word in words if re.match("--?[a-z]", word)}
         if unknown := options - options_of(command) - options_of(TREE) - {"--help"}:
             wrong.append((line, unknown))

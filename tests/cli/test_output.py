@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agentrl.cli import list_pages, output, progress
-from agentrl.cli.diagnosis import FAILURES, FAILURES_SPARE
+from agentrl.cli.calls import COLUMNS, SPARE
 from agentrl.cli.options import Cli
 from agentrl.cli.steps import STEPS, STEPS_RIGHT, STEPS_SPARE
 from agentrl.protocol import rows, wire
@@ -113,21 +113,22 @@ FAILED = {
     "status": "tool_error",
     "error_class": "infrastructure",
     "owner": "sampler-0.1",
+    "trained": False,
     "latency_s": 1.25,
     "result": "calculator cannot be reached, the line is down, and has been so for a while",
     "requested_at": datetime.now(UTC),
 }
 
 
-def failures(width: int) -> str:
-    cells = [[list_pages._shown(of(FAILED)) for of in FAILURES.values()]]
+def listed(width: int) -> str:
+    cells = [[list_pages._shown(of(FAILED)) for of in COLUMNS.values()]]
     console = Console(file=io.StringIO(), width=width)
-    console.print(output.table(list(FAILURES), cells, width=width, right=("took",), spare=FAILURES_SPARE))
+    console.print(output.table(list(COLUMNS), cells, width=width, right=("took",), spare=SPARE))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def test_list_of_failed_calls_has_whole_ids_and_errors_in_80_columns() -> None:
-    heading, *lines = failures(80).splitlines()
+def test_list_of_calls_has_whole_ids_and_errors_in_80_columns() -> None:
+    heading, *lines = listed(80).splitlines()
     assert heading.split() == ["call", "tool", "took", "what"]
     assert lines[0].split()[:4] == [FAILED["id"], "shop.calculator", "1.2", "s"]
     result = " ".join(line[len(heading.partition("what")[0]) :].strip() for line in lines)

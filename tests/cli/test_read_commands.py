@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,14 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ExitCode, UnknownNameError, UsageError
+from agentrl.filters.fields import TOOL_CALLS
+from agentrl.filters.parser import parse
 from agentrl.formatting.log_lines import Choice, Lines, time_of
 from agentrl.protocol import rows
 from agentrl.protocol.commands import ReadLogs, WaitChain, WaitLink, WhyReport
-from agentrl.protocol.data_commands import BoundPreview, Page, RecordStory, StalenessReport
+from agentrl.protocol.data_commands import BoundPreview, Page, RecordStory, StalenessReport, ToolErrorGroup
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import LogChunk
 from tests.cli.conftest import Said, Shell
 from tests.cli.scripted import Scripted
+from tests.tui.steward_answers import RECORD, call_story
 from tests.waiting import PATIENCE_S
 
 HOSTILE = "\x1b]0;owned\x07[red]"
@@ -244,12 +248,12 @@ def test_list_in_a_pipe_has_a_line_for_each_row(shell: Shell, coordinator: Scrip
     """Programs parse the lines, so no cell and no heading may be cut."""
     long = {"id": "shop/train/0/000012#r1.s3.a1/t2.0", "server": "shop", "tool": "lookup", "status": "lost"}
     row = long | {"error_class": "infrastructure", "owner": "sampler-0.1", "latency_s": 1.5, "result": "away " * 60}
-    coordinator.answers["list_failed_calls"] = lambda args: Page(rows=(row, row | {"result": "gone"}))
-    heading, *lines = shell("tools", "failures", COLUMNS=width).out.splitlines()
+    coordinator.answers["list_calls"] = lambda args: Page(rows=(row, row | {"result": "gone"}))
+    heading, *lines = shell("calls", COLUMNS=width).out.splitlines()
     if width:
         assert len(heading) <= 80
         return
-    assert heading.split() == ["call", "tool", "kind", "whose", "unit", "took", "what"]
+    assert heading.split() == ["call", "tool", "status", "whose", "unit", "took", "what"]
     assert len(lines) == 2
     assert lines[0].endswith("away away")
     assert lines[1].endswith("  gone"), "no blanks are left at its end"
@@ -329,3 +333,52 @@ def test_record_has_the_messages_of_its_loop(coordinator: Scripted, shell: Shell
     said = shell("records", "show", "r")
     assert "  from the agent loop (user): Are you sure?" in said.out
     assert said.out.index("Are you") < said.out.index("turn 1")
+
+
+@pytest.mark.parametrize(
+    ("options", "filter", "error"),
+    [
+        ((), "", ""),
+        (("--failed",), "failed=true", ""),
+        (("--tool", "shop.lookup"), 'server="shop" and tool="lookup"', ""),
+        (("--tool", "lookup", "--since", "2h"), 'tool="lookup" and requested_at>-2h', ""),
+        (("--record", "r#1", "--filter", "turn=1 or turn=2"), 'record="r#1" and (turn=1 or turn=2)', ""),
+        (("--error", "took # s", "--filter", "tool=find"), "tool=find", "took # s"),
+    ],
+)
+def test_options_of_calls_are_a_filter(
+    shell: Shell, coordinator: Scripted, options: tuple[str, ...], filter: str, error: str
+) -> None:
+    sent: list[Any] = []
+    coordinator.answers["list_calls"] = lambda args: (sent.append(args), Page())[1]
+    assert shell("calls", *options).err == "Nothing was found.\n"
+    assert (sent[-1].filter, sent[-1].error) == (filter, error)
+    parse(filter, TOOL_CALLS)
+    shell("calls", "list", *options)
+    assert sent[-1] == sent[0], "list is the command without a name"
+
+
+def test_call_is_shown_with_its_turn_its_record_and_its_place_in_the_session(
+    shell: Shell, coordinator: Scripted
+) -> None:
+    sent: list[Any] = []
+    coordinator.answers["show_call"] = lambda args: (sent.append(args), call_story())[1]
+    call = call_story().call["id"]
+    lines = shell("calls", "show", call, "--chars", "99").out.splitlines()
+    assert (sent[-1].id, sent[-1].chars) == (call, 99)
+    assert lines[0] == f"{call}: timeout (infrastructure), 5.00 s"
+    assert "  call: shop.lookup(item='flour')" in lines
+    assert "  error: no answer within 5 s " in lines
+    assert f"  record: {RECORD} is finished, trained: answered (policy)" in lines
+    assert "  session: s-1, call 2 of 2" in lines
+    assert lines[-1] == f"  agentrl records show '{RECORD}' --after-turn -1"
+    assert shell("calls", "show", call, "--json").json["session"][1]["id"] == call
+
+
+def test_group_of_tool_errors_names_the_command_that_lists_its_calls(shell: Shell, coordinator: Scripted) -> None:
+    groups = [ToolErrorGroup("shop", "lookup", status, "policy", "it's # s", 2) for status in ("timeout", "malformed")]
+    coordinator.answers["tool_errors"] = lambda args: groups
+    lines = shell("tools", "errors", "--filter", "turn>1").out.splitlines()
+    assert [line for line in lines if "agentrl calls" in line] == [
+        """    agentrl calls --error 'it'"'"'s # s' --filter 'turn>1'"""
+    ]

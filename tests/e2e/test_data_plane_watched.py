@@ -187,4 +187,4 @@ def what_failed_is_no_answer(run: Run) -> None:
     (kind, *_) = run.cli("tools", "errors", "--filter", "status = timeout")
     assert (kind["server"], kind["tool"], kind["error_class"]) == ("shop", "lookup", "infrastructure")
     onscreen.live(run, ("7", "e"), "shop.lookup", "timeout", "lookup did not answer")
-    onscreen.live(run, ("7", "e", "enter"), "failed calls", "shop.lookup", "timeout", once="timeout")
+    onscreen.live(run, ("7", "e", "enter"), "calls", "shop.lookup", "timeout", once="timeout")

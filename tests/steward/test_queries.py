@@ -345,7 +345,10 @@ async def test_a_file_that_cannot_be_added_says_why(
         ("Record", {}, [("_id", 1)]),
         ("Task", {"status": "dead"}, [("_id", 1)]),
         (CALLS, calls.FAILED_TOOLS, None),
-        (CALLS, calls.FAILED_TOOLS, [("failed_at", -1), ("_id", -1)]),
+        (CALLS, calls.FAILED_TOOLS, [("called_at", -1), ("_id", -1)]),
+        (CALLS, calls.WITH_TOOLS, [("called_at", -1), ("_id", -1)]),
+        (CALLS, calls.WITH_TOOLS, [("tool_calls.latency_s", -1), ("_id", -1)]),
+        (CALLS, {**calls.WITH_TOOLS, "tool_calls.tool": "find"}, [("called_at", -1), ("_id", -1)]),
         (CALLS, {"status": "sent", "record": "r"}, None),
         (CALLS, {"tool_calls.status": {"$in": ["requested", "running"]}, "record": "r"}, None),
         (CALLS, {"failed_at": {"$type": "date", "$gte": now()}}, None),
@@ -364,7 +367,7 @@ async def test_what_operators_ask_stands_on_an_index(
 @pytest.mark.parametrize(
     ("kind", "sort", "filter"),
     [
-        *((kind, sort, {}) for kind, sort in lists.NEWEST_FIRST.items() if kind != lists.FAILED_CALLS),
+        *((kind, sort, {}) for kind, sort in lists.NEWEST_FIRST.items() if kind != lists.TOOL_CALLS),
         ("Record", "age", {}),
         ("Record", "-finished_at", {}),
     ],

@@ -254,7 +254,7 @@ async def test_failed_calls_are_replayed_by_a_filter(house: Start, db: Database,
     made = await house(effects={"*": "pure"})
     lost = ("search", {"while_down": str(tmp_path / "down")}, "lost", "the line is down")
     ids = await recorded(db, lost, ("echo", {"text": "x"}, "ok", "x"), lost, lost)
-    await db.update_many(CALLS, {}, [{"$set": {"failed_at": "$$NOW"}}])
+    await db.update_many(CALLS, {}, [{"$set": {"called_at": "$$NOW", "failed_at": "$$NOW"}}])
     done = await made.replay(filter="tool=search", most=2)
     assert len(done) == 2
     assert {replay.verdict for replay in done} == {"fixed"}

@@ -13,7 +13,7 @@ from agentrl.filters.fields import TOOL_CALLS
 from agentrl.filters.parser import parse
 from agentrl.formatting.repeated_lines import pattern_of
 from agentrl.protocol.data_commands import (
-    ListFailedCalls,
+    ListCalls,
     Page,
     ToolErrorGroup,
     ToolErrors,
@@ -72,13 +72,13 @@ async def test_calls_listed_for_a_message_are_those_counted_under_it(db: Databas
     kinds: Sequence[ToolErrorGroup] = await asked(db, "tool_errors", ToolErrors())
     listed: dict[str, list[str]] = {}
     for kind in kinds:
-        page: Page = await asked(db, "list_failed_calls", ListFailedCalls(filter="tool=find", message=kind.message))
+        page: Page = await asked(db, "list_calls", ListCalls(filter="tool=find", error=kind.message))
         listed[kind.message] = [row["result"] for row in page.rows]
         assert len(page.rows) == kind.count
     assert listed["no such item: …"] == ["no such item: soop", "no such item: stwe", "no such item: baek"]
     assert listed["took # s"] == ["took 9 s", "took 5 s"]
-    first: Page = await asked(db, "list_failed_calls", ListFailedCalls(limit=2, message="no such item: …"))
-    rest: Page = await asked(db, "list_failed_calls", ListFailedCalls(after=first.after, message="no such item: …"))
+    first: Page = await asked(db, "list_calls", ListCalls(limit=2, error="no such item: …"))
+    rest: Page = await asked(db, "list_calls", ListCalls(after=first.after, error="no such item: …"))
     assert [row["result"] for row in rest.rows] == ["no such item: baek"]
 
 
@@ -96,7 +96,7 @@ async def test_new_failures_are_counted_without_reading_all_again(
 
     monkeypatch.setattr(tool_errors, "_errors", slow)
     queries = tool_errors.ToolErrorQueries(db, clock=lambda: now[0])
-    wanted = ListFailedCalls(message="took # s")
+    wanted = ListCalls(error="took # s")
     await db.insert_many(CALLS, [inside(failed(0, "took 5 s")), malformed(0)])
     for count in range(2, 20):
         at = datetime.now(UTC)
@@ -210,31 +210,5 @@ def inside(tool_call: dict[str, Any]) -> dict[str, Any]:
     """The model call that caused it."""
     call = tool_call["id"].rpartition(".")[0]
     at = tool_call.get("requested_at") or datetime.fromtimestamp(1_600_000_000, UTC)
-    return {"_id": call, "record": call.partition("/")[0], "turn": 0, "failed_at": at, "tool_calls": [tool_call]}
-
-
-async def test_failed_calls_are_listed_newest_first_whatever_their_turns_took(db: Database) -> None:
-    """A turn that took long may hold a call that was requested before those of turns that ended before it."""
-    requested = {"a": (1, 90), "b": (50,), "c": (40, 60), "d": (70,), "e": (2,)}
-    ended = {"a": 91, "b": 85, "c": 84, "d": 80, "e": 79}
-    for name, times in requested.items():
-        made = [
-            timed_out(0) | {"id": f"{name}/000.{number}", "requested_at": datetime.fromtimestamp(at, UTC)}
-            for number, at in enumerate(times)
-        ]
-        fine = {"id": f"{name}/000.9", "status": "ok", "error_class": "", "requested_at": made[0]["requested_at"]}
-        call = inside(made[0]) | {"failed_at": datetime.fromtimestamp(ended[name], UTC), "tool_calls": [*made, fine]}
-        await db.insert_many(CALLS, [call])
-    seen: list[float] = []
-    after = ""
-    while True:
-        page: Page = await asked(db, "list_failed_calls", ListFailedCalls(limit=2, after=after))
-        seen += [row["requested_at"].timestamp() for row in page.rows]
-        if not (after := page.after):
-            break
-    assert seen == [90, 70, 60, 50, 40, 2, 1]
-    assert set(page.rows[0]) >= {"id", "record", "turn", "server", "tool", "status", "error_class", "result"}
-    from_id: Page = await asked(db, "list_failed_calls", ListFailedCalls(after="c/000.0"))
-    assert [row["requested_at"].timestamp() for row in from_id.rows] == [2, 1]
-    by_id: Page = await asked(db, "list_failed_calls", ListFailedCalls(sort="id", limit=2, filter="record!=a"))
-    assert [row["id"] for row in by_id.rows] == ["b/000.0", "c/000.0"]
+    around = {"_id": call, "record": call.partition("/")[0], "turn": 0}
+    return around | {"called_at": at, "failed_at": at, "tool_calls": [tool_call]}

@@ -61,7 +61,8 @@ PAGES = (
     Stop("record branches", ("7", "end", "enter", "b")),
     Stop("attempts", ("7", "end", "a")),
     _asked("tool errors", "7", "e"),
-    _asked("failed calls", "7", "e", "c"),
+    _asked("calls", "7", "t"),
+    Stop("call page", ("7", "t", "enter")),
     Stop("step page", ("8", "home", "enter")),
     _asked("tasks", "7", "T"),
     Stop("task page", ("7", "T", "enter")),
@@ -79,7 +80,7 @@ PAGES = (
 )
 
 
-OPEN_LISTS = ("T", "C", "K", "e", "w")
+OPEN_LISTS = ("T", "C", "K", "e", "t", "w")
 """Keys on the way that need no row."""
 
 

@@ -50,6 +50,22 @@ def story(text: str = "") -> data_commands.RecordStory:
     )
 
 
+def call_story(text: str = "", turn: int = 0) -> data_commands.CallStory:
+    """A call that failed, after one that worked."""
+    at = datetime(2030, 3, 17, 17, 0, tzinfo=UTC)
+    same = {"server": "shop", "tool": "lookup", "turn": turn, "requested_at": at}
+    failed = {"id": f"{RECORD}/{turn:03d}.1", "status": "timeout", "error_class": "infrastructure", "latency_s": 5.0}
+    worked = {"id": f"{RECORD}/{turn:03d}.0", "status": "ok", "error_class": "", "latency_s": 0.01}
+    more = {"record": RECORD, "owner": "sampler-3.1", "failed": True, "trained": True, "session": "s-1", "done_at": at}
+    called = {"result": f"no answer within 5 s {text}", "arguments": {"item": text or "flour"}}
+    return data_commands.CallStory(
+        call=same | failed | more | called,
+        record=row(RECORD, ending={"sentence": "answered (policy)"}),
+        turn={"id": f"{RECORD}/{turn:03d}", "turn": turn, "text": f"I look it up. {text}"},
+        session=(same | worked, same | failed),
+    )
+
+
 def segments(text: str = "") -> tuple[data_commands.TokenStretch, ...]:
     """A prompt, an answer of two versions with one unlikely token, and then two branches."""
     line = ("it ", "costs ", f"7{text}", "\n")
@@ -93,9 +109,9 @@ def answers(coordinator: Scripted, text: str = "") -> list[data_commands.ListRow
     coordinator.answers["list_steps"] = lambda _: data_commands.Page((step,))
     coordinator.answers["show_step"] = lambda _: data_commands.Story(step, (row(RECORD),), 63)
     coordinator.answers["record_tokens"] = lambda _: data_commands.TokenPart(segments(text), None, 12)
-    failed = {"id": f"{RECORD}/t40.0", "record": RECORD, "turn": 40, "server": "shop", "tool": "lookup"}
-    failed |= {"status": "timeout", "error_class": "infrastructure", "owner": "sampler-3.1", "result": text}
-    coordinator.answers["list_failed_calls"] = lambda _: data_commands.Page((failed,))
+    listed = call_story(text)
+    coordinator.answers["list_calls"] = lambda _: data_commands.Page((listed.call,))
+    coordinator.answers["show_call"] = lambda _: listed
     sample = data_commands.ToolErrorSample(RECORD, f"{RECORD}/t0.0", text)
     group = data_commands.ToolErrorGroup(
         "shop", "lookup", "malformed", "policy", f"no bracket {text}", 192, samples=(sample,)

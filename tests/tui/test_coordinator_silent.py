@@ -31,7 +31,7 @@ async def _shows(screen: Screen, *texts: str) -> None:
     await aeventually(there, what=f"{texts} on the screen")
 
 
-@pytest.mark.parametrize("list", ["records", "training", "tasks", "checkpoints", "keys", "tool errors", "failed calls"])
+@pytest.mark.parametrize("list", ["records", "training", "tasks", "checkpoints", "keys", "tool errors", "calls"])
 async def test_answered_rows_stay_with_their_age(screen: Screen, list: str) -> None:
     stop = next(each for each in (*all_screens.VIEWS, *all_screens.PAGES) if each.name == list)
     await all_screens.walk_to(screen, Stop(list, stop.keys), silence=True)

@@ -36,7 +36,7 @@ OPENS = {
     "checkpoints": ("8", "C"),
     "keys": ("9", "K"),
     "tool-errors": ("7", "e"),
-    "failed-calls": ("7", "e", "c"),
+    "calls": ("7", "t"),
     "token-tree": ("7", "end", "enter", "b"),
 }
 

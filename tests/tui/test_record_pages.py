@@ -13,7 +13,7 @@ from agentrl.filters.parser import parse
 from agentrl.protocol import data_commands
 from tests.cli.scripted import Scripted
 from tests.tui.conftest import HOSTILE, opened, populate
-from tests.tui.steward_answers import RECORD, answers, row, story
+from tests.tui.steward_answers import RECORD, answers, call_story, row, story
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
 from tui.console_interface import Settings
@@ -79,19 +79,22 @@ async def test_failed_call_opens_the_turn_that_made_it(coordinator: Scripted, tu
         data_commands.ToolErrorGroup("", "", "malformed", "policy", "no bracket", 2, samples=(sample,)),
     ]
     coordinator.answers["tool_errors"] = lambda _: kinds
-    coordinator.answers["list_failed_calls"] = lambda args: (asked.append(args), data_commands.Page((failed,)))[1]
+    coordinator.answers["list_calls"] = lambda args: (asked.append(args), data_commands.Page((failed,)))[1]
+    coordinator.answers["show_call"] = lambda args: call_story(turn=turn)
     coordinator.answers["show_record"] = lambda args: long_story(args.after_turn, 150)
     async with opened(coordinator.state_dir, (150, 24)) as screen:
         await screen.press("7", "e")
         await screen.shows("took # s", "no bracket")
         await screen.press("enter")
-        await screen.shows("1 failed call", "sampler-3.1", "timeout", f"t{turn}")
+        await screen.shows("1 call", "sampler-3.1", "timeout", f"t{turn}")
         assert (
             asked[-1].filter == 'server="shop" and tool="lookup" and status="timeout" and error_class="infrastructure"'
         )
         parse(asked[-1].filter, TOOL_CALLS)
-        assert asked[-1].message == "took # s", "the list has the calls that were counted"
-        assert screen.app.view.cli_line()[-2:] == ("--message", "took # s")
+        assert asked[-1].error == "took # s", "the list has the calls that were counted"
+        assert screen.app.view.cli_line()[:3] == ("calls", "--error", "took # s")
+        await screen.press("enter")
+        await screen.shows("timeout (infrastructure)")
         await screen.press("enter")
         await screen.shows(f"said {turn}")
         await aeventually(lambda: f"turn {turn}" in screen.lines[2])
@@ -100,13 +103,13 @@ async def test_failed_call_opens_the_turn_that_made_it(coordinator: Scripted, tu
         await aeventually(lambda: f"turn {turn + 1}" in screen.lines[2])
         await screen.press("left_square_bracket", "left_square_bracket")
         await aeventually(lambda: f"turn {turn - 1}" in screen.lines[2])
-        await screen.press("escape", "escape", "end", "enter")
+        await screen.press("escape", "escape", "escape", "end", "enter")
         await screen.shows(f"said {turn}")
         # Text that could not be parsed as a call opens its turn, too.
         await aeventually(lambda: f"turn {turn}" in screen.lines[2])
-        await screen.press("escape", "c")
-        await screen.shows("1 failed call")
-        assert asked[-1].filter == ""
+        await screen.press("escape", "t")
+        await screen.shows("1 call")
+        assert asked[-1].filter == "failed=true"
 
 
 def of_250_turns(args: Any) -> data_commands.RecordStory:

@@ -249,15 +249,52 @@ async def test_page_can_be_refreshed_by_key(coordinator: Scripted, keys: str, qu
         await aeventually(lambda: len(coordinator.sent(question)) == 2)
 
 
-async def test_failed_calls_open_from_records_by_one_key(coordinator: Scripted) -> None:
+@pytest.mark.parametrize(
+    ("keys", "filter"),
+    [("1 t", ""), ("7 t", ""), ("7 t f", "failed=true"), ("7 t f f", ""), ("7 e t", "failed=true")],
+)
+async def test_tool_calls_open_by_one_key(coordinator: Scripted, keys: str, filter: str) -> None:
     populate(coordinator)
     answers(coordinator)
     async with opened(coordinator.state_dir, (120, 30)) as screen:
-        await screen.press("7")
-        await screen.shows(RECORD, "c failed calls")
-        await screen.press("c")
-        await aeventually(lambda: coordinator.sent("list_failed_calls"))
-        await screen.shows("1 failed call", "shop.lookup")
+        await screen.press(*keys.split())
+        await aeventually(lambda: coordinator.sent("list_calls") and _filter_of_calls(coordinator) == filter)
+        await screen.shows("1 call", "shop.lookup")
+        assert screen.app.view.cli_line() == (("calls", "--failed") if filter else ("calls",))
+
+
+def _filter_of_calls(coordinator: Scripted) -> str:
+    return str(coordinator.sent("list_calls")[-1].filter)  # type: ignore[attr-defined]
+
+
+async def test_call_has_a_page_that_leads_to_its_turn_and_a_record_leads_to_its_calls(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    async with opened(coordinator.state_dir, (120, 40)) as screen:
+        await screen.press("7", "t", "enter")
+        await screen.shows("lookup(item=", "timeout (infrastructure)", "call 2 of 2", "▸ t0 shop.lookup")
+        assert screen.app.view.cli_line() == ("calls", "show", f"{RECORD}/000.1")
+        await screen.press("enter")
+        await screen.shows("answered (policy)", "turn 0")
+        await screen.press("t")
+        await aeventually(lambda: _filter_of_calls(coordinator) == f'record="{RECORD}"')
+        await screen.shows("1 call", "shop.lookup")
+
+
+async def test_all_calls_are_marked_by_one_key_and_unmarked_by_the_same(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    many = tuple({"id": f"{RECORD}/000.{n}", "record": RECORD, "tool": f"tool{n}", "status": "ok"} for n in range(3))
+    coordinator.answers["list_calls"] = lambda _: data_commands.Page(many)
+    async with opened(coordinator.state_dir, (120, 40)) as screen:
+        await screen.press("7", "t")
+        await screen.shows("3 calls", "tool2")
+        marked = screen.app.view.table.model.marked  # type: ignore[attr-defined]
+        await screen.press("space")
+        assert marked == {f"{RECORD}/000.0"}
+        for expected in (3, 0):
+            await screen.press("asterisk")
+            assert len(screen.app.view.table.model.marked) == expected  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

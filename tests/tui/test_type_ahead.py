@@ -25,7 +25,7 @@ from tui.action_registry import ACTIONS
 from tui.app import CRASH_FILE
 from tui.model import overview_blocks
 from tui.model.actions import VIEWS
-from tui.views.failed_calls import ToolErrors
+from tui.views.calls import ToolErrors
 from tui.views.fleet import Fleet
 from tui.views.records import Records
 
@@ -92,7 +92,7 @@ def _home(coordinator: Scripted) -> dict[str, str]:
     [
         ("list_records", "7 down enter", RECORD),
         ("tool_errors", "7 e enter", "answered (policy)"),
-        ("list_failed_calls", "7 c enter", "answered (policy)"),
+        ("list_calls", "7 t enter", "calls of this session"),
         ("list_tasks", "7 T enter", "its attempts"),
         ("show_task", "7 T enter enter", "answered (policy)"),
         ("list_steps", "8 enter", "its records"),
@@ -168,7 +168,7 @@ async def test_filter_typed_in_the_packet_that_opens_its_list_is_entered(coordin
     answers(coordinator)
     async with opened(coordinator.state_dir, (120, 40)) as screen:
         send(screen, "7 c slash t u r n > 3 enter")
-        await aeventually(lambda: [args.filter for args in coordinator.sent("list_failed_calls")][-1] == "turn>3")  # type: ignore[attr-defined]
+        await aeventually(lambda: [args.filter for args in coordinator.sent("list_calls")][-1] == "turn>3")  # type: ignore[attr-defined]
 
 
 # ---- faults ----

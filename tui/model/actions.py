@@ -81,6 +81,7 @@ _SIGNS = {
     "question_mark": "?",
     "colon": ":",
     "slash": "/",
+    "asterisk": "*",
     "plus": "+",
     "minus": "-",
     "equals_sign": "=",

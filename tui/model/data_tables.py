@@ -1,4 +1,4 @@
-"""Defines the columns of records, steps and failed tool calls, and the lines of one step.
+"""Defines the columns of records, steps and tool calls, and the lines of one step.
 
 Invariants:
 - An ended record shows the one reason for its end.
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from agentrl.formatting import tool_call_text
 from agentrl.formatting.amounts import counted
 from agentrl.protocol.data_commands import Story, ToolErrorGroup
 from tui.model import cell_text
@@ -103,7 +104,13 @@ def step_name(row: Row) -> str:
 def step_columns() -> tuple[Column[Row], ...]:
     return (
         order_column(),
-        Column("id", "STEP", 20, lambda row, now: span(step_name(row), Tone.STRONG), lambda row: str(row["id"])),
+        Column(
+            "id",
+            "STEP",
+            20,
+            lambda row, now: span(step_name(row), Tone.STRONG),
+            lambda row: str(row["id"]),
+        ),
         Column("status", "STATUS", 11, _status, lambda row: str(row.get("status"))),
         Column(
             "records", "RECORDS", 7, _plain("counts", "records"), lambda row: _number(row, "counts", "records"), True, 3
@@ -191,10 +198,6 @@ def _measured(step: Row, width: int) -> list[Line]:
     return made
 
 
-MALFORMED = "malformed"
-"""The status of text that could not be parsed as a tool call, so no tool was called."""
-
-
 def call_columns() -> tuple[Column[Row], ...]:
     def place(row: Row) -> str:
         return f"{row.get('record')} t{row.get('turn')}"
@@ -202,16 +205,27 @@ def call_columns() -> tuple[Column[Row], ...]:
     return (
         order_column(),
         Column("when", "AGO", 5, _requested, lambda row: row["~order"], True, 2),
-        Column("tool", "TOOL", 20, lambda row, now: span(_name(row), Tone.STRONG), _name),
-        Column("kind", "KIND", 12, lambda row, now: span(row.get("status"), Tone.WARN), lambda row: row.get("status")),
+        Column("tool", "TOOL", 20, lambda row, now: span(tool_call_text.name(row), Tone.STRONG), tool_call_text.name),
+        Column("status", "STATUS", 10, _call_status, lambda row: str(row.get("status"))),
         Column("whose", "WHOSE", 14, _plain("error_class"), lambda row: str(row.get("error_class")), rank=3),
         Column("unit", "UNIT", 14, _plain("owner"), lambda row: str(row.get("owner")), rank=1),
         Column("took", "TOOK", 6, _latency, lambda row: _number(row, "latency_s"), True, 5),
+        Column("trained", "TRAINED", 7, _trained, lambda row: bool(row.get("trained")), rank=6),
+        Column("replay", "REPLAY", 9, _plain("replay"), lambda row: str(row.get("replay") or ""), rank=6),
         Column("where", "RECORD, TURN", 34, lambda row, now: span(place(row)), place, rank=4),
         Column(
             "what", "WHAT", 16, lambda row, now: span(row.get("result") or "", Tone.DIM), lambda row: 0, stretches=True
         ),
     )
+
+
+def _call_status(row: Row, now: float) -> Span:
+    tone = Tone.WARN if row.get("error_class") else Tone.GOOD if row.get("status") == "ok" else Tone.BUSY
+    return span(row.get("status"), tone)
+
+
+def _trained(row: Row, now: float) -> Span:
+    return Span("✓" if row.get("trained") else "")
 
 
 def _requested(row: Row, now: float) -> Span:
@@ -221,10 +235,6 @@ def _requested(row: Row, now: float) -> Span:
 
 def _latency(row: Row, now: float) -> Span:
     return Span(cell_text.quick(float(row["latency_s"]))) if row.get("latency_s") else Span("")
-
-
-def _name(row: Row) -> str:
-    return f"{row['server']}.{row['tool']}" if row.get("server") else str(row.get("tool", ""))
 
 
 def error_columns() -> tuple[Column[ToolErrorGroup], ...]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from agentrl.formatting import tool_call_text
 from agentrl.formatting.amounts import counted
 from agentrl.formatting.safe_text import sanitise, sanitise_lines
 from agentrl.protocol.data_commands import RecordStory, TokenStretch
@@ -55,7 +56,7 @@ def of_record(story: RecordStory, width: int, look: RecordView, segments: Sequen
     ]
     if look.colouring is not Colouring.NONE:
         made.append(token_lines.legend(look.colouring))
-    made += [(), *_text("asked", str(story.task.get("query", "")), room, look.unfolded, Tone.PLAIN)]
+    made += [(), *text_lines("asked", str(story.task.get("query", "")), room, look.unfolded, Tone.PLAIN)]
     turns: dict[int, int] = {}
     if story.turns and int(story.turns[0].get("index", 0)) > 0:
         made.append((Span("There are earlier turns: [ or PgUp leads to them, Home to the first.", Tone.WARN),))
@@ -104,7 +105,7 @@ def _turn(turn: Row, room: int, look: RecordView, segments: Sequence[TokenStretc
     yield ()
     for message in turn.get("from_loop", ()):
         by = f"from the agent loop ({message['role'] or 'no role'})"
-        yield from _text(by, message["text"], room, look.unfolded, Tone.DIM)
+        yield from text_lines(by, message["text"], room, look.unfolded, Tone.DIM)
     yield (Span(f"turn {turn.get('index')}", Tone.ACCENT), span(f"  {spans}{at}{seconds}{prompt}", Tone.DIM))
     if segments and look.colouring is not Colouring.NONE:
         for segment in segments:
@@ -117,20 +118,9 @@ def _turn(turn: Row, room: int, look: RecordView, segments: Sequence[TokenStretc
     for tool in turn.get("tool_calls", ()):
         took = f" · {tool['latency_s']:.2f} s" if tool.get("latency_s") else ""
         tone = Tone.GOOD if tool.get("status") == "ok" else Tone.WARN
-        yield (span(f"  → {_call(tool)} ", Tone.BUSY), span(_ending(tool), tone), span(took, Tone.DIM))
-        yield from _text("", str(tool.get("result", "")), room, look.unfolded, Tone.DIM, indent="    ")
-
-
-def _call(tool: Row) -> str:
-    name = f"{tool['server']}.{tool['tool']}" if tool.get("server") else str(tool.get("tool"))
-    given = ", ".join(f"{key}={value!r}" for key, value in (tool.get("arguments") or {}).items())
-    return f"{name}({given})"
-
-
-def _ending(tool: Row) -> str:
-    fault = f" ({tool['error_class']})" if tool.get("error_class") else ""
-    again = f", tried again: {tool['tried_again']}" if tool.get("tried_again") else ""
-    return f"{tool.get('status')}{fault}{again}"
+        called, ended = tool_call_text.invocation(tool), tool_call_text.ending(tool)
+        yield (span(f"  → {called} ", Tone.BUSY), span(ended, tone), span(took, Tone.DIM))
+        yield from text_lines("", str(tool.get("result", "")), room, look.unfolded, Tone.DIM, indent="    ")
 
 
 def _tokens(segment: TokenStretch, room: int, look: RecordView) -> Iterator[Line]:
@@ -146,17 +136,17 @@ def _model_text(text: str, room: int, unfolded: bool) -> Iterator[Line]:
     at = 0
     for thought in _THOUGHT.finditer(text):
         if text[at : thought.start()].strip():
-            yield from _text("", text[at : thought.start()], room, unfolded, Tone.PLAIN)
+            yield from text_lines("", text[at : thought.start()], room, unfolded, Tone.PLAIN)
         if unfolded:
-            yield from _text("thinks", thought.group(1).strip(), room, True, Tone.DIM)
+            yield from text_lines("thinks", thought.group(1).strip(), room, True, Tone.DIM)
         elif count := len(thought.group(1).split()):
             yield (Span(f"  … thinks, {counted(count, 'words')}, f unfolds", Tone.DIM),)
         at = thought.end()
     if text[at:].strip() or not at:
-        yield from _text("", text[at:], room, unfolded, Tone.PLAIN)
+        yield from text_lines("", text[at:], room, unfolded, Tone.PLAIN)
 
 
-def _text(title: str, text: str, room: int, unfolded: bool, tone: Tone, indent: str = "  ") -> Iterator[Line]:
+def text_lines(title: str, text: str, room: int, unfolded: bool, tone: Tone, indent: str = "  ") -> Iterator[Line]:
     """A text; folded, its first lines and the number of others."""
     shown_text = sanitise_lines(text[:UNFOLDED])
     lines = [part for line in shown_text.splitlines() for part in wrapped(sanitise(line), room)]
@@ -211,7 +201,7 @@ def first_difference(stories: Sequence[RecordStory]) -> int | None:
 
 
 def _essence(turn: Row) -> tuple[str, list[str]]:
-    return str(turn.get("text", "")), [_call(tool) for tool in turn.get("tool_calls", ())]
+    return str(turn.get("text", "")), [tool_call_text.invocation(tool) for tool in turn.get("tool_calls", ())]
 
 
 def _heading(story: RecordStory, room: int) -> list[Line]:
@@ -237,9 +227,9 @@ def _short_turn(turn: Mapping[str, Any] | None, room: int, unfolded: bool) -> li
     made = [_without_indent(line) for line in _model_text(str(turn.get("text", "")), room, unfolded)]
     for tool in turn.get("tool_calls", ()):
         tone = Tone.GOOD if tool.get("status") == "ok" else Tone.WARN
-        made += [(Span(part, Tone.BUSY),) for part in wrapped(span(f"→ {_call(tool)}").text, room)]
-        made.append((span(f"  {_ending(tool)}", tone),))
-        result = _text("", str(tool.get("result", "")), room - 2, unfolded, Tone.DIM, indent="  ")
+        made += [(Span(part, Tone.BUSY),) for part in wrapped(span(f"→ {tool_call_text.invocation(tool)}").text, room)]
+        made.append((span(f"  {tool_call_text.ending(tool)}", tone),))
+        result = text_lines("", str(tool.get("result", "")), room - 2, unfolded, Tone.DIM, indent="  ")
         made += list(result)
     return made
 

@@ -252,6 +252,11 @@ class TableModel(Generic[R]):
         if self.target is not None:
             self.marked ^= {self.target[0]}
 
+    def toggle_marks(self) -> None:
+        """Mark all rows that the filter leaves; if they are marked already, remove all marks."""
+        shown = set(self.ordered())
+        self.marked = set() if shown <= self.marked else self.marked | shown
+
     # ---- viewport ----
 
     def settle(self, height: int) -> None:

@@ -331,9 +331,12 @@ class RecordLinksPage(QueryPage):
     def records(self) -> Sequence[Mapping[str, Any]]:
         raise NotImplementedError
 
+    def open_record(self, id: str) -> None:
+        self.actions.navigation.open_record(id)
+
     def do_page_record(self) -> None:
         """Open the only record, or the one that is chosen."""
-        rows, open_record = self.records() if self._answer is not None else (), self.actions.navigation.open_record
+        rows, open_record = self.records() if self._answer is not None else (), self.open_record
         if len(rows) == 1:
             open_record(str(rows[0]["id"]))
         elif rows:

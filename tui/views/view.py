@@ -255,6 +255,10 @@ class TableView(View):
         self.table.model.toggle_mark()
         self.do_move("down")
 
+    def do_mark_all(self) -> None:
+        self.table.model.toggle_marks()
+        self.table.repaint()
+
     def selected(self) -> Any | None:
         """The row under the cursor; shows a message if no row is selected."""
         target = self.table.model.target
