@@ -13,9 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentrl.store import accounting, indexes
+from agentrl.store import accounting, indexes, lists
+from agentrl.store.call_writer import CALLS
 from agentrl.store.database import connect
-from tests.benchmarks import claims, finished_run, large_run, many_units, one_process, storage
+from tests.benchmarks import call_lists, claims, finished_run, large_run, many_units, one_process, storage
 from tests.benchmarks.coordinator_with_fake_units import fake_fleet
 from tests.benchmarks.episodes import Sampler, Shape, prepare
 from tests.benchmarks.report import Outcome, as_markdown
@@ -88,6 +89,22 @@ async def test_large_run_agrees_and_is_exported_whole(mongo_url: str) -> None:
         assert account.balanced, account.problems
         assert (account.records, account.trained_records) == ({"train": {"scored": 128}}, 128)
         assert await large_run.export(database) == 128
+    finally:
+        await database.drop()
+        await database.close()
+
+
+async def test_pages_of_calls_are_those_of_the_queries_by_hand(mongo_url: str) -> None:
+    database = connect(mongo_url, f"bench-{os.getpid()}")
+    try:
+        await indexes.ensure(database)
+        await call_lists.write(database, 3000)
+        for what, filter, sort, by_hand in call_lists.questions():
+            page = await lists.page(database, "ToolCall", filter=filter, sort=sort, limit=call_lists.LIMIT)
+            found = await database.aggregate(CALLS, by_hand)
+            # A query by hand leaves rows of one turn in their order, and its last turn may be cut elsewhere.
+            same = {row["id"] for row in page.rows} & {row["id"] for row in found}
+            assert len(same) >= 0.97 * len(found) >= 0.97 * len(page.rows) - 2, what
     finally:
         await database.drop()
         await database.close()
