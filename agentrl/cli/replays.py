@@ -55,9 +55,9 @@ async def replay(
     ] = False,
     note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; kept.", show_default=False)] = "",
 ) -> ExitCode:
-    """Execute recorded tool calls again, in sessions of their own, and compare the results.
+    """Execute recorded tool calls again, and compare the results.
 
-    Earlier calls of the record rebuild the session first. The record itself stays as it is.
+    Each runs in a session of its own, which earlier calls of the record rebuild first. The record stays as it is.
     """
     from agentrl.cli.execute import act
     from agentrl.protocol.data_commands import ReplayCalls

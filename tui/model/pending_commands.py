@@ -177,6 +177,25 @@ def requeue(tasks: Iterable[str], note: str = "") -> PendingCommand:
     return PendingCommand("requeue_tasks", data_commands.RequeueTasks(ids, note), what, words)
 
 
+def replay(calls: Iterable[str], *, times: int = 1, allow: Iterable[str] = ()) -> PendingCommand:
+    ids, allowed = tuple(calls), tuple(allow)
+    words = ("replay", *ids, *(("--times", f"{times}") if times != 1 else ()))
+    words += tuple(word for tool in allowed for word in ("--allow", tool))
+    args = data_commands.ReplayCalls(calls=ids, times=times, allow=allowed)
+    return PendingCommand(
+        "replay_calls", args, f"replay {ids[0] if len(ids) == 1 else counted(len(ids), 'calls')}", words
+    )
+
+
+def stop_replays(operation: str, *, stopped: bool) -> PendingCommand:
+    def of(stop: bool, back: PendingCommand | None = None) -> PendingCommand:
+        verb = "stop" if stop else "continue"
+        args = data_commands.StopReplays((operation,)) if stop else data_commands.ContinueReplays((operation,))
+        return PendingCommand(f"{verb}_replays", args, f"{verb} replays", ("replays", verb, operation), back)
+
+    return of(stopped, of(not stopped))
+
+
 def add_tasks(file: str, environment: str) -> PendingCommand:
     words = ("tasks", "add", file, "--environment", environment)
     return PendingCommand(

@@ -1,0 +1,107 @@
+"""Shows replays of tool calls, and replays the calls of other views.
+
+Invariants:
+- A replay shows what it will run before it is sent.
+- The calls were chosen at the key press.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, cast
+
+from agentrl.client import Client
+from agentrl.formatting.amounts import counted
+from agentrl.protocol.data_commands import ListRows, Story
+from tui.dialogs.form import Field, Form, Question, Values
+from tui.model import pending_commands, replay_lines
+from tui.model.effect_text import effect_sentence
+from tui.model.pending_commands import PendingCommand
+from tui.model.styled_text import Line
+from tui.model.table import Column
+from tui.views.query_views import ANSWER_S, QueryPage, QueryTable
+from tui.views.view import View
+
+MOST_TIMES = 20
+
+
+def replay(view: View, calls: Sequence[str]) -> None:
+    """Ask how often these calls are to run, with the effect, then send the command and show the replays."""
+
+    def command(values: Values) -> PendingCommand:
+        return pending_commands.replay(calls, times=int(values[0]), allow=values[1].split())
+
+    def wrong(values: Values) -> str:
+        times = values[0].strip()
+        valid = times.isdecimal() and 1 <= int(times) <= MOST_TIMES
+        return "" if valid else f"A call is replayed 1 to {MOST_TIMES} times."
+
+    async def preview(values: Values) -> str:
+        client = await view.actions.connection.to_ask()
+        pending = command(values)
+        return effect_sentence((await client.preview(pending.command, pending.args)).effect, view.mirror)
+
+    def then(values: Values | None) -> None:
+        if values is not None:
+            view.perform(command(values))
+            names = ",".join(json.dumps(call, ensure_ascii=False) for call in calls)
+            view.actions.navigation.open_page(Replays(f"call in ({names})"))
+
+    if not calls:
+        return
+    which = calls[0] if len(calls) == 1 else counted(len(calls), "calls")
+    fields = (
+        Field("times", "1", "how often", replaced=True),
+        Field("allow", hint="tools that act outside of the session, as SERVER.TOOL"),
+    )
+    view.app.push_screen(Form(Question(f"Execute {which} again", (), fields, "replay", wrong, preview)), then)
+
+
+class Replays(QueryTable):
+    """Replays, the newest first; enter shows one with its differences."""
+
+    name_in_registry = "replays"
+    what = "replays"
+    filled_by = "R on a tool call replays it"
+    follows_newest = True
+    newest_by = "created_at"
+
+    def __init__(self, filter: str = "") -> None:
+        super().__init__()
+        self._filter = filter
+
+    def columns(self) -> tuple[Column[Any], ...]:
+        return replay_lines.columns()
+
+    async def ask(self, client: Client) -> dict[str, Any]:
+        query = ListRows(filter=self.filter_text, sort="-created_at", limit=self._wanted)
+        return await self.listed(client, "list_replays", query)
+
+    def cli_line(self) -> tuple[str, ...]:
+        return ("replays", "list", *(("--filter", self.filter_text) if self.filter_text else ()))
+
+    def open_row(self, row: Any) -> None:
+        self.actions.navigation.open_page(ReplayPage(str(row["id"])))
+
+    def do_replays_stop(self) -> None:
+        """Hold back what is queued of the operation of the selected replay, or let it go on."""
+        if (row := self.selected()) is not None:
+            operation = str(row["operation"])
+            self.perform(pending_commands.stop_replays(operation, stopped=not row.get("stopped")))
+
+
+class ReplayPage(QueryPage):
+    """One replay: what rebuilt its session, each run, and what changed."""
+
+    name_in_registry = "replay"
+
+    def __init__(self, replay: str) -> None:
+        super().__init__(replay, ("replays", "show", replay))
+        self._replay = replay
+
+    async def ask(self, client: Client) -> Story:
+        return await client.show_replay(self._replay, deadline_s=ANSWER_S)
+
+    def content(self, width: int) -> list[Line]:
+        return replay_lines.of_replay(cast(Story, self._answer).document, width)
