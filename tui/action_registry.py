@@ -34,6 +34,7 @@ from tui.views.logs import Logs
 from tui.views.overview import Overview
 from tui.views.query_views import QueryPage, RecordLinksPage, StepPage, WaitsPage
 from tui.views.records import AttemptsVerb, FoldingPage, GroupPage, RecordPage, Records, TokenTree
+from tui.views.replays import ReplayPage, Replays, replay
 from tui.views.runs import Runs
 from tui.views.stored_tables import AccountPage, Checkpoints, Keys, TaskPage, Tasks
 from tui.views.training import Training
@@ -44,16 +45,16 @@ SCREENS: tuple[type[View], ...] = (Overview, Fleet, Events, Alerts, Tuning, Logs
 """The views that have a digit."""
 _PAGES: tuple[type[View], ...] = (
     *(DetailPage, UnitPage, AlertPage, KnobPage, QueryPage, StepPage, TaskPage, RecordPage, GroupPage, AccountPage),
-    *(Tasks, Checkpoints, Keys, ToolErrors, Calls, CallPage, TokenTree),
+    *(Tasks, Checkpoints, Keys, ToolErrors, Calls, CallPage, TokenTree, Replays, ReplayPage),
 )
 KINDS: dict[str, type[View]] = {kind.name_in_registry: kind for kind in (*SCREENS, *_PAGES)}
 TABLES = (
     *("fleet", "events", "alerts", "tuning", "records", "training", "runs"),
-    *("tasks", "checkpoints", "keys", "tool-errors", "calls", "token-tree"),
+    *("tasks", "checkpoints", "keys", "tool-errors", "calls", "token-tree", "replays"),
 )
 _RECORD_LINKS = "step task record call"
 """Pages that name records."""
-_QUERIED = f"answer {_RECORD_LINKS} group"
+_QUERIED = f"answer {_RECORD_LINKS} group replay"
 """Pages that are queried once, when they are opened."""
 _TABLES = " ".join(TABLES)
 Run = Callable[..., None]
@@ -106,6 +107,17 @@ def _move(how: str) -> Run:
 
 def _open_calls(view: View) -> None:
     view.actions.navigation.open_page(Calls(filter_from(view)))
+
+
+def _replay(view: Calls | CallPage) -> None:
+    """Replay the call of a page; of a list the marked calls, or the selected one."""
+    if isinstance(view, CallPage):
+        replay(view, [view.call])
+        return
+    marked = sorted(view.table.model.marked)
+    if not marked and (row := view.selected()) is not None:
+        marked = [str(row["id"])]
+    replay(view, marked)
 
 
 _ = _action
@@ -323,6 +335,15 @@ ACTIONS: tuple[Action, ...] = (
       Training.do_curves_wide, "", 39)),
     *_in("runs", _("runs.key", "f", "key file", "A run elsewhere, by the key file that opens it.",
       Runs.do_runs_key, "", 58)),
+    *_in("calls call", _("calls.replay", "R", "replay", "Executes the call again and compares.",
+      _replay, "replay_calls", 55)),
+    *_in(
+        "replays",
+        _("replays.stop", "p", "hold back", "Those of its command that did not begin wait.",
+          Replays.do_replays_stop, "stop_replays", 58),
+        _("replays.continue", "c", "go on", "Those of its command that were held back go on.",
+          Replays.do_replays_continue, "continue_replays", 57),
+    ),
     # tasks, checkpoints, keys
     *_live(
         *_in(
@@ -330,6 +351,7 @@ ACTIONS: tuple[Action, ...] = (
             *_by(
                 Navigation,
                 _("list.tasks", "T", "tasks", "Rows of datasets and what became of them.", _page(Tasks)),
+                _("list.replays", "V", "replays", "Tool calls that were executed again.", _page(Replays)),
                 _("list.account", "A", "account", "Sums over everything, which must agree.", _page(AccountPage)),
             ),
         ),

@@ -74,9 +74,10 @@ class ReplayChanges:
             on = f"{plan.server} ({version})" if version else plan.server
             rebuild = ", ".join(one.call.tool for one in plan.rebuild[:SHOWN])
             rebuild += " …" if len(plan.rebuild) > SHOWN else ""
+            rebuilds = "rebuilds" if len(plan.rebuild) == 1 else "rebuild"
             return (
                 f"{plan.call.call.tool} of {plan.call.call.id} runs again{times} on {on}, in a session of its own",
-                f"{counted(len(plan.rebuild), 'earlier calls')} of the record rebuild the session first: {rebuild}"
+                f"{counted(len(plan.rebuild), 'earlier calls')} of the record {rebuilds} the session first: {rebuild}"
                 if plan.rebuild
                 else "no earlier call rebuilds the session",
                 f"when they were recorded, these calls took {plan.took_s:.1f} s",

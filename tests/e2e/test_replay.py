@@ -71,6 +71,10 @@ def recorded(run: Run, *calls: tuple[str, dict[str, Any], str, str]) -> list[str
     return [document["tool_calls"][0]["id"] for document in documents]
 
 
+def previewed(run: Run, call: str) -> str:
+    return " ".join(run.cli("replay", call, "--dry-run")["effect"]["changes"])
+
+
 def replays(run: Run, *calls: str) -> list[Any]:
     rows = run.cli("replays", "list", "--limit", "1000")["rows"]
     return [row for row in rows if row["call"] in calls]
@@ -80,8 +84,12 @@ def test_a_call_is_previewed_replayed_and_shown_with_its_difference(run: Run) ->
     echo, other = recorded(
         run, ("echo", {"text": "a"}, "ok", "a"), ("echo", {"text": '{"price": 4}'}, "ok", '{"price": 3}')
     )
-    preview = run.cli("replay", other, "--dry-run")
-    assert f"echo of {other} runs again on faulty (faulty 1)" in " ".join(preview["effect"]["changes"])
+    eventually(
+        lambda: f"echo of {other} runs again on faulty (faulty 1)" in previewed(run, other),
+        within_s=WITHIN_S,
+        what="a preview with the version of the server, once that has started",
+    )
+    assert "1 earlier call of the record rebuilds the session first: echo" in previewed(run, other)
     assert replays(run, other) == []
     done = run.cli("replay", other, "--times", "2", within_s=WITHIN_S)
     assert (done["operation"]["state"], done["operation"]["result"]) == ("succeeded", {"different": 1})

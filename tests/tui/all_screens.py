@@ -64,6 +64,8 @@ PAGES = (
     _asked("calls", "7", "t"),
     Stop("call page", ("7", "t", "enter")),
     Stop("step page", ("8", "home", "enter")),
+    _asked("replays", "7", "V"),
+    Stop("replay page", ("7", "V", "enter")),
     _asked("tasks", "7", "T"),
     Stop("task page", ("7", "T", "enter")),
     Stop("tasks again", ("7", "T", "r")),

@@ -126,6 +126,26 @@ def answers(coordinator: Scripted, text: str = "") -> list[data_commands.ListRow
     return sent
 
 
+def _replays(coordinator: Scripted, text: str, at: datetime) -> None:
+    """A flaky call, with the call that rebuilt its session and a difference."""
+    call = f"{RECORD}/040.0"
+    short = {
+        "id": f"{call}~1f3a9c2e", "operation": "1f3a9c2e", "call": call, "server": "shop", "tool": "lookup",
+        "status": "judged", "verdict": "flaky", "agreed": 1, "edited": True, "stopped": False, "who": f"ada{text}",
+        "reason": text, "created_at": at,
+    }  # fmt: skip
+    change = {"path": f"$.price{text}", "then": "17", "now": f"18\n{text}"}
+    late = {"call": call, "tool": "lookup", "status": "timeout", "result": text, "latency_s": 20.0, "changes": []}
+    late |= {"changes_left_out": 0, "same": True}
+    works = late | {"status": "ok", "same": False, "changes": [change], "changes_left_out": 3, "latency_s": 0.25}
+    whole = short | {
+        "recorded_server": "market", "server_version": f"shop 2{text}", "fault": "", "note": text,
+        "arguments": {"item": text}, "rebuilt": [works | {"tool": "calculator"}], "then": late, "runs": [works, late],
+    }  # fmt: skip
+    coordinator.answers["list_replays"] = lambda _: data_commands.Page((short | {"counts": {"runs": 2, "rebuilt": 1}},))
+    coordinator.answers["show_replay"] = lambda _: data_commands.Story(whole)
+
+
 def _stored(coordinator: Scripted, text: str) -> None:
     """Tasks, checkpoints and keys."""
     at = datetime(2030, 3, 17, 17, 0, tzinfo=UTC)
@@ -142,6 +162,7 @@ def _stored(coordinator: Scripted, text: str) -> None:
     files = {f"model {text}": {"bytes": 9 << 20}}
     coordinator.answers["list_tasks"] = lambda _: data_commands.Page((task,))
     coordinator.answers["list_checkpoints"] = lambda _: data_commands.Page((saved,))
+    _replays(coordinator, text, at)
     coordinator.answers["show_task"] = lambda _: data_commands.Story(task, (row(RECORD, error=text),), 3)
     coordinator.answers["show_checkpoint"] = lambda _: data_commands.Story(saved | {"files": files})
     key = commands.KeyRow(f"ann{text}", "p" * 40, Permission.VIEWER, at.timestamp())

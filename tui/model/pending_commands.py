@@ -187,13 +187,15 @@ def replay(calls: Iterable[str], *, times: int = 1, allow: Iterable[str] = ()) -
     )
 
 
-def stop_replays(operation: str, *, stopped: bool) -> PendingCommand:
-    def of(stop: bool, back: PendingCommand | None = None) -> PendingCommand:
-        verb = "stop" if stop else "continue"
-        args = data_commands.StopReplays((operation,)) if stop else data_commands.ContinueReplays((operation,))
-        return PendingCommand(f"{verb}_replays", args, f"{verb} replays", ("replays", verb, operation), back)
+def stop_replays(operation: str) -> PendingCommand:
+    args = data_commands.StopReplays((operation,))
+    back = continue_replays(operation)
+    return PendingCommand("stop_replays", args, "hold replays back", ("replays", "stop", operation), back)
 
-    return of(stopped, of(not stopped))
+
+def continue_replays(operation: str) -> PendingCommand:
+    args = data_commands.ContinueReplays((operation,))
+    return PendingCommand("continue_replays", args, "let replays go on", ("replays", "continue", operation))
 
 
 def add_tasks(file: str, environment: str) -> PendingCommand:

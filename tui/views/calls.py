@@ -128,10 +128,10 @@ class CallPage(RecordLinksPage, FoldingPage):
 
     def __init__(self, call: str) -> None:
         super().__init__(call, ("calls", "show", call))
-        self._call = call
+        self.call = call
 
     async def ask(self, client: Client) -> CallStory:
-        return await client.show_call(self._call, deadline_s=ANSWER_S)
+        return await client.show_call(self.call, deadline_s=ANSWER_S)
 
     def content(self, width: int) -> list[Line]:
         return call_lines.of_call(self._answer, width, self.unfolded)

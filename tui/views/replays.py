@@ -85,10 +85,13 @@ class Replays(QueryTable):
         self.actions.navigation.open_page(ReplayPage(str(row["id"])))
 
     def do_replays_stop(self) -> None:
-        """Hold back what is queued of the operation of the selected replay, or let it go on."""
+        """Hold back what is queued of the operation of the selected replay."""
         if (row := self.selected()) is not None:
-            operation = str(row["operation"])
-            self.perform(pending_commands.stop_replays(operation, stopped=not row.get("stopped")))
+            self.perform(pending_commands.stop_replays(str(row["operation"])))
+
+    def do_replays_continue(self) -> None:
+        if (row := self.selected()) is not None:
+            self.perform(pending_commands.continue_replays(str(row["operation"])))
 
 
 class ReplayPage(QueryPage):
