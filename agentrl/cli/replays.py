@@ -103,7 +103,7 @@ async def list_replays(
 async def show_replay(
     cli: Cli, replay: Annotated[str, typer.Argument(metavar="REPLAY", help="`agentrl replays list` has its id.")]
 ) -> ExitCode:
-    """Show one replay: the calls that rebuilt its session, each run, and what changed."""
+    """Show one replay with its runs, and what changed."""
     from agentrl.cli import output
 
     async with cli.connect() as client:
