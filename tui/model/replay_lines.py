@@ -67,14 +67,13 @@ def of_replay(row: Row, width: int) -> list[Line]:
     """A replay with the calls that rebuilt its session, its runs and what changed."""
     version = f" ({row['server_version']})" if row.get("server_version") else ""
     elsewhere = f", instead of {row['recorded_server']}" if row["server"] != row["recorded_server"] else ""
-    edited = " (edited)" if row.get("edited") else ""
     pairs: tuple[tuple[str, object], ...] = (
         ("verdict", span(ending(row), _tone(row))),
         ("why", row.get("reason")),
         ("fault", row.get("fault")),
         ("call", row["call"]),
         ("tool", f"{row['tool']} on {row['server']}{version}{elsewhere}"),
-        (f"arguments{edited}"[:13], json.dumps(row.get("arguments", {}), ensure_ascii=False)),
+        ("arguments", json.dumps(row.get("arguments", {}), ensure_ascii=False)),
         ("requested by", row.get("who")),
         ("note", row.get("note")),
     )
