@@ -336,7 +336,7 @@ ACTIONS: tuple[Action, ...] = (
     *_in("runs", _("runs.key", "f", "key file", "A run elsewhere, by the key file that opens it.",
       Runs.do_runs_key, "", 58)),
     *_in("calls call", _("calls.replay", "R", "replay", "Executes the call again and compares.",
-      _replay, "replay_calls", 55)),
+      _replay, "replay_calls")),
     *_in(
         "replays",
         _("replays.stop", "p", "hold back", "Those of its command that did not begin wait.",
