@@ -248,7 +248,7 @@ ACTIONS: tuple[Action, ...] = (
     ),
     *_for_rows(
         *_in(
-            "fleet tasks calls",
+            "fleet tasks records calls",
             _("mark", "space", "mark", "For a command on several rows.", TableView.do_mark, "", 10),
             _("mark.all", "asterisk", "mark all", "Marks all rows that are shown, or removes all marks.",
               TableView.do_mark_all),
@@ -281,6 +281,9 @@ ACTIONS: tuple[Action, ...] = (
           "Tool calls one by one: all, those that failed, or those of the record.", _open_calls, "", 56)),
         *_in("calls", _("calls.failed", "f", "failed only", "Only calls that failed, or all.",
           Calls.do_calls_failed, "", 58)),
+        *_in("records", _("records.exclude", "x", "exclude",
+          "Keeps the selected or the marked records out of training.",
+          Records.do_records_exclude, "exclude_records", 54)),
         *_in("records", _("records.export", "X", "export whole", "Writes whole trajectories of this filter to a file.",
           Records.do_records_export)),
         *_for_rows(*_in(_RECORD_LINKS, _("page.record", "enter", "a record", "One of its records, or another attempt.",

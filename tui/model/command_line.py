@@ -86,6 +86,8 @@ class _Line:
 
     def meaning(self) -> PendingCommand | Destination:
         verb, mirror = self._verb, self._mirror
+        if (verb, self._rest[:1]) == ("records", ["exclude"]):
+            return self._stored()
         if verb in _VIEWS:
             return Destination(_VIEWS[verb])
         match verb:
@@ -203,13 +205,16 @@ class _Line:
         return pending_commands.tune(row, row.verified().parse(self._rest[1]), self._values.get("--note", ""))
 
     def _stored(self) -> PendingCommand | Destination:
-        """`tasks requeue ID…`, `tasks add FILE -e NAME`, `checkpoints pin ID`, `keys revoke NAME`; alone: the list."""
+        """`tasks requeue ID…`, `records exclude ID…`, `tasks add FILE -e NAME`, `checkpoints pin ID`,
+        `keys revoke NAME`; alone: the list."""
         verb, rest = (self._rest or ["list"])[0], self._rest[1:]
         match self._verb, verb, len(rest):
             case _, "list", _:
                 return Destination(self._verb)
             case "tasks", "requeue", count if count:
                 return pending_commands.requeue(rest, self._values.get("--note", ""))
+            case "records", "exclude", count if count:
+                return pending_commands.exclude(rest, self._values.get("--note", ""))
             case "tasks", "add", 1 if "--environment" in self._values:
                 return pending_commands.add_tasks(rest[0], self._values["--environment"])
             case "checkpoints", "pin", 1:

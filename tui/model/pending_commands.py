@@ -198,6 +198,13 @@ def continue_replays(operation: str) -> PendingCommand:
     return PendingCommand("continue_replays", args, "let replays go on", ("replays", "continue", operation))
 
 
+def exclude(records: Iterable[str], note: str = "") -> PendingCommand:
+    ids = tuple(records)
+    words = ("records", "exclude", *ids, *(("--note", note) if note else ()))
+    what = f"exclude {ids[0] if len(ids) == 1 else counted(len(ids), 'records')} from training"
+    return PendingCommand("exclude_records", data_commands.ExcludeRecords(ids, note=note), what, words)
+
+
 def add_tasks(file: str, environment: str) -> PendingCommand:
     words = ("tasks", "add", file, "--environment", environment)
     return PendingCommand(

@@ -21,7 +21,8 @@ from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import counted
 from agentrl.protocol.data_commands import ListRows, RecordStory
 from tui.console_interface import work
-from tui.model import data_tables, record_detail, token_lines
+from tui.dialogs.form import Field, Form, Question, Values
+from tui.model import data_tables, pending_commands, record_detail, token_lines
 from tui.model.record_detail import RecordView
 from tui.model.styled_text import Line, Span, Tone, span
 from tui.model.table import Column, TableModel
@@ -103,6 +104,19 @@ class Records(QueryTable, AttemptsVerb):
 
     def do_records_export(self) -> None:
         self.actions.exporter.ask_for_trajectories(self.filter_text)
+
+    def do_records_exclude(self) -> None:
+        """Exclude the marked records, or the selected one."""
+        if not (marked := self.marked_ids()):
+            return
+
+        def then(values: Values | None) -> None:
+            if values is not None:
+                self.perform(pending_commands.exclude(marked, values[0].strip()))
+
+        which = marked[0] if len(marked) == 1 else counted(len(marked), "records")
+        note = Field("note", hint="why; kept with them, may be empty")
+        self.app.push_screen(Form(Question(f"Exclude {which} from training", (), (note,), "preview it")), then)
 
     def record_id(self) -> str | None:
         row = self.selected()

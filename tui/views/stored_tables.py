@@ -142,10 +142,7 @@ class Tasks(Stored):
 
     def do_task_requeue(self) -> None:
         """Requeue the marked tasks, or the selected one."""
-        marked = sorted(self.table.model.marked)
-        if not marked and (row := self.selected()) is not None:
-            marked = [str(row["id"])]
-        if not marked:
+        if not (marked := self.marked_ids()):
             return
 
         def then(values: Values | None) -> None:

@@ -266,6 +266,13 @@ class TableView(View):
             self.actions.say("No row is selected: it is gone or out of view. Move the cursor to one.", Tone.WARN)
         return target[1] if target else None
 
+    def marked_ids(self) -> list[str]:
+        """The ids of the marked rows, or of the selected one."""
+        if marked := sorted(self.table.model.marked):
+            return marked
+        row = self.selected()
+        return [] if row is None else [str(row["id"])]
+
     def row_to_open(self) -> Any | None:
         """The row under the cursor, also if no other key is for it."""
         return self.selected()

@@ -34,7 +34,7 @@ from agentrl.telemetry.data_plane_metrics import BASE_VERSION, CANARY_LARGEST, C
 from agentrl.telemetry.learning_metrics import LEARNING
 
 EVALUATE_EVERY_S = 1.0
-MOST_SHARE = 0.015
+MOST_SHARE = 0.02
 """Share of a processor core that the rules may take. With ten thousand units they are evaluated less often."""
 CLEAR_S = 15.0
 
