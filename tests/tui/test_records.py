@@ -305,3 +305,23 @@ def test_duration_of_a_call_has_its_unit(seconds: float, shown: str) -> None:
     (took,) = (column for column in data_tables.call_columns() if column.name == "took")
     assert took.show({"latency_s": seconds}, 0.0).text == shown
     assert len(shown) <= took.width
+
+
+async def test_selected_and_marked_records_are_excluded(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    async with opened(coordinator.state_dir, (120, 24)) as screen:
+        await screen.press("7")
+        await screen.shows(RECORD)
+        await aeventually(lambda: screen.app.view.query_one("Table").model.select(RECORD))  # type: ignore[attr-defined]
+        await screen.press("x")
+        await screen.shows(f"Exclude {RECORD} from training")
+        await screen.type("leaked answer")
+        await screen.press("enter")
+        wanted = data_commands.ExcludeRecords((RECORD,), note="leaked answer")
+        await aeventually(lambda: coordinator.sent("exclude_records") == [wanted])
+        await screen.press("colon")
+        await screen.type(f"records exclude {RECORD} other#r1.s0.a1")
+        await screen.press("enter")
+        both = data_commands.ExcludeRecords((RECORD, "other#r1.s0.a1"))
+        await aeventually(lambda: coordinator.sent("exclude_records") == [wanted, both])
