@@ -18,10 +18,12 @@ from agentrl.errors import ExitCode
 EXAMPLES: Mapping[str, tuple[str, str]] = {
     "tasks list": ("status=dead and row.difficulty=hard", "-trained_count,admitted_at"),
     "records list": ("status=failed and duration_s>30", "-score,started_at"),
+    "records exclude": ("score=0 and finished_at>-1h", ""),
     "records export": ("environment=shop and score>0.5", ""),
     "steps list": ("status=committed and metrics.loss>1", "-metrics.loss"),
     "checkpoints list": ("pinned=true and step>100", "-step"),
     "versions list": ("status=rejected and announced_at>-1h", "-canary_largest"),
+    "replay": ("tool=search and status=timeout", ""),
     "replays list": ("verdict=fixed and server=shop", "-duration_s"),
     "tools errors": ("server=shop and requested_at>-1h", ""),
     "calls list": ("server=shop and latency_s>30", "-latency_s"),
@@ -29,9 +31,10 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
 """For the help of each command: a query and an order that its list accepts."""
 
 
-def filtering(command: str) -> Any:
+def filtering(command: str, what: str = "") -> Any:
     """The option --filter of a command."""
-    return typer.Option("--filter", metavar="QUERY", help=f"Such as '{EXAMPLES[command][0]}'.", show_default=False)
+    text = f"{what} Such as '{EXAMPLES[command][0]}'.".lstrip()
+    return typer.Option("--filter", metavar="QUERY", help=text, show_default=False)
 
 
 def sorting(command: str) -> Any:

@@ -48,7 +48,7 @@ async def exclude(
     records: Annotated[
         list[str] | None, typer.Argument(metavar="[RECORD...]", help="Ids of scored records.", show_default=False)
     ] = None,
-    filter: Annotated[str, list_pages.filtering("records list")] = "",
+    filter: Annotated[str, list_pages.filtering("records exclude")] = "",
     made_by: Annotated[
         str,
         typer.Option("--made-by", metavar="UNIT", help="Only those of this sampler or engine.", show_default=False),

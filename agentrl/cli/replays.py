@@ -33,10 +33,7 @@ async def replay(
         list[str] | None,
         typer.Argument(metavar="CALL...", help="Ids of tool calls, as `agentrl records show` has them."),
     ] = None,
-    filter: Annotated[
-        str,
-        typer.Option("--filter", metavar="QUERY", help="Failed calls instead: 'tool=search'.", show_default=False),
-    ] = "",
+    filter: Annotated[str, list_pages.filtering("replay", "Instead of calls: the newest failed ones.")] = "",
     most: Annotated[int, typer.Option("--most", metavar="N", min=1, max=1000, help="With --filter: so many.")] = 50,
     times: Annotated[int, typer.Option("--times", metavar="N", min=1, max=20, help="How often each call runs.")] = 1,
     server: Annotated[

@@ -179,6 +179,8 @@ ROWS_OF = {
     COMMANDS["list_calls"].cli: "ToolCall",
     COMMANDS["tool_errors"].cli: "ToolCall",
     COMMANDS["export_records"].cli: "Record",
+    COMMANDS["exclude_records"].cli: "Record",
+    COMMANDS["replay_calls"].cli: "ToolCall",
 }
 
 
