@@ -159,17 +159,24 @@ class ServerProcess:
     async def _start(self) -> Process:
         command, *arguments = self._launch.command
         try:
-            return await asyncio.create_subprocess_exec(
-                command,
-                *arguments,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=PIPE,
-                env=dict(self._launch.env),
-                cwd=self._launch.cwd,
-                start_new_session=True,
-                limit=_BUFFER_BYTES,
+            starting = asyncio.ensure_future(
+                asyncio.create_subprocess_exec(
+                    command,
+                    *arguments,
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=PIPE,
+                    env=dict(self._launch.env),
+                    cwd=self._launch.cwd,
+                    start_new_session=True,
+                    limit=_BUFFER_BYTES,
+                )
             )
+            # A cancelled start would kill only the leader, and a sandbox that is half made would outlive it.
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await self._end(await starting)
+            raise
         except (OSError, ValueError) as broken:
             why = broken.strerror if isinstance(broken, OSError) else str(broken)
             raise CannotStartError(f"{command} cannot be started: {why}.") from broken
