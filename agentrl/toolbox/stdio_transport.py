@@ -158,28 +158,37 @@ class ServerProcess:
 
     async def _start(self) -> Process:
         command, *arguments = self._launch.command
-        try:
-            starting = asyncio.ensure_future(
-                asyncio.create_subprocess_exec(
-                    command,
-                    *arguments,
-                    stdin=PIPE,
-                    stdout=PIPE,
-                    stderr=PIPE,
-                    env=dict(self._launch.env),
-                    cwd=self._launch.cwd,
-                    start_new_session=True,
-                    limit=_BUFFER_BYTES,
-                )
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                command,
+                *arguments,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                env=dict(self._launch.env),
+                cwd=self._launch.cwd,
+                start_new_session=True,
+                limit=_BUFFER_BYTES,
             )
-            # A cancelled start would kill only the leader, and a sandbox that is half made would outlive it.
+        )
+        try:
+            # asyncio would kill only the leader of a cancelled start, and a half made sandbox would outlive it.
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            await self._end(await starting)
+            await self._abandon(starting)
             raise
         except (OSError, ValueError) as broken:
             why = broken.strerror if isinstance(broken, OSError) else str(broken)
             raise CannotStartError(f"{command} cannot be started: {why}.") from broken
+
+    async def _abandon(self, starting: asyncio.Future[Process]) -> None:
+        """End a process whose start was cancelled."""
+        with contextlib.suppress(OSError, ValueError):
+            process = await starting
+            _signal_group(process.pid, signal.SIGKILL)
+            await _until_reaped(process)
+            process._transport.close()  # type: ignore[attr-defined]
+        await self._remove_sandbox([])
 
     async def _read(self, process: Process, inbox: Inbox) -> None:
         assert process.stdout is not None
