@@ -27,6 +27,7 @@ ENDED = "a process that has ended"
 UNNAMED_UNIT = "a process that a unit started"
 """It belongs to the run, but nothing says to which unit: it left its cgroup and cleared its environment."""
 
+_REMEMBERED = 1000
 _CHANGES = 5
 """How many ancestors may end while the ancestors are read."""
 
@@ -36,15 +37,29 @@ class LocalPeers:
         self._run = run
         self._state = state
         self._owners: dict[Peer, str] = {}
+        self._processes: dict[tuple[int, int], str] = {}
+        """Owners by pid and start time, because a process may have thousands of connections."""
 
     def gone(self, peer: Peer) -> None:
         self._owners.pop(peer, None)
 
     def owner(self, peer: Peer) -> str:
         """The incarnation that a local connection comes from; NO_UNIT for a person's. Read once: neither changes."""
-        if peer not in self._owners:
-            self._owners[peer] = owner_of(peer.pid, self._run)
-        return self._owners[peer]
+        owner = self._owners.get(peer)
+        if owner is None:
+            owner = self._owners[peer] = self._owner_of_process(peer.pid)
+        return owner
+
+    def _owner_of_process(self, pid: int) -> str:
+        stat = procfs.read_stat(pid) if pid else None
+        if stat is None:
+            return ENDED
+        known = (pid, stat.start_ticks)
+        if known not in self._processes:
+            if len(self._processes) >= _REMEMBERED:
+                self._processes.clear()
+            self._processes[known] = owner_of(pid, self._run)
+        return self._processes[known]
 
     def permission(self, peer: Peer) -> Permission | None:
         """What a local connection may command; None if nothing."""
