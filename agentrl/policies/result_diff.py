@@ -3,12 +3,14 @@
 Invariants:
 - Results that are equal have no changes.
 - The number of changes and the length of each are limited; what is left out is counted.
+- It runs in the loop of the steward, so no text makes it slow.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -17,8 +19,12 @@ from agentrl.policies.replay_verdicts import CallResult, json_of
 
 MOST_CHANGES = 40
 MOST_CHARS = 400
+MOST_NAME_CHARS = 80
+"""Of a name in a path."""
 MOST_LINES = 2_000
-"""Lines that are compared one by one. The comparison takes the square of their number."""
+"""Lines that are compared one by one."""
+MOST_EQUAL_PAIRS = 50_000
+"""Pairs of equal lines. The comparison looks at all of them for each difference, so lines that repeat make it slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,8 @@ _NOTHING = object()
 def _of_values(path: str, then: object, now: object) -> Iterator[Change]:
     if isinstance(then, dict) and isinstance(now, dict):
         for key in dict.fromkeys((*then, *now)):
-            name = f".{key}" if key.isidentifier() else f"[{json.dumps(key, ensure_ascii=False)}]"
+            short = _cut(key, MOST_NAME_CHARS)
+            name = f".{short}" if short.isidentifier() else f"[{json.dumps(short, ensure_ascii=False)}]"
             yield from _of_values(f"{path}{name}", then.get(key, _NOTHING), now.get(key, _NOTHING))
     elif isinstance(then, list) and isinstance(now, list):
         for index in range(max(len(then), len(now))):
@@ -68,7 +75,7 @@ def _of_values(path: str, then: object, now: object) -> Iterator[Change]:
             after = now[index] if index < len(now) else _NOTHING
             yield from _of_values(f"{path}[{index}]", before, after)
     elif then is _NOTHING or now is _NOTHING or then != now or isinstance(then, bool) != isinstance(now, bool):
-        yield Change(path, _shown(then), _shown(now))
+        yield Change(_cut(path), _shown(then), _shown(now))
 
 
 def _shown(value: object) -> str | None:
@@ -84,7 +91,7 @@ def _of_lines(then: str, now: str) -> Iterator[Change]:
     while last < min(len(before), len(after)) - first and before[-1 - last] == after[-1 - last]:
         last += 1
     before, after = before[first : len(before) - last], after[first : len(after) - last]
-    if len(before) > MOST_LINES or len(after) > MOST_LINES:
+    if max(len(before), len(after)) > MOST_LINES or _equal_pairs(before, after) > MOST_EQUAL_PAIRS:
         opcodes = [("replace", 0, len(before), 0, len(after))]
     else:
         opcodes = list(difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes())
@@ -92,6 +99,11 @@ def _of_lines(then: str, now: str) -> Iterator[Change]:
         if kind != "equal":
             line = first + (i1 if i2 > i1 else j1) + 1
             yield Change(f"line {line}", _joined(before[i1:i2]), _joined(after[j1:j2]))
+
+
+def _equal_pairs(before: list[str], after: list[str]) -> int:
+    times = Counter(after)
+    return sum(times[line] for line in before)
 
 
 def _lines(text: str) -> list[str]:
@@ -102,5 +114,5 @@ def _joined(lines: list[str]) -> str | None:
     return _cut("\n".join(lines)) if lines else None
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"
+def _cut(text: str, most_chars: int = MOST_CHARS) -> str:
+    return text if len(text) <= most_chars else f"{text[: most_chars - 1]}…"

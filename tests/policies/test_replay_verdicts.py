@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -190,3 +191,19 @@ def test_an_edited_call_never_allows_a_repair(verdict: Verdict) -> None:
     assert not may_repair(verdict, edited=False, was_infrastructure=False)
     allowed = verdict in (Verdict.FIXED, Verdict.FLAKY)
     assert may_repair(verdict, edited=False, was_infrastructure=True) is allowed
+
+
+def test_a_result_of_repeated_lines_is_compared_in_a_moment() -> None:
+    then = CallResult("ok", "\n".join("ab"[number % 2] for number in range(2000)))
+    now = CallResult("ok", "\n".join("ba"[number % 3 == 0] for number in range(2000)))
+    began = time.process_time()
+    assert [change.path for change in compare(then, now).changes] == ["line 3"]
+    assert time.process_time() - began < 2.0
+
+
+def test_a_name_of_any_length_makes_no_long_path() -> None:
+    then, now = ({"x" * 100_000: {"y": list(range(100))}}, {"x" * 100_000: {"y": list(range(1, 101))}})
+    diff = compare(CallResult("ok", json.dumps(then)), CallResult("ok", json.dumps(now)))
+    assert len(diff.changes) == MOST_CHANGES
+    assert max(len(change.path) for change in diff.changes) < 100
+    assert diff.changes[0].path.endswith('x…"].y[0]')
