@@ -3,6 +3,7 @@
 Invariants:
 - A call that ran, or may have run, is answered with 200 and its status.
 - A refusal has another HTTP status and means that nothing ran.
+- A request has only the fields that it needs: while a run is upgraded, a toolbox of the release before refuses others.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.state == "serving" and self.breaker != "open"
 
 
-class OpenSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OpenSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     id: str
     servers: tuple[str, ...] = ()
     wait_s: float = 30.0
@@ -91,7 +92,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     """The incarnation of the toolbox."""
 
 
-class CallTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CallTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     session: str
     call: str
     """An id from the caller. A repeated id joins the call or gets its answer; the call never runs twice."""

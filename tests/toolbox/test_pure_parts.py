@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import mcp_types as types
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,16 @@ from agentrl.config.data_plane import ToolServer
 from agentrl.errors import ConfigError
 from agentrl.host import procfs
 from agentrl.toolbox import call_registry, service_report
-from agentrl.toolbox.api_messages import REFUSALS, CallAnswer, CallConflictError, ServerInfo, error_of, refusal_of
+from agentrl.toolbox.api_messages import (
+    REFUSALS,
+    CallAnswer,
+    CallConflictError,
+    CallTool,
+    OpenSession,
+    ServerInfo,
+    error_of,
+    refusal_of,
+)
 from agentrl.toolbox.call_registry import Call, CallRegistry
 from agentrl.toolbox.launch_environment import launch_of
 from agentrl.toolbox.result_text import cut, text_of
@@ -183,3 +193,10 @@ def test_the_reason_of_a_server_names_it_once() -> None:
     assert trouble(NOT_YET) == "adder: it is being started"
     assert trouble("adder did not come up: exit 1") == "adder did not come up: exit 1"
     assert trouble("", "open") == "adder has its breaker open"
+
+
+def test_requests_of_episodes_have_no_field_that_an_earlier_toolbox_would_refuse() -> None:
+    opening = msgspec.json.decode(msgspec.json.encode(OpenSession(id="a", servers=("shop",), wait_s=9.0)))
+    assert opening == {"id": "a", "servers": ["shop"], "wait_s": 9.0}
+    calling = msgspec.json.decode(msgspec.json.encode(CallTool(session="a", call="a/1", arguments={"x": 1})))
+    assert calling == {"session": "a", "call": "a/1", "arguments": {"x": 1}}
