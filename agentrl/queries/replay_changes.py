@@ -124,7 +124,7 @@ class ReplayChanges:
 
     async def _replay(self, args: ReplayCalls, operation: AskUnit) -> Done:
         queued = await replays.of_operation(self._database, operation.id)
-        if not queued:
+        if not any(one.place == 0 for one in queued):
             planned = await self._plan(args)
             wanted = [await self._wanted(args, operation, place, plan) for place, plan in enumerate(planned.plans)]
             await replays.insert(self._database, wanted)

@@ -45,7 +45,9 @@ AT_ONCE = 32
 LOOK_EVERY_S = 0.5
 FREE_ORPHANS_EVERY_S = 2.0
 PATIENCE_S = 60.0
-"""How long a replay waits for a toolbox, or for a server that is busy or down."""
+"""How long a replay waits for a toolbox, or for a server that is down."""
+BUSY_PATIENCE_S = 3600.0
+"""How long it waits for others to leave a place: many replays of slow calls take turns at one server."""
 AGAIN_S = 0.5
 RESERVED_WITHIN_S = 30.0
 STOPPED_WITHIN_S = 15.0
@@ -78,7 +80,8 @@ class ReplayRunner:
         self._token = token
         self.planner = ReplayPlanner(database, servers)
         self._clients: dict[str, ToolboxClient] = {}
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        """By id and attempt."""
         self._freed_at = float("-inf")
         self._stopping = asyncio.Event()
 
@@ -109,14 +112,15 @@ class ReplayRunner:
     async def _take_all(self) -> None:
         if time.monotonic() >= self._freed_at + FREE_ORPHANS_EVERY_S:
             await replays.free_orphans(self._database)
+            await replays.free_unknown(self._database, self._owner, [id for id, _ in self._running])
             self._freed_at = time.monotonic()
         while len(self._running) < AT_ONCE and not self._stopping.is_set():
             replay = await replays.claim(self._database, self._owner)
             if replay is None:
                 return
-            name = f"replay {replay.id} {replay.attempt}"
-            task = self._running[name] = asyncio.create_task(self._guarded(replay), name=name)
-            task.add_done_callback(lambda done: self._running.pop(done.get_name(), None))
+            key = (replay.id, replay.attempt)
+            task = self._running[key] = asyncio.create_task(self._guarded(replay), name=f"replay {replay.id}")
+            task.add_done_callback(lambda _, key=key: self._running.pop(key, None))  # type: ignore[misc]
 
     async def _guarded(self, replay: Replay) -> None:
         """Run a replay; it is put back if it is interrupted."""
@@ -246,7 +250,7 @@ class _Execution:
         await self._close()
         replay = self._replay
         self._session = f"{replay.id}#{replay.attempt}.{number}"
-        deadline = time.monotonic() + PATIENCE_S
+        began = time.monotonic()
         while True:
             try:
                 client = await self._runner.toolbox(plan.server, replay.id)
@@ -263,7 +267,7 @@ class _Execution:
             except (UnknownToolError, BadRequestError) as refused:
                 raise _CannotRunError(refused.message) from refused
             except ToolboxError as away:
-                if time.monotonic() > deadline:
+                if time.monotonic() > began + _patience_s(away):
                     raise _CannotRunError(away.message) from away
             await asyncio.sleep(AGAIN_S)
 
@@ -276,14 +280,14 @@ class _Execution:
             noted = await replays.note_sent(self._database, self._replay, f"{plan.server}.{tool}")
             if not noted:
                 raise _NotMineError
-        deadline = time.monotonic() + PATIENCE_S
+        began = time.monotonic()
         while True:
             try:
                 return await self._client.call(self._session, id, plan.server, tool, arguments)
             except (UnknownToolError, BadRequestError) as refused:
                 raise _CannotRunError(refused.message) from refused
             except (QuotaError, UnavailableError) as busy:
-                if time.monotonic() > deadline:
+                if time.monotonic() > began + _patience_s(busy):
                     raise _CannotRunError(busy.message) from busy
             except (ToolboxGoneError, SessionError, ToolboxError) as gone:
                 raise _InterruptedError(gone.message) from gone
@@ -302,6 +306,10 @@ class _Execution:
 
     async def _judged(self, fields: Plain) -> None:
         await self._moved(ReplayStatus.JUDGED, fields)
+
+
+def _patience_s(refusal: ToolboxError) -> float:
+    return BUSY_PATIENCE_S if isinstance(refusal, QuotaError) else PATIENCE_S
 
 
 def _result(answer: CallAnswer) -> CallResult:

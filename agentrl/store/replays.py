@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -76,16 +77,19 @@ async def whole_result(database: Database, call: ToolCall) -> str:
 
 
 def replay_id(call: str, operation: str) -> str:
-    return f"{call}~{operation[:8]}"
+    """Operations may have ids that begin alike, because a client can choose them."""
+    return f"{call}~{hashlib.sha256(operation.encode()).hexdigest()[:8]}"
 
 
 async def insert(database: Database, wanted: Sequence[Replay]) -> int:
-    """Queue those that are not there yet. Returns how many that were."""
+    """Queue those that are not there yet; the first of the operation last, so that it shows that all are there. Returns
+    how many were new."""
     for replay in wanted:
         check(REPLAY, "", ReplayStatus.QUEUED, Actor.OPERATOR, replay.id)
     now = await database.now()
     documents = [storable(to_bson(replay)) | {"created_at": now} for replay in wanted]
-    return await database.insert_new(REPLAYS, documents)
+    others = await database.insert_new(REPLAYS, [one for one in documents if one["place"]])
+    return others + await database.insert_new(REPLAYS, [one for one in documents if not one["place"]])
 
 
 async def claim(database: Database, owner: str, *, besides: Collection[str] = ()) -> Replay | None:
@@ -153,6 +157,13 @@ async def free_orphans(database: Database) -> int:
     left = await database.find(REPLAYS, {"status": {"$in": IN_HAND}, "owner": {"$in": dead}})
     moved = [await put_back(database, load(Replay, one), f"{one['owner']} died during it") for one in left]
     return sum(map(bool, moved))
+
+
+async def free_unknown(database: Database, owner: str, known: Collection[str]) -> None:
+    """Put back what this owner has without knowing it, because the answer to its claim was lost."""
+    unknown = {"status": {"$in": IN_HAND}, "owner": owner, "_id": {"$nin": list(known)}}
+    for one in await database.find(REPLAYS, unknown):
+        await put_back(database, load(Replay, one), "the answer to its claim was lost")
 
 
 # ---- operators ----

@@ -326,6 +326,33 @@ async def test_a_replay_of_a_killed_steward_ends_once_and_never_runs_twice_outsi
     assert found[0].runs == replay.runs, "the steward that was declared dead wrote nothing"
 
 
+async def test_replays_of_slow_calls_take_turns_at_one_process(
+    house: Start, db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.steward.replays.PATIENCE_S", 0.5)
+    monkeypatch.setattr("agentrl.steward.replays.RESERVED_WITHIN_S", 0.2)
+    made = await house(session="process", pool=1)
+    slow = {"path": str(tmp_path / "notes"), "seconds": 1.0}
+    ids = await recorded(db, *[("note", slow, "ok", "noted")] * 3)
+    # The sessions of the later ones are rebuilt by the earlier calls, so the last one waits longest.
+    assert [one.verdict for one in await made.replay(*ids)] == ["same"] * 3
+
+
+async def test_a_claim_whose_answer_was_lost_is_put_back_by_its_own_steward(house: Start, db: Database) -> None:
+    made = await house(steward=False)
+    (id,) = await recorded(db, ("echo", {"text": "x"}, "ok", "x"))
+    await made.ask("replay_calls", ReplayCalls(calls=(id,)), id="op-1")
+    assert await replays.claim(db, "steward-0.1") is not None
+    async with made.steward_up("steward-0.1"):
+
+        async def over() -> Replay | None:
+            (found,) = await replays.of_operation(db, "op-1")
+            return found if found.status == ReplayStatus.JUDGED else None
+
+        replay = await aeventually(over, what="its end")
+    assert (replay.attempt, replay.verdict) == (2, "same")
+
+
 # ---- stop and continue ----
 
 
@@ -359,3 +386,21 @@ async def test_a_replay_is_queued_once_however_often_the_operation_is_sent(house
         await made.ask("replay_calls", ReplayCalls(calls=(id,)), id="op-1")
     assert await db.count("Replay", {}) == 1
     assert await db.count("Replay", {"status": ReplayStatus.QUEUED, "who": "ada"}) == 1
+
+
+async def test_an_operation_whose_replays_were_half_queued_queues_the_rest(house: Start, db: Database) -> None:
+    made = await house(steward=False)
+    ids = await recorded(db, *[("echo", {"text": "x"}, "ok", "x")] * 3)
+    wanted = ReplayCalls(calls=tuple(ids))
+    await made.ask("replay_calls", wanted, id="op-1")
+    await db.delete_many("Replay", {"place": 0})
+    done: Done = await made.ask("replay_calls", wanted, id="op-1")
+    assert done.under_way == "0 of 3 replays ended"
+
+
+async def test_operations_whose_ids_begin_alike_have_replays_of_their_own(house: Start, db: Database) -> None:
+    made = await house(steward=False)
+    (id,) = await recorded(db, ("echo", {"text": "x"}, "ok", "x"))
+    for operation in ("nightly-1", "nightly-2"):
+        await made.ask("replay_calls", ReplayCalls(calls=(id,)), id=operation)
+    assert await db.count("Replay", {}) == 2
