@@ -59,7 +59,9 @@ async def main(unit: Unit) -> None:
             unit.status("reading datasets")
             sources = epochs.read_sources(config)
             _report_leaks(unit, sources)
+        with unit.phase("building indexes", at_most_s=indexes.BUILT_WITHIN_S):
             await indexes.ensure(database)
+        with unit.phase("starting", at_most_s=START_AT_MOST_S):
             steward = Steward(
                 database,
                 settings.from_config(config),

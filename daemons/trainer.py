@@ -30,7 +30,8 @@ async def main(unit: Unit) -> None:
     unit.on_drain(lambda: unit.extend_stop(DRAIN_WITHIN_S))
     database = await run_database.open_database(config, unit.state_dir)
     try:
-        await indexes.ensure(database)
+        with unit.phase("building indexes", at_most_s=indexes.BUILT_WITHIN_S):
+            await indexes.ensure(database)
         await Trainer(unit, database, config).run()
     finally:
         await database.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pymongo
 from pymongo import IndexModel
 
 from agentrl.policies.status_tables import (
@@ -121,8 +122,18 @@ RETIRED: dict[str, list[IndexModel]] = {
 """Those of former versions of ours, by name and keys. No other index is ever dropped: it is somebody else's."""
 
 
+BUILT_WITHIN_S = 3600.0
+"""A server drops a half built index when its client gives up, so a large run must not be given up on."""
+
+
 async def ensure(database: Database) -> None:
-    """ConfigError if the documents are of another version: then no index is changed."""
+    """ConfigError if the documents are of another version: then no index is changed. What former versions stored may
+    take minutes, if there are millions of calls."""
+    with pymongo.timeout(BUILT_WITHIN_S):
+        await _ensure(database)
+
+
+async def _ensure(database: Database) -> None:
     await schema.ensure(database)
     if "called" not in await database.index_names(CALLS):
         # Former versions stored tool calls without it, and the lists show no call without it.

@@ -13,7 +13,7 @@ from agentrl.filters.parser import parse
 from agentrl.filters.sorting import parse_sort, values_of
 from agentrl.store import calls, indexes, lists
 from agentrl.store.call_writer import CALLS, Writer
-from agentrl.store.database import Database
+from agentrl.store.database import Database, connect
 from agentrl.store.documents import DispatchedSamplingTask, ToolCall, call_id, record_id, tool_call_id
 from tests.store import flow
 
@@ -129,3 +129,19 @@ async def test_calls_that_a_former_version_stored_are_listed(db: Database) -> No
     await db.drop_indexes(CALLS, indexes.INDEXES[CALLS])
     await indexes.ensure(db)
     assert [row["called_at"] for row in (await lists.page(db, "ToolCall")).rows] == [BEGAN]
+
+
+async def test_indexes_of_a_large_run_take_longer_than_an_operation_may(db: Database, mongo_url: str) -> None:
+    await db.drop_indexes(CALLS, [index for index in indexes.INDEXES[CALLS] if index.document["name"] == "called"])
+    calls_of_turn = [{"id": "x", "status": "ok", "latency_s": float(n), "requested_at": BEGAN} for n in range(10)]
+    for turn in range(0, 10_000, 1000):
+        await db.insert_many(
+            CALLS, [{"_id": f"r/{turn + n}", "record": "r", "tool_calls": calls_of_turn} for n in range(1000)]
+        )
+    hasty = connect(mongo_url, db.name, within_s=0.1)
+    try:
+        await indexes.ensure(hasty)
+    finally:
+        await hasty.close()
+    assert "called" in await db.index_names(CALLS)
+    assert await db.count(CALLS, {"called_at": BEGAN}) == 10_000
