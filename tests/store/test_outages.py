@@ -41,7 +41,7 @@ class Server:
 
     def start(self) -> None:
         """After a kill."""
-        with pytest.raises(ServerDiedError, match="status -9"):
+        with pytest.raises(ServerDiedError, match="signal 9"):
             eventually(self.mongod.check)
         self.mongod.start()
         assert self.mongod.bring_up(keep_trying=keep_trying)
