@@ -8,9 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from agentrl.errors import AgentrlError, RefusedError, UnavailableError, UsageError
 from agentrl.formatting.amounts import counted
@@ -106,7 +109,7 @@ class ReplayChanges:
         plans, refused = [], []
         for id in ids:
             try:
-                plans.append(await self._runner.planner.plan(id, args.server))
+                plans.append(_without_results(await self._runner.planner.plan(id, args.server)))
             except AgentrlError as why:
                 if not args.filter:
                     raise
@@ -185,6 +188,12 @@ class ReplayChanges:
         if not ids:
             raise UsageError("No replay is named.", hint="See `agentrl replays list`.")
         return await replays.chosen(self._database, ids)
+
+
+def _without_results(plan: ReplayPlan) -> ReplayPlan:
+    """Without the results of the earlier calls: a thousand plans would hold them all."""
+    light = [replace(one, call=replace(one.call, result="")) for one in plan.rebuild]
+    return dataclasses.replace(plan, rebuild=tuple(light))
 
 
 def _outside_calls(plans: Sequence[ReplayPlan]) -> Counter[str]:

@@ -20,6 +20,7 @@ from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.wire import raw
 from agentrl.queries.dispatcher import Dispatcher
+from agentrl.queries.replay_changes import ReplayChanges
 from agentrl.steward.replays import ReplayRunner, _Execution
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.store import indexes, owners, replays, service_registry
@@ -404,3 +405,12 @@ async def test_operations_whose_ids_begin_alike_have_replays_of_their_own(house:
     for operation in ("nightly-1", "nightly-2"):
         await made.ask("replay_calls", ReplayCalls(calls=(id,)), id=operation)
     assert await db.count("Replay", {}) == 2
+
+
+async def test_plans_of_many_replays_hold_no_results_of_earlier_calls(house: Start, db: Database) -> None:
+    made = await house(steward=False)
+    ids = await recorded(db, *[("echo", {"text": "x"}, "ok", "x" * 1000)] * 3)
+    runner = ReplayRunner(db, made.servers, owner="steward-0.1", token=TOKEN)
+    planned = await ReplayChanges(db, runner)._plan(ReplayCalls(calls=tuple(ids)))
+    assert [len(plan.rebuild) for plan in planned.plans] == [0, 1, 2]
+    assert {one.call.result for plan in planned.plans for one in plan.rebuild} == {""}
