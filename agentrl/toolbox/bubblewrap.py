@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentrl.config.tool_sandbox import Sandbox
-from agentrl.toolbox.visible_files import SETTINGS, SYSTEM, Visible
+from agentrl.toolbox.visible_files import SETTINGS, SYSTEM, Rule
 
 INSTALL = "install the package bubblewrap (`apt-get install bubblewrap`)"
 HOME = "/tmp/home"
@@ -48,7 +48,7 @@ def problem() -> str:
     )
 
 
-def command_line(command: Sequence[str], cwd: Path, sandbox: Sandbox, visible: Visible) -> tuple[str, ...]:
+def command_line(command: Sequence[str], cwd: Path, sandbox: Sandbox, rules: Sequence[Rule]) -> tuple[str, ...]:
     """The command that runs `command` in its sandbox. Its environment is that of the process."""
     size = str(sandbox.file_size)
     return (
@@ -58,11 +58,8 @@ def command_line(command: Sequence[str], cwd: Path, sandbox: Sandbox, visible: V
         *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),
         *("--dev", "/dev", "--size", size, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *("--size", size, "--perms", "1777", "--tmpfs", "/tmp", "--dir", HOME),
-        *_bound("--ro-bind", visible.found),
-        *_covered(visible.covered),
-        *_bound("--ro-bind", visible.read),
-        *_bound("--bind", visible.write),
-        *_covered(visible.covered_always),
+        *(word for rule in rules for word in _mounted(rule)),
+        *(word for rule in rules if _is_cover(rule) for word in ("--remount-ro", str(rule.path))),
         *("--dir", str(cwd), "--chdir", str(cwd), "--remount-ro", "/"),
         "--",
         *_limits(sandbox),
@@ -112,17 +109,18 @@ def _settings(*, network: bool) -> Iterator[str]:
             yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
 
 
-def _bound(how: str, paths: Sequence[Path]) -> Iterator[str]:
-    for path in paths:
-        yield from (how, str(path), str(path))
+def _mounted(rule: Rule) -> tuple[str, ...]:
+    path = str(rule.path)
+    if rule.access != "nothing":
+        return ("--bind" if rule.access == "write" else "--ro-bind", path, path)
+    if _is_cover(rule):
+        return ("--perms", "0555", "--size", "65536", "--tmpfs", path)
+    return ("--ro-bind", "/dev/null", path)
 
 
-def _covered(paths: Sequence[Path]) -> Iterator[str]:
-    for path in paths:
-        if path.is_dir():
-            yield from ("--perms", "0555", "--size", "4096", "--tmpfs", str(path), "--remount-ro", str(path))
-        else:
-            yield from ("--ro-bind", "/dev/null", str(path))
+def _is_cover(rule: Rule) -> bool:
+    """An empty directory, in which a deeper path may be visible."""
+    return rule.access == "nothing" and rule.path.is_dir()
 
 
 def _limits(sandbox: Sandbox) -> Iterator[str]:

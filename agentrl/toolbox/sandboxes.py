@@ -74,10 +74,10 @@ def sandboxed(name: str, server: ToolServer, launch: Launch, *, run_dir: Path, s
     env = dict(launch.env) | ({} if "HOME" in server.env else {"HOME": bubblewrap.HOME})
     env.pop("TMPDIR", None)
     try:
-        visible = visible_files(launch, read=read, write=write, secrets=secrets)
+        rules = visible_files(launch, read=read, write=write, secrets=secrets)
     except ConfigError as wrong:
         raise ConfigError(f"tools.{name}.sandbox: {wrong.message}", hint=wrong.hint) from None
-    command = bubblewrap.command_line(launch.command, launch.cwd, sandbox, visible)
+    command = bubblewrap.command_line(launch.command, launch.cwd, sandbox, rules)
     cgroup = sandbox_cgroups.make(sandbox)
     if cgroup is not None:
         command = cgroup.entered(command)

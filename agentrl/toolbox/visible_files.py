@@ -3,10 +3,12 @@
 Invariants:
 - A server sees no home directory, state directory, socket directory or run directory as a whole.
 - A path that the operator names (in the command, `read` or `write`) is visible, except the state of runs.
+- The deepest rule decides: a named directory shows the run directory in it only if that is named as well.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import sysconfig
@@ -15,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import agentrl
 from agentrl.config.paths import home
@@ -49,18 +52,12 @@ _LONGEST_FIRST_LINE = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Visible:
-    """What a server sees of the file system, in the order in which it is mounted."""
+class Rule:
+    """What a server may do with a path. A deeper path's rule holds in place of its directory's."""
 
-    found: tuple[Path, ...] = ()
-    """Read-only: what its program needs."""
-    covered: tuple[Path, ...] = ()
-    """Directories and files below the found ones that appear empty."""
-    read: tuple[Path, ...] = ()
-    """Read-only: what the operator named."""
-    write: tuple[Path, ...] = ()
-    covered_always: tuple[Path, ...] = ()
-    """The state of runs, which appears empty also below a named directory."""
+    path: Path
+    access: Literal["read", "write", "nothing"]
+    """`nothing`: the path appears empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,40 +75,68 @@ class Secrets:
         state = [home(environ), Path(f"/run/user/{os.getuid()}"), Path(tempfile.gettempdir(), f"agentrl-{os.getuid()}")]
         state += [Path(f"/tmp/agentrl-{os.getuid()}")]
         state += [Path(place) for place in (environ.get("AGENTRL_STATE_DIR"), runtime) if place]
+        with contextlib.suppress(OSError):
+            # The state of a run may be elsewhere, and a link leads to it.
+            state += [entry for entry in home(environ).iterdir() if entry.is_symlink()]
         runs = run_dir.parent if run_dir.parent.name == "runs" else run_dir
         return Secrets(tuple(dict.fromkeys(path.resolve() for path in state)), (runs.resolve(), *files))
 
 
-def visible_files(launch: Launch, *, read: Sequence[Path], write: Sequence[Path], secrets: Secrets) -> Visible:
-    """What the server of this start sees. Raises ConfigError if a named path cannot be shown."""
+def visible_files(launch: Launch, *, read: Sequence[Path], write: Sequence[Path], secrets: Secrets) -> tuple[Rule, ...]:
+    """What the server of this start sees, in the order in which it is mounted.
+
+    Raises ConfigError if a named path cannot be shown.
+    """
     cwd, env = launch.cwd, launch.env
     for path in (*read, *write):
         _refuse_if_impossible(path, secrets)
-    found = [*_python_environment(), *_of_program(Path(launch.program))]
-    found += [Path(env[name]) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in env]
-    named: list[Path] = []
-    for word in launch.command[1:]:
-        path = cwd / word
-        if word.startswith("-") or not path.exists():
-            continue
-        (named if path.is_absolute() and Path(word).is_absolute() else found).append(_with_neighbours(path))
+    needed = [*_python_environment(), *_of_program(Path(launch.program))]
+    needed += [Path(env[name]) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in env]
     if not _within(cwd.resolve(), (*secrets.state, *secrets.others)):
-        found.append(cwd)
-    found = [path for path in dict.fromkeys(found) if path.exists() and not _is_shared(path) and not _in_system(path)]
-    named = [path for path in named if not _is_shared(path) and not _within(path.resolve(), secrets.state)]
-    return Visible(
-        found=_outermost(found),
-        covered=_below((*secrets.state, *secrets.others), found),
-        read=tuple(dict.fromkeys((*named, *read))),
-        write=tuple(write),
-        covered_always=_below(secrets.state, (*named, *read, *write)),
+        needed.append(cwd)
+    words = [os.path.normpath(cwd / word) for word in launch.command[1:] if not word.startswith("-")]
+    # `Path.exists` fails if the word is a long text, such as the program after `-c`.
+    scripts = [_with_neighbours(Path(word)) for word in words if os.path.exists(word)]
+    found, named = (
+        [path for path in _with_targets(paths) if path.exists() and not _is_shared(path) and not _in_system(path)]
+        for paths in (needed, scripts)
+    )
+    named = [path for path in named if not _within(path.resolve(), secrets.state)]
+    read, write = _with_targets(read), _with_targets(write)
+    targets = {path: path.resolve() for path in (*found, *named, *read, *write)}
+    shown = {path: target for path, target in targets.items() if not _behind_a_link(path, targets)}
+    rules = [
+        *(Rule(path, "read") for path in found if path in shown),
+        *(Rule(path, "nothing") for path in _below(secrets.others, shown)),
+        *(Rule(path, "read") for path in (*named, *read) if path in shown),
+        *(Rule(path, "write") for path in write if path in shown),
+        *(Rule(path, "nothing") for path in _below(secrets.state, shown)),
+    ]
+    return tuple(sorted(dict.fromkeys(rules), key=lambda rule: len(rule.path.parts)))
+
+
+def _with_targets(paths: Iterable[Path]) -> list[Path]:
+    """The paths, and where links lead to: a link that a visible directory contains leads out of it."""
+    return list(dict.fromkeys(each for path in paths for each in (path, path.resolve())))
+
+
+def _behind_a_link(path: Path, targets: Mapping[Path, Path]) -> bool:
+    """Whether a visible directory contains a link on the way to this path, where nothing can be mounted."""
+    return any(
+        path.is_relative_to(other) and path != other and targets[path] != target / path.relative_to(other)
+        for other, target in targets.items()
     )
 
 
-def _below(secret: Sequence[Path], visible: Sequence[Path]) -> tuple[Path, ...]:
-    """The outermost secret places that exist in visible ones."""
-    shown = [path.resolve() for path in visible]
-    return _outermost([path for path in secret if path.exists() and _within(path, shown)])
+def _below(secret: Sequence[Path], visible: Mapping[Path, Path]) -> tuple[Path, ...]:
+    """Where secret places that exist appear in visible ones, which may be links."""
+    inside = (
+        path / place.relative_to(target)
+        for path, target in visible.items()
+        for place in secret
+        if place.is_relative_to(target) and place.exists()
+    )
+    return tuple(dict.fromkeys(inside))
 
 
 def _refuse_if_impossible(path: Path, secrets: Secrets) -> None:
@@ -191,7 +216,3 @@ def _in_system(path: Path) -> bool:
 
 def _within(path: Path, places: Iterable[Path]) -> bool:
     return any(path.is_relative_to(place) for place in places)
-
-
-def _outermost(paths: Sequence[Path]) -> tuple[Path, ...]:
-    return tuple(path for path in paths if not any(path != other and path.is_relative_to(other) for other in paths))
