@@ -40,24 +40,21 @@ def columns() -> tuple[Column[Row], ...]:
     def ago(row: Row, now: float) -> Span:
         return Span(cell_text.ago(seconds(row.get("created_at")), now), Tone.DIM)
 
+    def call(row: Row) -> str:
+        return str(row["call"])
+
+    def who(row: Row) -> str:
+        return str(row.get("who") or "")
+
     def why(row: Row) -> str:
         return str(row.get("reason") or row.get("note") or "")
 
     return (
         order_column(),
-        Column(
-            "call", "CALL", 32, lambda row, now: span(row["call"], Tone.STRONG), lambda row: str(row["call"]), least=20
-        ),
+        Column("call", "CALL", 32, lambda row, now: span(call(row), Tone.STRONG), call, least=20),
         Column("verdict", "VERDICT", 18, lambda row, now: span(ending(row), _tone(row)), ending),
         Column("tool", "TOOL", 18, lambda row, now: span(tool(row)), tool, rank=1),
-        Column(
-            "who",
-            "BY",
-            10,
-            lambda row, now: Span(str(row.get("who", "")), Tone.DIM),
-            lambda row: row.get("who"),
-            rank=3,
-        ),
+        Column("who", "BY", 10, lambda row, now: span(who(row), Tone.DIM), who, rank=3),
         Column("created_at", "AGO", 5, ago, lambda row: seconds(row.get("created_at")), True, rank=2),
         Column("why", "WHY", 16, lambda row, now: span(why(row), Tone.DIM), why, stretches=True),
     )
@@ -89,7 +86,7 @@ def of_replay(row: Row, width: int) -> list[Line]:
 
 def _call(title: str, call: Row, width: int) -> list[Line]:
     took = f" in {cell_text.quick(call['latency_s'])}" if call.get("latency_s") else ""
-    lines: list[Line] = [(Span(title, Tone.ACCENT), Span(f"  {call['status']}{took}", Tone.DIM))]
+    lines: list[Line] = [(span(title, Tone.ACCENT), span(f"  {call['status']}{took}", Tone.DIM))]
     if call["changes"]:
         lines += _changes(call, width)
     elif call["result"]:
