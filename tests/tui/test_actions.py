@@ -18,16 +18,12 @@ from tui.connection import Connection
 from tui.model.actions import Action, of_view, rebound, sign
 from tui.views.fleet import Fleet
 
-ELSEWHERE: dict[str, str] = dict.fromkeys(
-    ("replay_calls", "continue_replays", "stop_replays", "exclude_records"), "replays have no view yet"
-)
+ELSEWHERE: dict[str, str] = {}
 """Commands that are only in the shell, each with its reason."""
 QUERIES = {
     "status": "the feed tells all of it",
     "snapshot": "the feed begins with it",
     "show_operation": "operations are rows of the feed",
-    "list_replays": "`agentrl replay` has no view",
-    "show_replay": "`agentrl replay` has no view",
     "knobs": "knobs are rows of the feed",
     "alerts": "alerts are rows of the feed",
 }
