@@ -107,21 +107,20 @@ def owner_of(pid: int, run: str) -> str:
 
 
 def _owner_by_ancestors(pid: int, run: str) -> str | None:
-    """None if the process or one of its ancestors ended meanwhile."""
-    unnamed = False
-    while pid > 0:
-        if pid == os.getpid():
-            # The coordinator starts the programs that the operator wants to be called about alerts.
-            return NO_UNIT
-        stat = procfs.read_stat(pid)
-        if stat is None:
-            return None
+    """None if the process or one of its ancestors ended meanwhile. A cgroup is certain; of the marks the outermost
+    counts, because a process can give its children any environment.
+    """
+    child, owner = 0, NO_UNIT
+    while pid > 0 and pid != os.getpid():
         if incarnation := cgroups.incarnation_of(pid, run):
             return incarnation
+        stat = procfs.read_stat(pid)
+        if stat is None:
+            # A host may hide the processes of other users, such as that of the login.
+            hidden = child > 0 and (again := procfs.read_stat(child)) is not None and again.ppid == pid
+            return owner if hidden else None
         marks = procfs.marks(pid) or {}
-        if marks.get(procfs.MARK_RUN) == run.encode():
-            if incarnation := marks.get(procfs.MARK_INCARNATION, b"").decode(errors="replace"):
-                return incarnation
-            unnamed = True
-        pid = stat.ppid
-    return UNNAMED_UNIT if unnamed else NO_UNIT
+        if procfs.is_of_run(marks, run):
+            owner = marks.get(procfs.MARK_INCARNATION, b"").decode(errors="replace") or owner or UNNAMED_UNIT
+        child, pid = pid, stat.ppid
+    return owner

@@ -20,6 +20,7 @@ import msgspec
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.errors import AgentrlError, RefusedError, UnknownNameError
+from agentrl.formatting.amounts import counted
 from agentrl.policies.replay_verdicts import CallResult, Verdict, fault_of, is_same, judge
 from agentrl.policies.result_diff import Diff, compare
 from agentrl.policies.status_tables import ReplayStatus
@@ -190,7 +191,8 @@ class _Execution:
             await self._judged({"verdict": Verdict.CANNOT_RUN, "reason": refused.message})
             return
         if missing := set(plan.outside) - set(replay.allowed):
-            reason = f"{', '.join(sorted(missing))} acts outside of the session and was not allowed by name"
+            names = ", ".join(sorted(missing))
+            reason = f"not allowed by name, and outside of the session: {names}"
             await self._judged({"verdict": Verdict.CANNOT_RUN, "reason": reason})
             return
         try:
@@ -345,7 +347,7 @@ def both_ends(text: str, most_chars: int = MOST_RESULT_CHARS) -> str:
     if len(text) <= most_chars:
         return text
     half = most_chars // 2
-    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
+    return f"{text[:half]}\n[… {counted(len(text) - 2 * half, 'characters')} left out …]\n{text[-half:]}"
 
 
 def then_of(recorded: ToolCall, text: str) -> ReplayedCall:

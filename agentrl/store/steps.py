@@ -18,7 +18,7 @@ from agentrl.errors import ConflictError
 from agentrl.policies.status_tables import IN_FLIGHT, STEP, TASK, Actor, RecordStatus, StepStatus, TaskStatus, check
 from agentrl.store import groups
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import TRAINS, DBRecordData, Step, Task, load, load_if, step_id, to_bson
+from agentrl.store.documents import TRAINS, DBRecordData, Share, Step, Task, load, load_if, step_id, to_bson
 from agentrl.store.update_expressions import NOW, seconds_since, setting
 
 DEATHS_REMEMBERED = 100
@@ -120,6 +120,14 @@ async def lease(database: Database, step: Step) -> Step | None:
         return None
     await groups.settle(database, [task for task in obtained if task.signal])
     return await _narrowed(database, step, obtained)
+
+
+async def shares_of(database: Database, leased: Step) -> dict[str, Share]:
+    """The shares of the records of a leased Step, which cannot change any more."""
+    found = await database.find("Task", {"_id": {"$in": leased.tasks}}, projection=["shares"])
+    wanted = set(leased.records)
+    shares = [load(Share, share) for task in found for share in task["shares"]]
+    return {share.record: share for share in shares if share.record in wanted}
 
 
 async def _narrowed(database: Database, step: Step, obtained: Sequence[Task]) -> Step | None:

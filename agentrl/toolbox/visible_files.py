@@ -101,7 +101,9 @@ def visible_files(launch: Launch, *, read: Sequence[Path], write: Sequence[Path]
         [path for path in _with_targets(paths) if path.exists() and not _is_shared(path) and not _in_system(path)]
         for paths in (needed, scripts)
     )
-    named = [path for path in named if not _within(path.resolve(), secrets.state)]
+    # A file that the command names may be one that the server writes.
+    elsewhere = (*secrets.state, *(path.resolve() for path in write))
+    named = [path for path in named if not _within(path.resolve(), elsewhere)]
     read, write = _with_targets(read), _with_targets(write)
     targets = {path: path.resolve() for path in (*found, *named, *read, *write)}
     shown = {path: target for path, target in targets.items() if not _behind_a_link(path, targets)}

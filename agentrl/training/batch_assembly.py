@@ -20,7 +20,7 @@ from agentrl.errors import ConfigError
 from agentrl.policies import advantages
 from agentrl.policies.freshness import Freshness
 from agentrl.policies.version_tree import VersionTree
-from agentrl.store import calls, publications
+from agentrl.store import calls, publications, steps
 from agentrl.store.database import Database
 from agentrl.store.documents import DBRecordData, DispatchedSamplingTask, Step
 from agentrl.tokens import version_runs
@@ -63,8 +63,14 @@ class Assembled:
 
 async def read_batch(database: Database, leased: Step, look: Look, plan: Plan, tree: VersionTree) -> Assembled:
     """The batch of a leased step."""
-    wanted = set(leased.records)
-    data = [one for name in leased.tasks for one in look.ready[name].records if one.id in wanted]
+    # Records may have been excluded between the look and the lease, and then the others have other advantages.
+    shares = await steps.shares_of(database, leased)
+    data = [
+        msgspec.structs.replace(one, advantage=share.advantage, capped=share.capped)
+        for name in leased.tasks
+        for one in look.ready[name].records
+        if (share := shares.get(one.id)) is not None
+    ]
     by_record = await calls.with_tokens(database, [one.id for one in data], texts=False)
     made = assemble(
         leased.step,

@@ -40,6 +40,7 @@ def last_of(script: str, marks: dict[str, str]) -> Iterator[int]:
         (UNIT, "echo $$; exec sleep 1000", "tools-0.3"),
         (UNIT, "env -i sh -c 'echo $$; exec sleep 1000'; true", "tools-0.3"),
         (UNIT, "env -i setsid -w sh -c 'env -i sh -c \"echo \\$\\$; sleep 1000; true\"; true'; true", "tools-0.3"),
+        (UNIT, "AGENTRL_INCARNATION=notebook-0.1 sh -c 'echo $$; exec sleep 1000'; true", "tools-0.3"),
         (AGENT, "env -i sh -c 'echo $$; exec sleep 1000'; true", UNNAMED_UNIT),
         ({"AGENTRL_RUN": "another"}, "echo $$; exec sleep 1000", NO_UNIT),
         ({}, "echo $$; exec sleep 1000", NO_UNIT),
@@ -70,7 +71,18 @@ def test_owner_is_the_unit_of_the_cgroup_whatever_the_environment_says() -> None
 
 
 def test_programs_that_the_coordinator_starts_act_for_its_operator() -> None:
+    with last_of("echo $$; exec sleep 1000", {}) as pid:
+        assert owner_of(pid, RUN) == NO_UNIT
     with last_of("echo $$; exec sleep 1000", AGENT) as pid:
+        assert owner_of(pid, RUN) == UNNAMED_UNIT, "such as an orphan of a host agent that the coordinator started"
+
+
+def test_hidden_ancestor_is_not_one_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on hosts that hide the processes of other users."""
+    real, me = procfs.read_stat, os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: 0)
+    monkeypatch.setattr(procfs, "read_stat", lambda pid: None if pid == me else real(pid))
+    with last_of("echo $$; exec sleep 1000", {}) as pid:
         assert owner_of(pid, RUN) == NO_UNIT
 
 

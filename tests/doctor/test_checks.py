@@ -191,7 +191,9 @@ def test_missing_proc_fails(tmp_path: Path) -> None:
 
 
 def test_datasets_are_checked_with_the_code_of_the_steward(tmp_path: Path) -> None:
-    (tmp_path / "fine.jsonl").write_text('{"query": "a"}\n{"query": "b", "split": "test"}\n')
+    (tmp_path / "fine.jsonl").write_text(
+        '{"query": "a", "answer": "1"}\n{"query": "b", "answer": "2", "split": "test"}\n'
+    )
     (tmp_path / "bad.jsonl").write_text('{"query": "a"}\n[]\n')
     file = tmp_path / "run.yaml"
     environments = "{good: {dataset: fine.jsonl}, ill: {dataset: bad.jsonl}}"

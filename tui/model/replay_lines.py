@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.formatting.amounts import counted
 from tui.model import cell_text
 from tui.model.curves import seconds
 from tui.model.detail_lines import page
@@ -102,7 +103,7 @@ def _changes(call: Row, width: int) -> list[Line]:
             for part in text.splitlines() or [""] if text is not None else ():
                 lines += [(Span(f"    {sign} ", tone), span(piece, tone)) for piece in wrapped(part, width - 6)]
     if call["changes_left_out"]:
-        lines.append((Span(f"  {call['changes_left_out']} more changes", Tone.DIM),))
+        lines.append((Span(f"  {counted(call['changes_left_out'], 'more changes')}", Tone.DIM),))
     return lines
 
 
@@ -110,5 +111,5 @@ def _result(text: str, width: int) -> list[Line]:
     parts = [piece for part in span(text).text.splitlines() for piece in wrapped(part, width - 4)]
     lines: list[Line] = [(Span("  "), Span(part)) for part in parts[:_MOST_LINES]]
     if len(parts) > _MOST_LINES:
-        lines.append((Span(f"  … {len(parts) - _MOST_LINES} more lines", Tone.DIM),))
+        lines.append((Span(f"  … {counted(len(parts) - _MOST_LINES, 'more lines')}", Tone.DIM),))
     return lines

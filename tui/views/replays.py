@@ -35,7 +35,7 @@ def replay(view: View, calls: Sequence[str]) -> None:
     def wrong(values: Values) -> str:
         times = values[0].strip()
         valid = times.isdecimal() and 1 <= int(times) <= MOST_TIMES
-        return "" if valid else f"A call is replayed 1 to {MOST_TIMES} times."
+        return "" if valid else f"A call is replayed 1 to {counted(MOST_TIMES, 'times')}."
 
     async def preview(values: Values) -> str:
         client = await view.actions.connection.to_ask()

@@ -25,6 +25,7 @@ from agentrl.config.secrets import SecretRef, is_reference, resolve_secret
 from agentrl.control.alerts.alert_states import Notification
 from agentrl.errors import ConfigError
 from agentrl.formatting.sentences import ended
+from agentrl.host import procfs
 
 DEADLINE_S = 10.0
 
@@ -175,7 +176,8 @@ async def run_command(command: Sequence[str], stdin: bytes, env: Mapping[str, st
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, **env},
+            # Without the mark of the run it acts for the operator.
+            env={**procfs.without_marks(os.environ), **env},
             start_new_session=True,
         )
     except (OSError, ValueError) as failed:
