@@ -126,7 +126,7 @@ async def shares_of(database: Database, leased: Step) -> dict[str, Share]:
     """The shares of the records of a leased Step, which cannot change any more."""
     found = await database.find("Task", {"_id": {"$in": leased.tasks}}, projection=["shares"])
     wanted = set(leased.records)
-    shares = [load(Share, share) for task in found for share in task["shares"]]
+    shares = [msgspec.convert(share, Share) for task in found for share in task["shares"]]
     return {share.record: share for share in shares if share.record in wanted}
 
 

@@ -107,14 +107,17 @@ async def test_lease_after_the_plan_wins(db: Database) -> None:
 
 
 async def test_exclusion_after_the_trainer_looked_leaves_the_record_out_of_its_step(db: Database) -> None:
-    (task,) = await ready_tasks(db, 1, scores=(0.0, 1.0, 1.0))
+    (task,) = await ready_tasks(db, 1, scores=(0.0, 1.0, 1.0, 0.0))
     lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
     wanted = step_of(lineage.id, 1, [task])
     await exclude(db, records_of(task)[0])
     leased = await steps.lease(db, wanted)
     assert leased is not None
-    assert records_of(task)[0] not in leased.records
-    await steps.commit(db, leased.id, {})
+    assert leased.records == records_of(task)[1:]
+    now = await tasks.get(db, task.id)
+    assert now.shares != task.shares[1:], "the baseline is another"
+    assert list((await steps.shares_of(db, leased)).values()) == now.shares
+    assert await steps.commit(db, leased.id, {})
     assert (await accounting.account(db)).balanced
 
 
