@@ -114,7 +114,9 @@ def visible_files(launch: Launch, *, read: Sequence[Path], write: Sequence[Path]
         *(Rule(path, "write") for path in write if path in shown),
         *(Rule(path, "nothing") for path in _below(secrets.state, shown)),
     ]
-    return tuple(sorted(dict.fromkeys(rules), key=lambda rule: len(rule.path.parts)))
+    # Of several rules for one path the last decides.
+    last = {rule.path: rule for rule in rules}
+    return tuple(sorted(last.values(), key=lambda rule: len(rule.path.parts)))
 
 
 def _with_targets(paths: Iterable[Path]) -> list[Path]:

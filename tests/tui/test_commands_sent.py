@@ -307,7 +307,7 @@ async def test_alt_key_closes_a_page_and_sends_no_command(coordinator: Scripted)
         await aeventually(lambda: coordinator.sent("acknowledge") == [commands.Acknowledge("bad:judge-1")])
 
 
-async def test_alt_key_closes_a_dialog_or_moves_in_its_text(coordinator: Scripted) -> None:
+async def test_alt_key_closes_a_dialog_and_is_the_next_key_or_moves_in_its_text(coordinator: Scripted) -> None:
     populate(coordinator)
     async with opened(coordinator.state_dir) as screen:
         await screen.press("colon")
@@ -319,7 +319,7 @@ async def test_alt_key_closes_a_dialog_or_moves_in_its_text(coordinator: Scripte
         await screen.shows("drain web here!")
         await screen.press("alt+2")
         await aeventually(lambda: len(screen.app.screen_stack) == 1)
-        await screen.shows("Needs you")
+        await screen.shows("web-1")
 
 
 async def test_dialog_sends_one_answer_for_several_keys(coordinator: Scripted) -> None:

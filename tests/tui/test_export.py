@@ -37,6 +37,7 @@ OPENS = {
     "keys": ("9", "K"),
     "tool-errors": ("7", "e"),
     "calls": ("7", "t"),
+    "replays": ("7", "V"),
     "token-tree": ("7", "end", "enter", "b"),
 }
 
