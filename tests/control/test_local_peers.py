@@ -12,6 +12,7 @@ import pytest
 
 from agentrl.control.local_peers import ENDED, NO_UNIT, UNNAMED_UNIT, owner_of
 from agentrl.host import cgroups, procfs
+from tests.waiting import eventually
 
 RUN = uuid.uuid4().hex
 UNIT = {"AGENTRL_RUN": RUN, "AGENTRL_INCARNATION": "tools-0.3"}
@@ -52,7 +53,9 @@ def test_owner_is_the_unit_whose_environment_an_ancestor_has(
     # This process starts the tree, so it must not count as the coordinator.
     monkeypatch.setattr(os, "getpid", lambda: 0)
     with last_of(script, marks) as pid:
-        assert owner_of(pid, RUN) == owner
+        eventually(
+            lambda: owner_of(pid, RUN) == owner, what="its environment, which is empty for a moment at the start"
+        )
 
 
 def test_owner_is_the_unit_of_the_cgroup_whatever_the_environment_says() -> None:
@@ -74,7 +77,8 @@ def test_programs_that_the_coordinator_starts_act_for_its_operator() -> None:
     with last_of("echo $$; exec sleep 1000", {}) as pid:
         assert owner_of(pid, RUN) == NO_UNIT
     with last_of("echo $$; exec sleep 1000", AGENT) as pid:
-        assert owner_of(pid, RUN) == UNNAMED_UNIT, "such as an orphan of a host agent that the coordinator started"
+        # Such as an orphan of a host agent that the coordinator started.
+        eventually(lambda: owner_of(pid, RUN) == UNNAMED_UNIT)
 
 
 def test_hidden_ancestor_is_not_one_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ async def test_filter_typed_in_the_packet_that_opens_its_list_is_entered(coordin
     populate(coordinator)
     answers(coordinator)
     async with opened(coordinator.state_dir, (120, 40)) as screen:
-        send(screen, "7 c slash t u r n > 3 enter")
+        send(screen, "7 t slash t u r n > 3 enter")
         await aeventually(lambda: [args.filter for args in coordinator.sent("list_calls")][-1] == "turn>3")  # type: ignore[attr-defined]
 
 
