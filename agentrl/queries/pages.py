@@ -57,7 +57,7 @@ def shortened(kind: str, row: Plain) -> Plain:
 
 
 def cut(value: Any, most: int = LONGEST_TEXT) -> Any:
-    return f"{value[: most - 1]}…" if isinstance(value, str) and len(value) > most else value
+    return f"{value[: most - 1]}…" if type(value) is str and len(value) > most else value
 
 
 async def add_activity(database: Database, rows: list[Plain]) -> None:

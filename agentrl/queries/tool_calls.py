@@ -6,6 +6,7 @@ say so.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,8 +46,8 @@ async def show(database: Database, args: ShowCall) -> CallStory:
 
 async def add_outcomes(database: Database, rows: list[Plain]) -> None:
     """What became of each call: whether a step trained its record, and the newest replay of it."""
-    await add_trained(database, rows)
-    newest = {replay["call"]: replay for replay in await _replays(database, rows)}
+    _, replays = await asyncio.gather(add_trained(database, rows), _replays(database, rows))
+    newest = {replay["call"]: replay for replay in replays}
     for row in rows:
         found = newest.get(row["id"])
         row["replay"] = found and (found["verdict"] or found["status"])

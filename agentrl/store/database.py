@@ -62,6 +62,8 @@ loss of any minority of servers. Reads see the newest data of the primary; every
 _DUPLICATE_KEY = 11000
 _OTHER_INDEX = frozenset({85, 86})
 _NO_SUCH_INDEX = 27
+WHOLE_BATCH = 10_000
+"""What is read whole comes in one answer where it fits into one message; by default the driver asks again at 101."""
 KEYS_NOT_READ = 211
 """A server that has just begun refuses the times that clients had from its former life, until it has read its keys."""
 _DISK_IS_FULL = frozenset({14031, 24})
@@ -156,7 +158,7 @@ class Database:
 
     async def aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> list[Plain]:
         async def read() -> list[Plain]:
-            source = self._collection(collection).aggregate(pipeline)
+            source = self._collection(collection).aggregate(pipeline, batchSize=WHOLE_BATCH)
             # Motor gives a cursor, PyMongo a coroutine that gives one.
             cursor = await source if inspect.isawaitable(source) else source
             found: list[Plain] = await cursor.to_list(None)
