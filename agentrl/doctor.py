@@ -40,11 +40,11 @@ from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.formatting.amounts import size
 from agentrl.formatting.sentences import ended
 from agentrl.host import cgroups
+from agentrl.sandboxes import sandbox_choice
 from agentrl.store import datasets
 from agentrl.store.datasets import Row
 from agentrl.store.demonstrations import parser_of, read_demonstrations
 from agentrl.store.mongod_binary import find_mongod, mongod_version
-from agentrl.toolbox import sandboxes
 from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, cannot_listen, hub_address, tcp_triplet, why_not_free
 
 PYTHON_AT_LEAST = (3, 11)
@@ -218,11 +218,11 @@ def check_mongod(*, needed: bool) -> Check:
 def check_sandboxes(servers: Mapping[str, ToolServer]) -> Iterator[Check]:
     """Whether tool servers get their sandboxes here; without a run, whether they can."""
     kinds = {name: each.sandbox for name, each in servers.items() if not each.url} or {"": Sandbox()}
-    weaker = {name: lacks for name, sandbox in kinds.items() if (lacks := sandboxes.choose(sandbox).lacks)}
+    weaker = {name: lacks for name, sandbox in kinds.items() if (lacks := sandbox_choice.choose(sandbox).lacks)}
     for name, lacks in weaker.items():
         what, _, cure = lacks.partition("; ")
         required = kinds[name].required
-        end = "is not started" if required else f"runs {sandboxes.choose(kinds[name]).place}"
+        end = "is not started" if required else f"runs {sandbox_choice.choose(kinds[name]).place}"
         who = f"The tool server {name} {end}" if name else "Tool servers run without a sandbox"
         yield Check("sandboxes", "fail" if required else "warn", f"{who}: {what}.", f"{cure[:1].upper()}{cure[1:]}.")
     if not weaker:

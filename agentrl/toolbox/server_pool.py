@@ -19,12 +19,12 @@ from typing import Protocol
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.errors import AgentrlError
+from agentrl.sandboxes.launch_environment import headers_of, launch_of
+from agentrl.sandboxes.sandbox_choice import sandboxed
+from agentrl.sandboxes.visible_files import Secrets
 from agentrl.toolbox.api_messages import QuotaError, ToolInfo, UnavailableError
-from agentrl.toolbox.launch_environment import headers_of, launch_of
 from agentrl.toolbox.mcp_connection import Connection, HttpPeer
-from agentrl.toolbox.sandboxes import sandboxed
 from agentrl.toolbox.stdio_transport import ServerProcess
-from agentrl.toolbox.visible_files import Secrets
 
 log = logging.getLogger("toolbox")
 LIVED_S = 10.0

@@ -29,10 +29,10 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 
 from agentrl.errors import AgentrlError
+from agentrl.sandboxes.launch_environment import Launch
 from agentrl.toolbox import bounded_lines
 from agentrl.toolbox.bounded_lines import HEAD_BYTES, TooLong, lines
 from agentrl.toolbox.half_characters import in_whole_characters
-from agentrl.toolbox.launch_environment import Launch
 
 log = logging.getLogger("toolbox")
 TOO_LONG = -32090

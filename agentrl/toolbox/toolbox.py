@@ -20,7 +20,8 @@ import msgspec
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.policies.status_tables import BreakerStatus
-from agentrl.toolbox import sandbox_cgroups
+from agentrl.sandboxes import sandbox_cgroups
+from agentrl.sandboxes.sandbox_choice import choose
 from agentrl.toolbox.api_messages import (
     BadRequestError,
     CallAnswer,
@@ -41,7 +42,6 @@ from agentrl.toolbox.call_registry import Call, CallRegistry
 from agentrl.toolbox.circuit_breaker import Breaker, BreakerRule
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
 from agentrl.toolbox.mcp_connection import Connection
-from agentrl.toolbox.sandboxes import choose
 from agentrl.toolbox.server_pool import (
     FAILURES,
     NOT_YET,

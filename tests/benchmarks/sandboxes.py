@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.config.tool_sandbox import Sandbox
-from agentrl.toolbox import sandbox_cgroups
+from agentrl.sandboxes import sandbox_cgroups
 from agentrl.toolbox.server_pool import connector
 from tests.benchmarks.report import Outcome, median
 

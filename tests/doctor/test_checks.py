@@ -210,7 +210,7 @@ def test_datasets_are_checked_with_the_code_of_the_steward(tmp_path: Path) -> No
 def test_a_missing_sandbox_is_a_warning_and_a_required_one_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     (fine,) = doctor.check_sandboxes({})
     assert fine.verdict == "ok"
-    monkeypatch.setattr("agentrl.toolbox.bubblewrap.problem", lambda: "bubblewrap is not installed; install it")
+    monkeypatch.setattr("agentrl.sandboxes.bubblewrap.problem", lambda: "bubblewrap is not installed; install it")
     (general,) = doctor.check_sandboxes({})
     assert (general.verdict, general.sentence) == (
         "warn",

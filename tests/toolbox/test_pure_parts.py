@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import mcp_types as types
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config.data_plane import ToolServer
-from agentrl.errors import ConfigError
-from agentrl.host import procfs
 from agentrl.toolbox import call_registry, service_report
 from agentrl.toolbox.api_messages import (
     REFUSALS,
@@ -26,7 +20,6 @@ from agentrl.toolbox.api_messages import (
     refusal_of,
 )
 from agentrl.toolbox.call_registry import Call, CallRegistry
-from agentrl.toolbox.launch_environment import launch_of
 from agentrl.toolbox.result_text import cut, text_of
 from agentrl.toolbox.server_pool import NOT_YET
 from agentrl.toolbox.tool_statistics import SAMPLES, ToolboxStatistics
@@ -64,43 +57,6 @@ def test_content_that_is_not_text_becomes_a_placeholder() -> None:
     )
     assert text_of(result) == "see\n[image, image/png]\n[resource file:///a]\ninside"
     assert text_of(types.CallToolResult(content=[], structured_content={"a": 1})) == '{"a": 1}'
-
-
-def test_a_server_inherits_only_the_allow_list_and_the_marks(tmp_path: Path) -> None:
-    environ = {
-        "PATH": "/bin",
-        "HOME": "/h",
-        "AGENTRL_RUN": "r",
-        "AGENTRL_HOST": "h",
-        "AGENTRL_INCARNATION": "toolbox-0.1",
-        "AGENTRL_TOKEN": "fencing",
-        "AGENTRL_COORDINATOR": "ipc://hub",
-        "AWS_SECRET_ACCESS_KEY": "s",
-        "SEARCH_KEY": "for this server",
-    }
-    server = ToolServer(command="{python} -m x {run_dir} {other}", env={"KEY": "env:SEARCH_KEY", "DIR": "{run_dir}/d"})
-    launch = launch_of("search", server, run_dir=tmp_path, environ=environ)
-    assert launch.command == (sys.executable, "-m", "x", str(tmp_path), "{other}")
-    assert launch.cwd == tmp_path
-    beside = ToolServer(command="{python} x.py", cwd="{run_dir}/servers")
-    assert launch_of("search", beside, run_dir=tmp_path, environ=environ).cwd == tmp_path / "servers"
-    assert launch.env == {
-        "PATH": "/bin",
-        "HOME": "/h",
-        "AGENTRL_MARK": procfs.mark_of("r"),
-        "AGENTRL_HOST": "h",
-        "AGENTRL_INCARNATION": "toolbox-0.1",
-        "PYTHONUNBUFFERED": "1",
-        "KEY": "for this server",
-        "DIR": f"{tmp_path}/d",
-    }
-
-
-@pytest.mark.parametrize("env", [{"KEY": "env:NOT_THERE"}, {"AGENTRL_RUN": "another"}])
-def test_a_missing_secret_of_the_environment_is_named(env: dict[str, str], tmp_path: Path) -> None:
-    server = ToolServer(command="x", env=env)
-    with pytest.raises(ConfigError, match=r"tools\.search\.env\."):
-        launch_of("search", server, run_dir=tmp_path, environ={})
 
 
 def test_statistics_count_by_status_and_fault_and_keep_samples() -> None:

@@ -22,7 +22,7 @@ from typing import Literal
 import agentrl
 from agentrl.config.paths import home
 from agentrl.errors import ConfigError
-from agentrl.toolbox.launch_environment import Launch
+from agentrl.sandboxes.launch_environment import Launch
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 SETTINGS = (

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentrl.config.tool_sandbox import Sandbox
-from agentrl.toolbox.visible_files import SETTINGS, SYSTEM, Rule
+from agentrl.sandboxes.visible_files import SETTINGS, SYSTEM, Rule
 
 INSTALL = "install the package bubblewrap (`apt-get install bubblewrap`)"
 HOME = "/tmp/home"

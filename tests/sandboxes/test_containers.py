@@ -14,10 +14,10 @@ import pytest
 from agentrl.config.data_plane import ToolServer
 from agentrl.config.tool_sandbox import Sandbox
 from agentrl.errors import ConfigError
-from agentrl.toolbox import bubblewrap, containers
-from agentrl.toolbox.launch_environment import Launch, launch_of
-from agentrl.toolbox.sandboxes import choose, sandboxed
-from agentrl.toolbox.visible_files import Secrets
+from agentrl.sandboxes import bubblewrap, containers
+from agentrl.sandboxes.launch_environment import Launch, launch_of
+from agentrl.sandboxes.sandbox_choice import choose, sandboxed
+from agentrl.sandboxes.visible_files import Secrets
 from tests.toolbox.conftest import FAULTY, MakeToolbox
 from tests.waiting import aeventually
 

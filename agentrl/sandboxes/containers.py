@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl.config.tool_sandbox import Sandbox
-from agentrl.toolbox.launch_environment import Launch
+from agentrl.sandboxes.launch_environment import Launch
 
 _ENGINES = ("podman", "docker")
 _TRY_WITHIN_S = 20.0

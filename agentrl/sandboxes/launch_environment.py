@@ -19,7 +19,7 @@ from agentrl.config.data_plane import ToolServer
 from agentrl.config.secrets import is_reference, resolve_secret
 from agentrl.errors import ConfigError
 from agentrl.host import procfs
-from agentrl.toolbox.sandbox_cgroups import SandboxCgroup
+from agentrl.sandboxes.sandbox_cgroups import SandboxCgroup
 
 INHERITED = (
     "HOME",

@@ -15,9 +15,9 @@ from typing import Literal
 from agentrl.config.data_plane import ToolServer
 from agentrl.config.tool_sandbox import Sandbox
 from agentrl.errors import ConfigError
-from agentrl.toolbox import bubblewrap, containers, sandbox_cgroups
-from agentrl.toolbox.launch_environment import Launch, filled
-from agentrl.toolbox.visible_files import Secrets, visible_files
+from agentrl.sandboxes import bubblewrap, containers, sandbox_cgroups
+from agentrl.sandboxes.launch_environment import Launch, filled
+from agentrl.sandboxes.visible_files import Secrets, visible_files
 
 Kind = Literal["none", "process", "container"]
 _WEAKER: Mapping[Kind, tuple[Kind, ...]] = {

@@ -1,0 +1,7 @@
+"""Sandboxes: what a tool server that a toolbox starts may read, write, reach and use.
+
+A server runs in namespaces by bubblewrap, in a container, or, where its run file says so, without a sandbox
+(`sandbox_choice.py`). It sees no state, socket or key of a run, and of the run's uuid only a mark that leads nowhere.
+Rlimits bound each process and cgroups the whole sandbox. What a host lacks is in the status of the server, and refuses
+its start if the sandbox is `required`.
+"""
