@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -63,45 +64,84 @@ async def part(database: Database, published: PublishedTokenizer, args: ExportRe
 async def _lines(
     database: Database, template: Template | None, records: Sequence[Plain]
 ) -> AsyncGenerator[tuple[str, bytes], None]:
-    """Each record with its line. As many are read together as fit into a part, if they are as long as those before, and
-    at most GROWTH times as many as the last time."""
+    """Each record with its line. The next batch is read while the lines of the present one are made."""
     short = all(record.get("generated_tokens", SHORT_TOKENS) < SHORT_TOKENS for record in records[:SHORT_AT_ONCE])
-    made, size, at_once = 0, 0, SHORT_AT_ONCE if short else FIRST_AT_ONCE
-    while made < len(records):
-        for one in await trajectories(database, template, records[made : made + at_once]):
-            line = msgspec.json.encode(one) + b"\n"
-            made, size = made + 1, size + len(line)
-            yield one["record"]["id"], line
-        # Longer ones may follow short ones, so the number grows step by step.
-        at_once = max(1, min(GROWTH * at_once, (PART_BYTES - size) * made // size))
+    sizes = _BatchSizes(SHORT_AT_ONCE if short else FIRST_AT_ONCE)
+    begun, reading = 0, _begin(database, records[: sizes.last])
+    try:
+        while reading is not None:
+            batch = await reading
+            begun += len(batch.records)
+            # Before the first line has its length, only short ones are read ahead: they surely fit.
+            ahead = sizes.next(begun) if sizes.lines or short else 0
+            reading = _begin(database, records[begun : begun + ahead])
+            from_loop = await _messages_from_loop(database, template, batch)
+            for record in batch.records:
+                line = msgspec.json.encode(await _trajectory(database, record, batch, from_loop)) + b"\n"
+                sizes.add(len(line))
+                yield record["id"], line
+                await asyncio.sleep(0)  # The batch that is read goes on.
+            reading = reading or _begin(database, records[begun : begun + max(1, sizes.next(begun))])
+    finally:
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
 
-async def trajectories(database: Database, template: Template | None, records: Sequence[Plain]) -> list[Plain]:
-    """Everything of these records, each complete in itself."""
+class _BatchSizes:
+    """How many records are read together: as many as fit into a part, if they are as long as those before, and at most
+    GROWTH times as many as the last time, since longer ones may follow short ones."""
+
+    def __init__(self, first: int) -> None:
+        self.last = first
+        self.lines = self._bytes = 0
+
+    def add(self, line_bytes: int) -> None:
+        self.lines += 1
+        self._bytes += line_bytes
+
+    def next(self, begun: int) -> int:
+        """`begun`: records that were read already. 0 if the part is full with them."""
+        if self.lines:
+            self.last = max(0, min(GROWTH * max(1, self.last), PART_BYTES * self.lines // self._bytes + 1 - begun))
+        return self.last
+
+
+class _Batch(NamedTuple):
+    """Records with everything that belongs to them."""
+
+    records: Sequence[Plain]
+    tasks: dict[str, Plain]
+    """As rows."""
+    calls: dict[str, list[Plain]]
+    data: dict[str, DBRecordData]
+    cut: Collection[tuple[str, str]]
+    """Documents with the field of which they hold only the ends."""
+
+
+def _begin(database: Database, records: Sequence[Plain]) -> asyncio.Task[_Batch] | None:
+    return asyncio.create_task(_read(database, records), name="read records for an export") if records else None
+
+
+async def _read(database: Database, records: Sequence[Plain]) -> _Batch:
     ids = [record["id"] for record in records]
-    tasks, by_record, data, cut = await asyncio.gather(
+    tasks, found, data, cut = await asyncio.gather(
         _tasks(database, sorted({record["task"] for record in records})),
         _calls(database, ids),
         database.find("DBRecordData", {"_id": {"$in": ids}}),
         chunks.cut_of(database, ids),
     )
-    from_loop: dict[str, dict[int, list[Plain]]] = {}
-    if template is not None:
-        results = await loop_messages.cut_results(database, cut)
-        from_loop = await asyncio.to_thread(_from_loop, template, by_record, results)
-    data_of = {one["_id"]: load(DBRecordData, one) for one in data}
-    return [
-        await _trajectory(
-            database,
-            record,
-            tasks.get(record["task"]),
-            by_record[record["id"]],
-            data_of.get(record["id"]),
-            cut,
-            from_loop.get(record["id"], {}),
-        )
-        for record in records
-    ]
+    return _Batch(records, tasks, found, {one["_id"]: load(DBRecordData, one) for one in data}, cut)
+
+
+async def _messages_from_loop(
+    database: Database, template: Template | None, batch: _Batch
+) -> dict[str, dict[int, list[Plain]]]:
+    """What the loop put before the turns of each record."""
+    if template is None:
+        return {}
+    results = await loop_messages.cut_results(database, batch.cut)
+    return await asyncio.to_thread(_from_loop, template, batch.calls, results)
 
 
 def _from_loop(
@@ -112,31 +152,27 @@ def _from_loop(
 
 async def _tasks(database: Database, ids: Sequence[str]) -> dict[str, Plain]:
     found = await database.find("Task", {"_id": {"$in": list(ids)}}, projection={"shares": 0})
-    return {task["_id"]: task for task in found}
+    return {task["_id"]: lists.shown(task) for task in found}
 
 
 async def _calls(database: Database, records: Sequence[str]) -> dict[str, list[Plain]]:
     """All model calls of each record, in their order."""
     by_record: dict[str, list[Plain]] = {record: [] for record in records}
-    for asked in calls.of_records(records):
-        for call in await database.find(CALLS, asked):
+    for some in calls.of_records(records):
+        for call in await database.find(CALLS, some):
             by_record[call["record"]].append(call)
     return {record: sorted(found, key=lambda call: int(call["index"])) for record, found in by_record.items()}
 
 
 async def _trajectory(
-    database: Database,
-    record: Plain,
-    task: Plain | None,
-    found: Sequence[Plain],
-    data: DBRecordData | None,
-    cut: Collection[tuple[str, str]],
-    from_loop: Mapping[int, list[Plain]],
+    database: Database, record: Plain, batch: _Batch, from_loop: Mapping[str, Mapping[int, list[Plain]]]
 ) -> Plain:
-    """`cut`: documents with the field of which they hold only the ends. `from_loop`: what the loop put before turns."""
+    """Everything of a record, complete in itself."""
+    found, data = batch.calls[record["id"]], batch.data.get(record["id"])
+    before_turn = from_loop.get(record["id"], {})
 
     async def whole(row: Plain, field: str) -> Plain:
-        if (row["id"], field) not in cut:
+        if (row["id"], field) not in batch.cut:
             return row
         return row | {field: await chunks.whole(database, row["id"], field)}
 
@@ -145,8 +181,8 @@ async def _trajectory(
     tool_calls = [lists.shown(tool) for one in found for tool in calls.tool_rows(one)]
     return {
         "record": record,
-        "task": None if task is None else lists.shown(task),
-        "turns": [await whole(turn, "text") | {"from_loop": from_loop.get(turn["index"], [])} for turn in turns],
+        "task": batch.tasks.get(record["task"]),
+        "turns": [await whole(turn, "text") | {"from_loop": before_turn.get(turn["index"], [])} for turn in turns],
         "tool_calls": [await whole(call, "result") for call in tool_calls],
         "calls": [_call(call) for call in answered],
         "segments": segments(answered, data),

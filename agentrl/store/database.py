@@ -48,6 +48,8 @@ CLOSE_WITHIN_S = 2.0
 """For telling the server which sessions are over. It finds out by itself; a silent one is not waited for."""
 AGAIN_S = 0.1
 INSERTED_AT_ONCE = 1000
+READ_AT_ONCE = 10_000
+"""Documents of an answer to a query for all of them, if 16 MB hold as many. The server's own number is 101."""
 CONCERNS = {
     "w": "majority",
     "journal": True,
@@ -128,7 +130,9 @@ class Database:
         projection: Projection | None = None,
     ) -> list[Plain]:
         async def read() -> list[Plain]:
-            cursor = self._collection(collection).find(filter, projection, sort=sort, limit=limit)
+            cursor = self._collection(collection).find(
+                filter, projection, sort=sort, limit=limit, batch_size=READ_AT_ONCE
+            )
             found: list[Plain] = await cursor.to_list(None)
             return found
 

@@ -246,14 +246,12 @@ async def test_few_records_are_read_together_until_many_were_short(
 ) -> None:
     together: list[int] = []
 
-    async def trajectories(
-        database: Database, template: object, rows: Sequence[dict[str, Any]]
-    ) -> list[dict[str, Any]]:
+    async def read(database: Database, rows: Sequence[dict[str, Any]]) -> exports._Batch:
         together.append(len(rows))
-        return [{"record": row} for row in rows]
+        return exports._Batch(rows, {}, {row["id"]: [] for row in rows}, {}, ())
 
-    monkeypatch.setattr(exports, "trajectories", trajectories)
-    rows = [{"id": f"r{number}"} for number in range(40)]
+    monkeypatch.setattr(exports, "_read", read)
+    rows = [{"id": f"r{number}", "task": "t"} for number in range(40)]
     assert [id async for id, _ in exports._lines(db, None, rows)] == [row["id"] for row in rows]
     assert together == [4, 16, 20]
     short = [row | {"generated_tokens": 100} for row in rows]
