@@ -131,9 +131,11 @@ def check_inputs(loaded: Loaded, sets: Sequence[str]) -> list[str]:
 
     import msgspec
 
-    from agentrl.config import file_checks
+    from agentrl.config import file_checks, tool_lock
 
     if problem := next(file_checks.problems_of(loaded.config), None):
+        raise problem
+    if loaded.path is not None and (problem := next(tool_lock.problems_of(loaded.config, loaded.path), None)):
         raise problem
     if not loaded.config.environments and not loaded.config.is_job:
         return []

@@ -30,6 +30,7 @@ from agentrl.config.field_types import (
     problems_in_one_of,
 )
 from agentrl.config.secrets import is_reference, names_a_secret
+from agentrl.config.tool_packages import PackagesOrWords
 from agentrl.config.tool_sandbox import Sandbox, SandboxOrKind
 from agentrl.policies.freshness import Strategy
 from agentrl.policies.loss_settings import Aggregation, Counted, RatioAgainst
@@ -123,6 +124,10 @@ class ToolServer(Section):
 
     command: Command = ()
     """The program and its arguments, for a server over stdio. `{python}` and `{run_dir}` are replaced."""
+    python: PackagesOrWords = None
+    """With `command`: Python packages that are installed for this server, in a virtual environment of its own."""
+    npm: PackagesOrWords = None
+    """With `command`: npm packages that are installed for this server, in a directory of its own."""
     cwd: str = ""
     """With `command`: working directory, relative to the run file; empty means the directory of the run file."""
     url: str = ""
@@ -174,6 +179,10 @@ class ToolServer(Section):
             raise ValueError("cwd is for a server with a command")
         if self.url and self.sandbox != Sandbox():
             raise ValueError("sandbox is for a server with a command; one behind a url runs elsewhere")
+        if self.python and self.npm:
+            raise ValueError("has python and npm; a server has packages of one kind")
+        if (self.python or self.npm) and (self.url or self.sandbox.kind == "container"):
+            raise ValueError("python and npm are for a server with a command whose sandbox is not a container")
         if not self.url and (self.token or self.headers):
             raise ValueError("token and headers are for a server with a url; others get their secrets by env")
         if self.try_again and "outside" in self.effects.values():

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from agentrl.config.data_plane import SHIPPED_AGENTS, SHIPPED_SCORERS, ToolServer
 from agentrl.config.run import RunConfig, nearest
+from agentrl.config.tool_lock import packages_of
 from agentrl.errors import ConfigError
 
 INTERPRETERS = ("python", "node", "bash", "sh", "ruby")
@@ -115,6 +116,8 @@ def problem_of_server(name: str, server: ToolServer, run_dir: Path) -> ConfigErr
     cwd = Path(server.cwd.replace("{run_dir}", str(run_dir)))
     if cwd != run_dir and not cwd.is_dir():
         return ConfigError(f"tools.{name}.cwd: there is no directory {cwd}.", hint="It is relative to the run file.")
+    if packages_of(server) and "/" not in program:
+        return None  # Known only when the packages are installed.
     found = str(cwd / program) if "/" in program else shutil.which(program, path=server.env.get("PATH"))
     if found is None or not os.access(found, os.X_OK) or Path(found).is_dir():
         where = "" if "/" in program else " on the PATH"

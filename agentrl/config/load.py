@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from agentrl.config import introspection
 from agentrl.config.data_plane import ToolServer
 from agentrl.config.run import RunConfig, nearest
+from agentrl.config.tool_lock import ToolLock, with_digests
 from agentrl.config.validation_errors import combine, error_of, unknown_key
 from agentrl.config.yaml_reader import Tree, read_tree, read_value
 from agentrl.errors import ConfigError
@@ -85,6 +86,8 @@ def load_config(
         default = file.name if file else ""
         raise error_of(invalid, lambda at: _source(written, at, nearest=True) or default) from None
     config = _absolute(config, base)
+    if file is not None and config.tools:
+        config = with_digests(config, ToolLock.beside(file))
     sources = {
         ".".join(at): _source(written, at) or DEFAULT for at, _ in introspection.leaves(config.model_dump(mode="json"))
     }

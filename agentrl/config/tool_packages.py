@@ -1,0 +1,37 @@
+"""Defines the packages of a tool server: `python:` and `npm:` in its section of the run file.
+
+`python: mcp-server-git==1.0` and `npm: [NAME@1.0, OTHER]` are short for a section with `packages`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from agentrl.config.field_types import Flag, Section, Words
+
+PackageKind = Literal["python", "npm"]
+
+
+class Packages(Section):
+    """Packages that are installed for one server, in a directory of their own."""
+
+    packages: Annotated[Words, Field(min_length=1)]
+    """Requirements of pip (`NAME==VERSION`), or of npm (`NAME@VERSION`). The lock file pins them and all that they
+    need."""
+    build: Flag = False
+    """Permits packages without a wheel and the scripts of npm packages. Their code runs during the installation as you,
+    without a sandbox."""
+    locked: str = ""
+    """The digest of the pins in the lock file; never written by hand."""
+
+
+def _of_words(value: Any) -> Any:
+    return {"packages": value} if isinstance(value, str | list | tuple) else value
+
+
+PackagesOrWords = Annotated[
+    Packages | None,
+    BeforeValidator(_of_words, json_schema_input_type=str | list[str] | Packages | None),
+]
