@@ -25,6 +25,7 @@ from agentrl.cli import (
     diagnosis,
     down,
     events,
+    hosts,
     keys,
     logs,
     options,
@@ -82,7 +83,7 @@ def root(
 for module in (
     *(up, down, status, wait, tui, units, tune, logs, events, alerts),
     *(diagnosis, calls, tasks, records, replays, steps, train),
-    *(runs, programs, keys, run_file, completion),
+    *(runs, programs, keys, hosts, run_file, completion),
 ):
     module.register(app)
 

@@ -137,6 +137,7 @@ class CommandMethods(ABC):
     pause = Method[Accepted]("pause")
     resume = Method[Accepted]("resume")
     force_stopped = Method[Accepted]("force_stopped")
+    forget_host = Method[Accepted]("forget_host")
     stacks = Method[Accepted]("stacks")
     tune = Method[Accepted]("tune")
     undo_tune = Method[Accepted]("undo_tune")

@@ -24,6 +24,7 @@ from agentrl.control import recovery
 from agentrl.control.alerts.alert_service import AlertService
 from agentrl.control.background_tasks import restarting_task
 from agentrl.control.clock import Clock
+from agentrl.control.commands import command_effects
 from agentrl.control.commands.active_config import ActiveConfig
 from agentrl.control.commands.collect_stacks import Stacks
 from agentrl.control.commands.desired_state_commands import DesiredState
@@ -67,6 +68,8 @@ from agentrl.control.state.progress import ProgressTracker
 from agentrl.control.state.unit_metrics import MetricStore
 from agentrl.control.tcp_listener import TcpListener
 from agentrl.errors import ConfigError, ConflictError
+from agentrl.protocol import commands
+from agentrl.protocol.effects import Effect
 from agentrl.protocol.wire import encode
 from agentrl.supervision.liveness import Leases
 from agentrl.supervision.supervisor import Supervisor
@@ -205,8 +208,15 @@ class Coordinator:
             "acknowledge": preparing(alerting.preview_acknowledge, alerting.acknowledge),
             "silence": preparing(alerting.preview_silence, alerting.silence),
             "test_alert": preparing(alerting.preview_test, alerting.test),
+            "forget_host": preparing(self._preview_forget, self._forget_host),
             "stacks": stacks.prepare,
         }
+
+    def _preview_forget(self, args: commands.ForgetHost) -> Effect:
+        return command_effects.of_forget_host(self._context.state, args.host)
+
+    def _forget_host(self, operation: Operation, args: commands.ForgetHost) -> None:
+        self._admission.forget(args.host, by=operation.id)
 
     def _rebind(self) -> None:
         self._feed_out.rebind()

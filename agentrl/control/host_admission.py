@@ -6,7 +6,8 @@ Invariants:
 - From other machines only a key with the permission `host` registers a host, and only the machine that has joined as
   that host.
 - The units of another machine have a key of their own, which registers no host.
-- A host that is silent for long and holds no unit is forgotten: its row disappears and its name is free.
+- A host that is silent for long and holds no unit is forgotten: its row disappears and its name is free. A person may
+  declare earlier that a silent host is gone for good.
 """
 
 from __future__ import annotations
@@ -106,16 +107,17 @@ class HostAdmission:
             if now - at < after_s or name == context.host or (host is not None and host.connected):
                 continue
             if not context.state.holds_units(name):
-                self._forget(name)
+                self.forget(name)
 
-    def _forget(self, name: str) -> None:
+    def forget(self, name: str, *, by: str = "") -> None:
+        """`by`: the operation by which a person declares the host gone."""
         context = self._context
-        log.info("host %s is forgotten: it is silent and holds no unit", name)
+        log.info("host %s is forgotten: %s", name, f"declared gone by {by}" if by else "silent, and holds no unit")
         if self._joined.forget(name):
             context.executor.put("host", name, None)
         context.host_leases.end(name)
         context.observed.hosts.pop(name, None)
-        context.happened(events.HostForgotten(host=name))
+        context.happened(events.HostForgotten(host=name, by=by))
 
 
 def _claim(peer: Peer, hello: HostHello) -> JoinedHost:

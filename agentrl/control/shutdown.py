@@ -46,7 +46,7 @@ class Shutdown:
         context.ending = True
         lines: list[str] = []
         unproven = [
-            f"{slot.name} was lost with host {slot.host}; it is not known whether it lives"
+            f"{slot.name} was lost with host {slot.host}; it is not known whether it lives{_if_gone(slot.host)}"
             for slot in context.state.slots.values()
             if not slot.tree_gone
         ]
@@ -78,7 +78,7 @@ class Shutdown:
             first = await self._requests.host(host, messages.ScanRun(kill=True), messages.ScanReport)
             report = await self._requests.host(host, messages.ScanRun(), messages.ScanReport) if first.found else first
         except AgentrlError as failed:
-            unproven.append(f"host {host}: {failed}")
+            unproven.append(f"host {host}: {failed}{'' if host in self._context.peers.hosts() else _if_gone(host)}")
             return
         lines += [f"{host}: ended {_describe(each)}" for each in first.killed]
         unproven += [
@@ -92,6 +92,11 @@ class Shutdown:
         operation.lines = [*lines, *(f"NOT PROVEN: {sentence}" for sentence in unproven)]
         state = OperationState.FAILED if unproven else OperationState.SUCCEEDED
         self._context.operations.finish(operation, state, self._context.clock.now(), "; ".join(unproven))
+
+
+def _if_gone(host: str) -> str:
+    """How `down` succeeds the next time."""
+    return f" (a host that is gone for good: agentrl hosts forget {host}, before `down`)"
 
 
 def _describe(process: ProcessInfo) -> str:

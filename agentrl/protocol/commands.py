@@ -213,6 +213,12 @@ class ForceStopped(Args, frozen=True):
     incarnation: int
 
 
+class ForgetHost(Args, frozen=True):
+    """A person declares a silent host gone for good, with all processes on it."""
+
+    host: str
+
+
 class AddKey(Args, frozen=True):
     name: str
     public: str
@@ -504,6 +510,7 @@ COMMANDS: dict[str, CommandSpec] = {
             "rollback",
         ),
         _act("stacks", CollectStacks, "stacks", "Stacks of all units into one file.", tier=harmless),
+        _act("forget_host", ForgetHost, "hosts forget", "Declare that a silent host is gone for good."),
         _act("force_stopped", ForceStopped, "stop --force", "Vouch that a lost unit is dead."),
         _act("add_key", AddKey, "keys new", "Admit a key.", "revoke_key", Permission.ADMIN),
         _act("revoke_key", RevokeKey, "keys revoke", "Refuse a key from now on.", "", Permission.ADMIN),

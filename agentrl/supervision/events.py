@@ -117,6 +117,8 @@ class HostForgotten(Event, frozen=True):
     """A silent host that holds no unit is no longer a host of the run."""
 
     host: str
+    by: str = ""
+    """The operation by which a person declares that all processes there are dead."""
 
 
 class Spawned(HostEvent, frozen=True):

@@ -250,6 +250,12 @@ class Supervisor:
                 self._life.lose(slot, f"host {event.host} is silent for {event.for_s:.0f} s", now)
 
     def _host_forgotten(self, event: events.HostForgotten, now: float) -> None:
+        for slot in list(self.state.slots.values()) if event.by else ():
+            if slot.host == event.host:
+                self._declare_dead(slot, event.by, now)
+            for ghost in slot.ghosts:
+                if ghost.host == event.host:
+                    self._life.forget_ghost(slot, ghost.host, ghost.incarnation)
         if self.state.holds_units(event.host):
             return
         run = self.state.run
@@ -263,10 +269,14 @@ class Supervisor:
 
     def _death_vouched(self, event: events.DeathVouched, now: float) -> None:
         slot = self._present(event)
-        if slot is None or slot.tree_gone or not self.state.is_out_of_reach(slot):
+        if slot is not None:
+            self._declare_dead(slot, event.by, now)
+
+    def _declare_dead(self, slot: Slot, by: str, now: float) -> None:
+        if slot.tree_gone or not self.state.is_out_of_reach(slot):
             return
         self._life.abandon(slot)
-        slot.desired_by = event.by
+        slot.desired_by = by
         self._life.out.append(Died(slot.unit, slot.incarnation))
         if slot.state is not S.LOST:
             return

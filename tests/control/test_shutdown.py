@@ -41,6 +41,7 @@ async def test_host_that_connected_only_to_an_earlier_coordinator_is_not_proven(
     down = await down_of(None)
     assert down.state is OperationState.FAILED
     assert "host b" in down.reason
+    assert "agentrl hosts forget b" in down.reason
 
 
 async def test_host_that_cannot_prove_its_end_is_not_proven() -> None:

@@ -278,6 +278,41 @@ def test_drained_host_stays_empty_until_the_drain_is_cancelled(hosts: TwoHosts) 
     assert {unit: after[unit].incarnation for unit in FAR} == {u: before[u].incarnation + 1 for u in FAR}
 
 
+def test_host_that_is_gone_for_good_is_forgotten_by_a_command(hosts: TwoHosts) -> None:
+    run, before = hosts.run, hosts.all_ready()
+    code, refused = run.cli("hosts", "forget", THERE, "--yes", check=False)
+    assert code == ExitCode.REFUSED
+    assert "is connected" in str(refused)
+    hosts.link.cut()
+    assert hosts.agent is not None
+    hosts.agent.kill()
+    for unit in FAR:
+        os.kill(before[unit].pid, signal.SIGKILL)
+    for unit in FAR:
+        run.wait_state(unit, "lost")
+    hosts.wait_host(THERE, "lost")
+    preview = run.cli("hosts", "forget", THERE, "--dry-run")["effect"]
+    assert preview["changes"] == [f"host {THERE} is forgotten"]
+    assert all(f"{unit}.{before[unit].incarnation}" in preview["loses"][0] for unit in FAR)
+    run.cli("hosts", "forget", THERE, "--yes")
+    eventually(lambda: f"host/{THERE}" not in run.rows())
+    assert run.wait_state("far-0", "pending").reason
+    assert run.cli("down", "--yes")["proven"]
+
+
+def test_down_names_a_host_that_does_not_answer_and_the_command_that_forgets_it(hosts: TwoHosts) -> None:
+    run, before = hosts.run, hosts.all_ready()
+    hosts.link.cut()
+    assert hosts.agent is not None
+    hosts.agent.kill()
+    for unit in FAR:
+        os.kill(before[unit].pid, signal.SIGKILL)
+    hosts.wait_host(THERE, "lost")
+    code, down = run.cli("down", "--yes", check=False)
+    assert code == ExitCode.NOT_PROVEN
+    assert f"agentrl hosts forget {THERE}" in " ".join(down["lines"])
+
+
 def test_down_reports_that_both_hosts_are_empty(hosts: TwoHosts) -> None:
     run = hosts.run
     down = run.cli("down", "--yes")

@@ -110,3 +110,39 @@ def test_job_that_was_cut_off_by_a_power_loss_runs_again() -> None:
     world.lose_power(world.hosts["a"], ledger_survives=True)
     world.quiesce()
     assert (world.state_of("once-0"), world.slot("once-0").incarnation) == ("ready", 2)
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_forgotten_host_leaves_no_unit_behind(fenced: bool) -> None:
+    world = World()
+    world.handle(events.Applied(specs=(spec("web", 4, speaks=True, fenced=fenced),), by="op1"))
+    world.quiesce()
+    host = world.hosts["b"]
+    there = [process.unit for process in host.live()]
+    assert there
+    world.lose_power(host, ledger_survives=False)
+    host.gone = True
+    world.become_silent(host)
+    world.advance(60.0)
+    world.handle(events.HostForgotten(host="b", by="op2"))
+    assert not world.supervisor.state.holds_units("b")
+    assert "b" not in world.supervisor.state.run.hosts
+    del world.hosts["b"]
+    world.quiesce()
+    assert {world.slot(unit).host for unit in there} == {"a"}
+    world.handle(events.DownWanted(by="op3"))
+    world.quiesce()
+    assert world.all_stopped == 1
+
+
+def test_host_whose_units_still_report_is_not_forgotten() -> None:
+    world = World()
+    world.handle(events.Applied(specs=(spec("web", 4, speaks=True),), by="op1"))
+    world.quiesce()
+    host = world.hosts["b"]
+    there = frozenset(process.unit for process in host.live())
+    world.cut(host)
+    world.become_silent(host, there)
+    world.handle(events.HostForgotten(host="b", by="op2"))
+    assert world.supervisor.state.holds_units("b")
+    assert "b" in world.supervisor.state.run.hosts

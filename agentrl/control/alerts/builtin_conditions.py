@@ -128,6 +128,7 @@ def host_lost(snapshot: RunSnapshot, active: Collection[str], now: float) -> Ite
                 (
                     f"agent pid {host.agent_pid}; units that are not lost still report to the coordinator",
                     "a drain moves its units to other hosts" if others else "there is no other host for its units",
+                    f"if it is gone for good: agentrl hosts forget {name}",
                 ),
                 f"agentrl drain --host {name}" if others else "agentrl doctor",
             )

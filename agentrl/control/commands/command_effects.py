@@ -160,6 +160,26 @@ def of_force(state: State, args: commands.ForceStopped) -> Effect:
     return Effect(loses=(f"if {slot.name} on {slot.host} still lives, two of it will run",))
 
 
+def of_forget_host(state: State, host: str) -> Effect:
+    """Refuses a host that answers, or whose units do."""
+    if host not in {*state.hosts, *state.run.hosts}:
+        raise unknown("host", host, {*state.hosts, *state.run.hosts})
+    there = [slot for slot in state.slots.values() if slot.host == host and not slot.tree_gone]
+    known = state.hosts.get(host)
+    if (known is not None and known.connected) or host == state.data_host:
+        what = "connected" if known is not None and known.connected else "the host of the data of this run"
+        raise RefusedError(f"Host {host} is {what}.", hint=f"agentrl drain --host {host} moves its units away.")
+    if reporting := [slot.unit for slot in there if not state.is_out_of_reach(slot)]:
+        raise RefusedError(
+            f"Host {host} is silent, but {reporting[0]} there is {state.slots[reporting[0]].state.value}, not lost.",
+            hint="Wait until its units are lost; `agentrl status` shows them.",
+        )
+    lives = [slot.name for slot in there]
+    lives += [f"{s.unit}.{ghost.incarnation}" for s in state.slots.values() for ghost in s.ghosts if ghost.host == host]
+    lost = f"if {', '.join(lives)} on {host} still {'lives' if len(lives) == 1 else 'live'}, two of a unit will run"
+    return Effect(changes=(f"host {host} is forgotten",), loses=(lost,) if lives else ())
+
+
 def targets(state: State, target: str) -> tuple[str, ...]:
     """Return one unit, or all units of a group that desired state has."""
     if target in state.groups and not state.groups[target].removed:
