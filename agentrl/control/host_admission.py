@@ -116,6 +116,7 @@ class HostAdmission:
         if self._joined.forget(name):
             context.executor.put("host", name, None)
         context.host_leases.end(name)
+        context.peers.forget_host(name)
         context.observed.hosts.pop(name, None)
         context.happened(events.HostForgotten(host=name, by=by))
 

@@ -9,15 +9,20 @@ from typing import Any
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.control.clock import Clock
 from agentrl.control.host_admission import LOOK_EVERY_S, HostAdmission
+from agentrl.control.messaging.peers import Kind, Known, Peers
 from agentrl.supervision import events
 from agentrl.supervision.unit_slots import HostState, RunState, State
+from agentrl.transport.hub import Peer
 
 
 def test_silent_hosts_are_looked_for_only_every_few_seconds(tmp_path: Path) -> None:
     state = State(RunState())
     happened: list[events.HostForgotten] = []
+    peers = Peers()
+    peers.welcome(Peer.__new__(Peer), Known(Kind.HOST, "b"))
     context: Any = SimpleNamespace(
         state=state,
+        peers=peers,
         host="here",
         clock=Clock(),
         supervisor=SimpleNamespace(times=SupervisionTimes()),
@@ -33,3 +38,4 @@ def test_silent_hosts_are_looked_for_only_every_few_seconds(tmp_path: Path) -> N
     assert not happened
     admission.forget_silent(now + LOOK_EVERY_S)
     assert [event.host for event in happened] == ["b"]
+    assert peers.hosts() == [], "the connection of a broken link"

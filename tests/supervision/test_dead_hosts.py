@@ -135,6 +135,23 @@ def test_forgotten_host_leaves_no_unit_behind(fenced: bool) -> None:
     assert world.all_stopped == 1
 
 
+def test_forgotten_host_that_returns_ends_what_was_replaced() -> None:
+    world = World()
+    world.handle(events.Applied(specs=(spec("web", 4, speaks=True),), by="op1"))
+    world.quiesce()
+    host = world.hosts["b"]
+    there = [process.unit for process in host.live()]
+    world.cut(host)
+    world.become_silent(host)
+    world.handle(events.HostForgotten(host="b", by="op2"))
+    while world.hosts["a"].orders:
+        world.obey(world.hosts["a"])
+    assert {process.unit for process in world.hosts["a"].live()} >= set(there)
+    world.quiesce()
+    lives = sorted(process.unit for each in world.hosts.values() for process in each.live())
+    assert lives == [f"web-{number}" for number in range(4)]
+
+
 def test_host_whose_units_still_report_is_not_forgotten() -> None:
     world = World()
     world.handle(events.Applied(specs=(spec("web", 4, speaks=True),), by="op1"))

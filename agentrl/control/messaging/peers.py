@@ -94,6 +94,12 @@ class Peers:
             del table[known.name]
         return known
 
+    def forget_host(self, host: str) -> None:
+        """A broken link keeps its connection for long. If the host sends a message again, it must send a hello."""
+        peer = self._hosts.get(host)
+        if peer is not None:
+            self.gone(peer)
+
     def _table(self, kind: Kind) -> dict[str, Peer] | None:
         return {Kind.UNIT: self._units, Kind.HOST: self._hosts}.get(kind)
 
