@@ -291,7 +291,9 @@ def check_demonstrations(config: RunConfig) -> Iterator[Check]:
     training = config.training
     named = {"training.warmup.dataset": training.warmup.dataset}
     if config.is_job:
-        named = {"training.demonstrations": training.demonstrations}
+        # `file_checks` names a file that is missing.
+        given = training.demonstrations
+        named = {"training.demonstrations": given if given and Path(given).is_file() else ""}
     for key, place in named.items():
         try:
             if place:
@@ -306,14 +308,18 @@ def check_demonstrations(config: RunConfig) -> Iterator[Check]:
 def check_datasets(config: RunConfig) -> Iterator[Check]:
     """The datasets of the environments; of large files the first rows."""
     for name, environment in config.environments.items():
-        try:
-            rows, whole = datasets.look(environment.dataset)
-            separate, _ = datasets.look(environment.evaluation) if environment.evaluation else ([], True)
-        except (ConfigError, OSError) as wrong:
-            hint = _cure(environment, wrong)
-            sentence = ended(f"environments.{name}: {getattr(wrong, 'message', wrong)}")
-            yield Check(f"dataset of {name}", "fail", sentence, hint)
+        looked: list[tuple[list[Row], bool]] = []
+        named = [place for place in (environment.dataset, environment.evaluation) if place]
+        for place in named:
+            try:
+                looked.append(datasets.look(place))
+            except (ConfigError, OSError) as wrong:
+                hint = _cure(environment, wrong)
+                sentence = ended(f"environments.{name}: {getattr(wrong, 'message', wrong)}")
+                yield Check(f"dataset of {name}", "fail", sentence, hint)
+        if len(looked) < len(named):
             continue
+        (rows, whole), (separate, _) = looked[0], looked[1] if len(looked) > 1 else ([], True)
         train = datasets.split_of(rows, "train", default="train")
         held_out = datasets.split_of(rows, "eval", default="train")
         held_out += datasets.split_of(separate, "eval", default="eval")

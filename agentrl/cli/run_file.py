@@ -126,19 +126,26 @@ def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
 
 
 def check_inputs(loaded: Loaded, sets: Sequence[str]) -> list[str]:
-    """Warnings about model, datasets, code and programs. Raises ConfigError for what a unit would refuse."""
+    """Warnings about model, datasets, code and programs. Raises ConfigError with all that a unit would refuse."""
+    from agentrl.config import file_checks, tool_lock
+    from agentrl.config.validation_errors import combine_errors
+
+    problems = list(file_checks.problems_of(loaded.config))
+    if loaded.path is not None:
+        problems += tool_lock.problems_of(loaded.config, loaded.path)
+    checks = _read_inputs(loaded, sets) if loaded.config.environments or loaded.config.is_job else []
+    problems += [ConfigError(each["sentence"], hint=each["hint"]) for each in checks if each["verdict"] == "fail"]
+    if problems:
+        raise combine_errors(problems)
+    return [f"{each['sentence']} {each['hint']}" for each in checks if each["verdict"] == "warn"]
+
+
+def _read_inputs(loaded: Loaded, sets: Sequence[str]) -> list[dict[str, str]]:
+    """What a program found that reads model and datasets."""
     import subprocess
 
     import msgspec
 
-    from agentrl.config import file_checks, tool_lock
-
-    if problem := next(file_checks.problems_of(loaded.config), None):
-        raise problem
-    if loaded.path is not None and (problem := next(tool_lock.problems_of(loaded.config, loaded.path), None)):
-        raise problem
-    if not loaded.config.environments and not loaded.config.is_job:
-        return []
     # Another program reads them, because the command line imports nothing that can read them.
     command = [sys.executable, "-m", "agentrl.doctor", "--json", "--inputs", *(f"--set={one}" for one in sets)]
     # In its own session, because Ctrl-C is for this command.
@@ -146,16 +153,12 @@ def check_inputs(loaded: Loaded, sets: Sequence[str]) -> list[str]:
         [*command, "--", str(loaded.path)], stdout=subprocess.PIPE, check=False, start_new_session=True
     )
     try:
-        checks = msgspec.json.decode(done.stdout, type=list[dict[str, str]])
+        return msgspec.json.decode(done.stdout, type=list[dict[str, str]])
     except msgspec.DecodeError:
         raise OperationFailedError(
             f"Model and datasets could not be read: the program that reads them ended with {done.returncode}.",
             hint="Its output is above; `agentrl doctor` looks for what is missing.",
         ) from None
-    for each in checks:
-        if each["verdict"] == "fail":
-            raise ConfigError(each["sentence"], hint=each["hint"])
-    return [f"{each['sentence']} {each['hint']}" for each in checks if each["verdict"] == "warn"]
 
 
 def nothing_to_bring_up(loaded: Loaded) -> str:

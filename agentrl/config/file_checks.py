@@ -28,11 +28,9 @@ SCRIPTS = (".py", ".js", ".mjs", ".cjs", ".sh", ".rb")
 def problems_of(config: RunConfig) -> Iterator[ConfigError]:
     """The errors with which the processes that need the files would end."""
     # A run without a data plane reads no user code.
-    for path in config.rollout.code if config.environments else ():
-        if problem := problem_of_code(Path(path)):
-            yield problem
-            return
-    yield from _problems_of_names(config)
+    code = [problem_of_code(Path(path)) for path in config.rollout.code] if config.environments else []
+    unreadable = [problem for problem in code if problem]
+    yield from unreadable or _problems_of_names(config)
     for name, server in config.tools.items() if config.environments else ():
         if problem := problem_of_server(name, server, Path(config.dir)):
             yield problem

@@ -41,6 +41,11 @@ def combine(sentences: Sequence[str]) -> ConfigError:
     return ConfigError("\n  ".join([f"The configuration has {len(unique)} mistakes:", *unique]))
 
 
+def combine_errors(errors: Sequence[ConfigError]) -> ConfigError:
+    """As `combine`, with the hint of each error."""
+    return errors[0] if len(errors) == 1 else combine([f"{each.message} {each.hint}".rstrip() for each in errors])
+
+
 def unknown_key(path: Path, where: str) -> str:
     """The message about an unknown key."""
     last = len(path) - 1

@@ -137,6 +137,23 @@ def test_up_checks_datasets_before_it_starts_anything(shell: Shell) -> None:
     assert "Would do" in result.out
 
 
+def test_all_files_that_are_missing_are_named_at_once(shell: Shell) -> None:
+    folder = shell.home.parent
+    named = "{dataset: rows.jsonl, evaluation: held.jsonl}"
+    (folder / "learns.yaml").write_text(
+        "name: learns\nmodel: {path: weights}\n"
+        f"environments: {{shop: {named}, zoo: {{dataset: animals.jsonl, tools: [a, b]}}}}\n"
+        "rollout: {code: [one.py, two.py]}\n"
+        "tools: {a: {command: 'sh gone.sh'}, b: {command: no-such-program}}\n"
+    )
+    for verb in (("config", "check"), ("up",)):
+        error = shell(*verb, "learns.yaml", "--json", expect=ExitCode.CONFIG).json["error"]["message"]
+        assert "The configuration has 8 mistakes:" in error
+        for missing in ("rows", "held", "animals", "one.py", "two.py", "gone.sh", "no-such-program", "weights"):
+            assert error.count(missing) == 1, (missing, error)
+    assert not list(shell.home.iterdir())
+
+
 def test_missing_dataset_names_the_command_that_makes_it(shell: Shell) -> None:
     made_by = "made_by: python -m assets.shop_dataset rows.jsonl"
     (shell.home.parent / "learns.yaml").write_text(TRAINS.replace("rows.jsonl", f"rows.jsonl, {made_by}"))
