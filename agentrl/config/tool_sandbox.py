@@ -8,13 +8,21 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from agentrl.config.field_types import Bytes, Flag, Section, Words
+from agentrl.config.network_rules import NetworkRules
 
 _Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 _LEAST_MEMORY = 16 << 20
+_SWITCHES = {"off": False, "on": True}
 _DIGEST = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
+
+
+def _network(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SWITCHES.get(value, (value,))
+    return tuple(value) or False if isinstance(value, list) else value
 
 
 class Sandbox(Section):
@@ -25,8 +33,14 @@ class Sandbox(Section):
     required: Flag = False
     """Do not start the server without this sandbox. Otherwise a host that lacks it uses the next weaker kind, and the
     status of the server says so."""
-    network: Flag = False
-    """The network of the host, with its loopback addresses; off: no network at all."""
+    network: Annotated[
+        Flag | tuple[str, ...],
+        BeforeValidator(_network),
+        WithJsonSchema({"anyOf": [{"type": ["boolean", "string"]}, {"type": "array", "items": {"type": "string"}}]}),
+    ] = False
+    """`off`: no network. A list of hosts (`example.org`, `example.org:8443`, `*.example.org`): only these, by HTTP and
+    HTTPS through a proxy that `HTTP_PROXY` and `HTTPS_PROXY` name. `true`: the network of the host, with its loopback
+    addresses."""
     read: Words = ()
     """More files and directories that the server may read; relative to the run file. It sees the system's programs, its
     own program, the Python of the run, its `cwd`, and what its command names."""
@@ -54,9 +68,22 @@ class Sandbox(Section):
             raise ValueError("image is needed by the kind container, and by no other")
         if self.image and not _DIGEST.fullmatch(self.image):
             raise ValueError("image must name its content, NAME@sha256: and 64 digits: what a tag means may change")
+        if self.allowed_hosts:
+            NetworkRules(self.allowed_hosts)
+            if self.kind != "process":
+                raise ValueError("network: a list of hosts needs the kind process")
         if self.kind == "none" and self.required:
             raise ValueError("required has no meaning for the kind none")
         return self
+
+    @property
+    def has_network_of_host(self) -> bool:
+        return self.network is True
+
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]:
+        """The list of hosts; empty for all or none."""
+        return () if isinstance(self.network, bool) else self.network
 
 
 def _named_by_kind(value: Any) -> Any:

@@ -2,6 +2,8 @@
 
 A server runs in namespaces by bubblewrap, in a container, or, where its run file says so, without a sandbox
 (`sandbox_choice.py`). It sees no state, socket or key of a run, and of the run's uuid only a mark that leads nowhere.
-Rlimits bound each process and cgroups the whole sandbox. What a host lacks is in the status of the server, and refuses
-its start if the sandbox is `required`.
+
+A list of hosts is reached through a proxy process of the toolbox (`network_access.py`, `network_proxy.py`). Rlimits
+bound each process and cgroups the whole sandbox. What a host lacks is in the status of the server, and refuses its
+start if the sandbox is `required`.
 """

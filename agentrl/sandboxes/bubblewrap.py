@@ -52,9 +52,9 @@ def command_line(command: Sequence[str], cwd: Path, sandbox: Sandbox, rules: Seq
     """The command that runs `command` in its sandbox. Its environment is that of the process."""
     size = str(sandbox.file_size)
     return (
-        *_isolated(network=sandbox.network),
+        *_isolated(network=sandbox.has_network_of_host),
         *_system(),
-        *_settings(network=sandbox.network),
+        *_settings(network=sandbox.has_network_of_host),
         *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),
         *("--dev", "/dev", "--size", size, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *("--size", size, "--perms", "1777", "--tmpfs", "/tmp", "--dir", HOME),

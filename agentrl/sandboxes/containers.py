@@ -51,7 +51,7 @@ def launch(name: str, plain: Launch, sandbox: Sandbox, *, read: Sequence[Path], 
     own_name = f"agentrl-{name}-{secrets.token_hex(6)}"
     command = (
         *(engine(), "run", "--rm", "--interactive", "--name", own_name, "--pull", "never", "--init"),
-        *("--network", "host" if sandbox.network else "none", "--read-only", "--cap-drop", "ALL"),
+        *("--network", "host" if sandbox.has_network_of_host else "none", "--read-only", "--cap-drop", "ALL"),
         *("--security-opt", "no-new-privileges", "--ipc", "private"),
         *_limits(sandbox),
         *_mounts(plain.cwd, read, write),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ class Launch:
     removal: tuple[str, ...] = ()
     """The command that removes what may outlive the process; empty if nothing does."""
     cgroup: SandboxCgroup | None = None
+    inherited: tuple[socket.socket, ...] = ()
+    """Descriptors that the process inherits and that are closed here when it has started."""
 
     @property
     def program(self) -> str:

@@ -15,8 +15,9 @@ from typing import Literal
 from agentrl.config.data_plane import ToolServer
 from agentrl.config.tool_sandbox import Sandbox
 from agentrl.errors import ConfigError
-from agentrl.sandboxes import bubblewrap, containers, sandbox_cgroups
+from agentrl.sandboxes import bubblewrap, containers, network_access, sandbox_cgroups
 from agentrl.sandboxes.launch_environment import Launch, filled
+from agentrl.sandboxes.network_access import NetworkAccess
 from agentrl.sandboxes.visible_files import Secrets, visible_files
 
 Kind = Literal["none", "process", "container"]
@@ -57,8 +58,19 @@ def choose(sandbox: Sandbox) -> Choice:
     raise AssertionError("the kind none always works")
 
 
-def sandboxed(name: str, server: ToolServer, launch: Launch, *, run_dir: Path, secrets: Secrets) -> Launch:
-    """The start of the server in its sandbox. Raises ConfigError if that is not possible."""
+def sandboxed(
+    name: str,
+    server: ToolServer,
+    launch: Launch,
+    *,
+    run_dir: Path,
+    secrets: Secrets,
+    network: NetworkAccess | None = None,
+) -> Launch:
+    """The start of the server in its sandbox; without `network` its list of hosts is empty.
+
+    Raises ConfigError if that is not possible.
+    """
     sandbox = server.sandbox
     choice = choose(sandbox)
     if sandbox.required and choice.lacks:
@@ -77,11 +89,16 @@ def sandboxed(name: str, server: ToolServer, launch: Launch, *, run_dir: Path, s
         rules = visible_files(launch, read=read, write=write, secrets=secrets)
     except ConfigError as wrong:
         raise ConfigError(f"tools.{name}.sandbox: {wrong.message}", hint=wrong.hint) from None
-    command = bubblewrap.command_line(launch.command, launch.cwd, sandbox, rules)
+    inside, inherited = launch.command, launch.inherited
+    if sandbox.allowed_hosts and network is not None:
+        theirs = network.admit(name, sandbox.allowed_hosts)
+        inside, inherited = network_access.command_inside(inside, theirs), (*inherited, theirs)
+        env = network_access.environment(sandbox.allowed_hosts) | env
+    command = bubblewrap.command_line(inside, launch.cwd, sandbox, rules)
     cgroup = sandbox_cgroups.make(sandbox)
     if cgroup is not None:
         command = cgroup.entered(command)
-    return replace(launch, command=command, env=env, sandbox="process", cgroup=cgroup)
+    return replace(launch, command=command, env=env, sandbox="process", cgroup=cgroup, inherited=inherited)
 
 
 def _problem(kind: Kind) -> str:

@@ -46,6 +46,9 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: str = ""
     """The sandbox that its processes have, and why it is weaker than configured; empty for a server behind a URL."""
     sandbox_is_weaker: bool = False
+    refused: int = 0
+    """Connections that the network proxy refused to its sandboxes."""
+    last_refusal: str = ""
     starts: int = 0
     """Number of starts, over all processes of a pool."""
     problem: str = ""

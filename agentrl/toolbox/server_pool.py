@@ -20,6 +20,7 @@ from typing import Protocol
 from agentrl.config.data_plane import ToolServer
 from agentrl.errors import AgentrlError
 from agentrl.sandboxes.launch_environment import headers_of, launch_of
+from agentrl.sandboxes.network_access import NetworkAccess
 from agentrl.sandboxes.sandbox_choice import sandboxed
 from agentrl.sandboxes.visible_files import Secrets
 from agentrl.toolbox.api_messages import QuotaError, ToolInfo, UnavailableError
@@ -98,7 +99,13 @@ class ConnectionSource(Protocol):
     def give_back(self, connection: Connection) -> None: ...
 
 
-def connector(name: str, server: ToolServer, run_dir: Path, secret_files: Iterable[Path] = ()) -> Connect:
+def connector(
+    name: str,
+    server: ToolServer,
+    run_dir: Path,
+    secret_files: Iterable[Path] = (),
+    network: NetworkAccess | None = None,
+) -> Connect:
     """A function that makes connections to this server."""
 
     def connect() -> Connection:
@@ -107,7 +114,8 @@ def connector(name: str, server: ToolServer, run_dir: Path, secret_files: Iterab
             return Connection(name, HttpPeer(server.url, headers))
         plain = launch_of(name, server, run_dir=run_dir, environ=os.environ)
         secrets = Secrets.of_this_host(os.environ, run_dir, secret_files)
-        return Connection(name, ServerProcess(name, sandboxed(name, server, plain, run_dir=run_dir, secrets=secrets)))
+        launch = sandboxed(name, server, plain, run_dir=run_dir, secrets=secrets, network=network)
+        return Connection(name, ServerProcess(name, launch))
 
     return connect
 

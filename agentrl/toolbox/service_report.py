@@ -123,6 +123,8 @@ def parts_of(servers: Iterable[ServerInfo]) -> list[UnitPart]:
 def _part(server: ServerInfo) -> UnitPart:
     use = f"{counted(server.sessions, 'sessions')}, {counted(server.running, 'calls')} under way"
     good = f"{use}; {server.sandbox}" if server.sandbox else use
+    if server.refused:
+        good += f"; the network refused {counted(server.refused, 'connections')}, last: {server.last_refusal}"
     status = good if server.usable else _trouble(server)
     return UnitPart(server.id, server.state, status, died=server.died, last_death=server.last_death)
 

@@ -167,6 +167,7 @@ class ServerProcess:
                 stderr=PIPE,
                 env=dict(self._launch.env),
                 cwd=self._launch.cwd,
+                pass_fds=[each.fileno() for each in self._launch.inherited],
                 start_new_session=True,
                 limit=_BUFFER_BYTES,
             )
@@ -180,6 +181,9 @@ class ServerProcess:
         except (OSError, ValueError) as broken:
             why = broken.strerror if isinstance(broken, OSError) else str(broken)
             raise CannotStartError(f"{command} cannot be started: {why}.") from broken
+        finally:
+            for each in self._launch.inherited:
+                each.close()
 
     async def _abandon(self, starting: asyncio.Future[Process]) -> None:
         """End a process whose start was cancelled."""

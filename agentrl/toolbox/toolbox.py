@@ -21,6 +21,7 @@ import msgspec
 from agentrl.config.data_plane import ToolServer
 from agentrl.policies.status_tables import BreakerStatus
 from agentrl.sandboxes import sandbox_cgroups
+from agentrl.sandboxes.network_access import NetworkAccess, Refusals
 from agentrl.sandboxes.sandbox_choice import choose
 from agentrl.toolbox.api_messages import (
     BadRequestError,
@@ -95,6 +96,7 @@ class Toolbox:
         self._name = name
         self._quotas = quotas or Quotas()
         self._gate = asyncio.Semaphore(STARTS_AT_ONCE)
+        self._network = NetworkAccess()
         self._servers = {key: self._make(key, server, run_dir, breaker) for key, server in servers.items()}
         self._sessions: dict[str, Session] = {}
         self._opening: dict[str, asyncio.Task[Session]] = {}
@@ -109,7 +111,7 @@ class Toolbox:
         def take_tools(tools: tuple[ToolInfo, ...]) -> None:
             server.take_tools(tools)
 
-        connect = connector(name, config, run_dir)
+        connect = connector(name, config, run_dir, network=self._network)
         starter = ConnectionStarter(connect, self._gate, take_tools, within_s=float(config.start_s))
         keeper: ConnectionSource = (
             ProcessPool(starter, config.pool) if config.session == "process" else SharedConnection(starter)
@@ -131,6 +133,7 @@ class Toolbox:
                     for server in self._servers.values()
                 ]
                 keeping.append(tasks.create_task(self._tidy(), name="close idle sessions"))
+                keeping.append(tasks.create_task(self._network.run(), name="network of sandboxes"))
                 try:
                     yield
                 finally:
@@ -167,7 +170,7 @@ class Toolbox:
         return sum(server.at_once for server in self._servers.values())
 
     def servers(self) -> tuple[ServerInfo, ...]:
-        return tuple(_info(server) for server in self._servers.values())
+        return tuple(_info(server, self._network.refusals(server.name)) for server in self._servers.values())
 
     def tools(self, server: str = "") -> tuple[ToolInfo, ...]:
         chosen = [self._server(server)] if server else list(self._servers.values())
@@ -448,7 +451,7 @@ async def _call_apart(
     return msgspec.structs.replace(answer, latency_s=time.monotonic() - began)
 
 
-def _info(server: Server) -> ServerInfo:
+def _info(server: Server, refusals: Refusals) -> ServerInfo:
     serving = server.keeper.serving
     down_s = 0.0 if serving else server.keeper.down_s
     why = "" if serving else server.keeper.why
@@ -465,6 +468,8 @@ def _info(server: Server) -> ServerInfo:
         why=why,
         sandbox=sandbox.sentence if sandbox else "",
         sandbox_is_weaker=bool(sandbox and sandbox.lacks),
+        refused=refusals.count,
+        last_refusal=refusals.last,
         starts=server.keeper.starts,
         problem=why if down_s > SLOW_START_S or server.keeper.failures >= FAILURES else "",
         tools=len(server.tools),

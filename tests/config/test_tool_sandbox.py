@@ -41,6 +41,17 @@ def test_limits_and_paths_are_read(tmp_path: Path) -> None:
     assert found.write == ("{run_dir}/notes",)
 
 
+def test_network_is_off_or_a_list_or_that_of_the_host(tmp_path: Path) -> None:
+    for text, expected in (
+        ("off", False),
+        ("[]", False),
+        ("true", True),
+        ("example.org", ("example.org",)),
+        ("[example.org, '*.example.net', 'x.org:8443']", ("example.org", "*.example.net", "x.org:8443")),
+    ):
+        assert sandbox_of(tmp_path, f"{{network: {text}}}").network == expected
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -51,6 +62,9 @@ def test_limits_and_paths_are_read(tmp_path: Path) -> None:
         ("{kind: container, image: 'shell:latest'}", "image must name its content"),
         ("{kind: none, required: true}", "required has no meaning"),
         ("{netwrok: true}", "netwrok"),
+        ("{network: 'https://example.org'}", "no valid port"),
+        ("{network: 5}", "network"),
+        ("{kind: none, network: example.org}", "needs the kind process"),
     ],
 )
 def test_an_impossible_sandbox_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
@@ -65,7 +79,7 @@ def test_a_server_behind_a_url_has_no_sandbox() -> None:
 
 
 def test_schema_accepts_both_forms_and_a_configuration_reads_itself_again(tmp_path: Path) -> None:
-    for text in ("none", "process", f"{{kind: container, image: '{DIGEST}'}}"):
+    for text in ("none", "process", "{network: [example.org]}", f"{{kind: container, image: '{DIGEST}'}}"):
         file = tmp_path / "run.yaml"
         file.write_text(RUN % text)
         config = load_config(file, environ={}).config

@@ -1,0 +1,22 @@
+"""Runs inside a sandbox before its server: opens the socket of the network proxy there and passes it to the toolbox.
+
+Usage: `network_socket.py DESCRIPTOR PORT COMMAND...`. The descriptor stays open in the command, so the toolbox sees the
+end of the sandbox by it. Only the standard library is imported, because this delays each start.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+if __name__ == "__main__":
+    descriptor, port, *command = sys.argv[1:]
+    toolbox = socket.socket(fileno=int(descriptor))
+    with socket.create_server(("127.0.0.1", int(port)), backlog=128) as listener:
+        socket.send_fds(toolbox, [b"listening"], [listener.fileno()])
+    toolbox.detach()
+    try:
+        os.execvp(command[0], command)
+    except OSError as missing:
+        sys.exit(f"{command[0]} cannot be started: {missing.strerror}")
