@@ -38,22 +38,29 @@ _AGENT_RESTARTS_COORDINATOR_WITHIN_S = 10.0
 
 async def end_run(cli: Cli, *, now: bool) -> ExitCode:
     """Stop the selected run, on this or another host, or remove its remaining processes on this host."""
-    run = None
-    if not cli.remote:
-        run = await _find_run(cli)
-        if run is None:
-            return _report_no_run(cli)
-        keepers = keepers_of(paths.state_dir(run.name))
-        # An agent that lives may be restarting its coordinator.
-        if not await start_coordinator.answers(run.name, _AGENT_RESTARTS_COORDINATOR_WITHIN_S if keepers else 1.0):
-            found = await leftover_processes.scan(run.uuid, paths.state_dir(run.name))
-            keepers = keepers_of(paths.state_dir(run.name))
-            if found.found or keepers:
-                return await run_transaction.carry_out(_RemoveLeftovers(cli, run, found, keepers))
-            if not cli.dry_run:
-                forget_dead(paths.state_dir(run.name), run.uuid)
-            return _report_not_up(cli, run, found)
-    return await run_transaction.carry_out(_Stop(cli, run, Down(now=now)))
+    run = None if cli.remote else await _find_run(cli)
+    if cli.remote or (run is not None and await _is_answered(run)):
+        return await run_transaction.carry_out(_Stop(cli, run, Down(now=now)))
+    if run is not None:
+        state_dir = paths.state_dir(run.name)
+        found, keepers = await leftover_processes.scan(run.uuid, state_dir), keepers_of(state_dir)
+        if found.found or keepers:
+            return await run_transaction.carry_out(_RemoveLeftovers(cli, run, found, keepers))
+    former = await _run_without_files(run.name if run is not None else cli.named)
+    if former is not None:
+        left = await leftover_processes.scan(former.uuid, paths.state_dir(former.name))
+        return await run_transaction.carry_out(_RemoveLeftovers(cli, former, left, []))
+    if run is None:
+        return _report_no_run(cli)
+    if not cli.dry_run:
+        forget_dead(state_dir, run.uuid)
+    return _report_not_up(cli, run, found)
+
+
+async def _is_answered(run: RunFile) -> bool:
+    """Whether the coordinator answers. An agent that lives may be restarting it."""
+    keepers = keepers_of(paths.state_dir(run.name))
+    return await start_coordinator.answers(run.name, _AGENT_RESTARTS_COORDINATOR_WITHIN_S if keepers else 1.0)
 
 
 async def _find_run(cli: Cli) -> RunFile | None:
@@ -73,6 +80,16 @@ async def _find_run(cli: Cli) -> RunFile | None:
         return up[0]
     _refuse_if_any(unreadable)
     return known[0] if len(known) == 1 else None
+
+
+async def _run_without_files(name: str | None) -> RunFile | None:
+    """A run that has living processes although its state directory was deleted, or was deleted and made again."""
+    found = await leftover_processes.runs_without_files()
+    fitting = [RunFile(of, uuid, "", 0.0) for uuid, of in sorted(found.items()) if name in (None, of)]
+    if len({run.name for run in fitting}) > 1:
+        names = ", ".join(sorted({run.name for run in fitting}))
+        raise UsageError(f"Processes of deleted runs live: {names}.", hint="Name one: --run NAME.")
+    return next(iter(fitting), None)
 
 
 def _refuse_if_any(unreadable: list[RunFile]) -> None:
@@ -204,7 +221,8 @@ class _RemoveLeftovers(LocalTransaction):
         names += [f"{keeper.what} (pid {keeper.pid})" for keeper in self._keepers if keeper.pid not in listed]
         self.effect = Effect(kills=tuple(names))
         if not self.cli.dry_run:
-            output.note(f"No coordinator answers for {self._run.name}, but processes of it are left.")
+            gone = "" if self._run.run_dir else f" Its files in {paths.state_dir(self._run.name)} were deleted."
+            output.note(f"No coordinator answers for {self._run.name}, but processes of it are left.{gone}")
 
     async def act(self) -> None:
         # Agents first: they would restart the coordinator, and the coordinator the units.

@@ -12,23 +12,37 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import TypeVar
 
 from agentrl.client.run_processes import RunProcess
+from agentrl.config import paths
 from agentrl.config.this_host import known_name
 from agentrl.errors import NotProvenError
 from agentrl.protocol.messages import ScanReport
 
+T = TypeVar("T")
 _SCAN_WITHIN_S = 60.0
 
 
 async def scan(uuid: str, state_dir: Path, *, kill: bool = False) -> ScanReport:
     """Examine every process of this host. Raises NotProvenError if that fails."""
+    return await _scanned(ScanReport, uuid, "--host", known_name(state_dir), "--json", *(["--kill"] if kill else []))
+
+
+async def runs_without_files() -> dict[str, str]:
+    """The uuids of runs with living processes whose state directories were deleted, with the names of the runs."""
+    home, known = paths.home(), {run.uuid for run in paths.list_runs()}
+    found = await _scanned(dict[str, str], "--below", str(home))
+    names = {uuid: Path(state_dir).name for uuid, state_dir in found.items() if uuid not in known}
+    return {uuid: name for uuid, name in names.items() if paths.is_run_name(name)}
+
+
+async def _scanned(kind: type[T], *arguments: str) -> T:
+    """What the program prints that reads the processes of this host."""
     import msgspec
 
-    options = ["--host", known_name(state_dir), "--json", *(["--kill"] if kill else [])]
-
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "agentrl.host.process_scan", uuid, *options),
+        *(sys.executable, "-m", "agentrl.host.process_scan", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -36,7 +50,7 @@ async def scan(uuid: str, state_dir: Path, *, kill: bool = False) -> ScanReport:
     )
     try:
         out, problems = await asyncio.wait_for(process.communicate(), _SCAN_WITHIN_S)
-        return msgspec.json.decode(out, type=ScanReport)
+        return msgspec.json.decode(out, type=kind)
     except TimeoutError:
         raise NotProvenError(f"The scan of this host did not end within {_SCAN_WITHIN_S:.0f} s.") from None
     except msgspec.DecodeError:

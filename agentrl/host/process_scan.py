@@ -1,4 +1,5 @@
-"""Lists the processes of a run on this host; also `python -m agentrl.host.process_scan UUID`.
+"""Lists the processes of a run on this host; also `python -m agentrl.host.process_scan UUID`. With `--below HOME` lists
+the runs that have living processes, also those whose state directory in HOME was deleted.
 
 * Every process is listed with the evidence for it.
 * The report says what could not be examined.
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 import msgspec
 
@@ -82,6 +84,23 @@ def _look(run: str, control: bool, in_cgroups: bool) -> tuple[list[ProcessInfo],
     return found, len(snapshot.stats), _unproven([pid for pid in closed if pid not in protected], snapshot)
 
 
+def runs_below(home: Path) -> dict[str, str]:
+    """The state directories in `home` that processes of runs name, by the uuid of the run."""
+    found: dict[str, str] = {}
+    for pid in procfs.all_pids():
+        marks = procfs.marks(pid) or {}
+        state_dir = marks.get(b"AGENTRL_STATE_DIR") or _argument(pid, b"--state-dir")
+        if procfs.MARK_RUN in marks and state_dir and Path(os.fsdecode(state_dir)).parent == home:
+            found[marks[procfs.MARK_RUN].decode(errors="replace")] = os.fsdecode(state_dir)
+    return found
+
+
+def _argument(pid: int, option: bytes) -> bytes:
+    """The value of an option on the command line of a host agent or coordinator."""
+    words = procfs.read_bytes(f"/proc/{pid}/cmdline").split(b"\0")
+    return words[words.index(option) + 1] if option in words[:-1] else b""
+
+
 def _ancestors(snapshot: Snapshot) -> frozenset[int]:
     """The scanner and its ancestors."""
     found = set()
@@ -118,11 +137,17 @@ def _owner(pid: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m agentrl.host.process_scan", description=__doc__)
-    parser.add_argument("run", metavar="UUID")
+    parser.add_argument("run", metavar="UUID", nargs="?", default="")
+    parser.add_argument("--below", type=Path, metavar="HOME", help="list the runs with a state directory there")
     parser.add_argument("--host", default=default_name(), help="the name of this host in the report")
     parser.add_argument("--kill", action="store_true", help="end what was found")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.below is not None:
+        print(msgspec.json.encode(runs_below(args.below)).decode())
+        return ExitCode.OK
+    if not args.run:
+        parser.error("give the uuid of a run, or --below")
     report = scan(args.run, args.host, kill=args.kill)
     if args.json:
         print(msgspec.json.encode(report).decode())

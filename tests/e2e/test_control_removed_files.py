@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sqlite3
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,8 @@ import pytest
 
 from agentrl.client.discovery import find
 from agentrl.control.persistence.journal_schema import checksum
-from tests.e2e.running import Run
+from agentrl.host import process_scan
+from tests.e2e.running import PYTHON, Run
 from tests.waiting import eventually
 
 WHOLE_WITHIN_S = 10.0
@@ -61,6 +63,24 @@ def test_down_right_after_the_removal_still_drains(small: Run) -> None:
     remove(small, *FILES)
     lines = small.cli("down")["lines"]
     assert not [line for line in lines if line.startswith("killed")]
+
+
+@pytest.mark.parametrize("supervised", [True, False], ids=["with its coordinator", "without its coordinator"])
+def test_down_ends_a_run_whose_state_directory_was_deleted(small: Run, supervised: bool) -> None:
+    lives, uuid = {str(row.pid) for row in small.units().values()}, small.uuid()
+    if not supervised:
+        small.kill(small.agent_pid(), signal.SIGSTOP)
+        small.kill(small.coordinator_pid())
+        small.kill(small.agent_pid())
+    shutil.rmtree(small.state_dir)
+    for named in ((), ("--run", small.name)):
+        command = [PYTHON, "-m", "agentrl", "down", "--dry-run", *named]
+        preview = subprocess.run(command, env=small.environ, capture_output=True, text=True, timeout=60, check=True)
+        assert all(f"pid {pid}" in preview.stdout for pid in lives), preview
+    done = small.cli("down", "--yes")
+    assert done["proven"]
+    assert all(any(f"pid {pid}" in line for line in done["lines"]) for pid in lives), done
+    assert not process_scan.scan(uuid, "here").found
 
 
 def test_units_with_unreadable_journal_entries_go_on(small: Run) -> None:
