@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.config import sglang_arguments
+from agentrl.config import own_tool_servers, sglang_arguments
 from agentrl.config.field_types import (
     Bytes,
     Command,
@@ -124,6 +124,16 @@ class ToolServer(Section):
 
     command: Command = ()
     """The program and its arguments, for a server over stdio. `{python}` and `{run_dir}` are replaced."""
+    functions: str = ""
+    """Instead of a command: a Python file whose public functions with docstrings are the tools; relative to the run
+    file."""
+    shipped: own_tool_servers.Shipped = ""
+    """Instead of a command: a server that agentrl provides. `python` runs code, `files` edits files in a workspace,
+    `calculator` computes exactly, `search` finds texts in a corpus."""
+    corpus: Words = ()
+    """With `shipped: search`: directories and files (.md, .txt, .jsonl) to search; relative to the run file."""
+    workspace: str = ""
+    """With `shipped: files`: a directory that each session gets a copy of; relative to the run file."""
     python: PackagesOrWords = None
     """With `command`: Python packages that are installed for this server, in a virtual environment of its own."""
     npm: PackagesOrWords = None
@@ -171,9 +181,30 @@ class ToolServer(Section):
     result_max_chars: _Positive = 16_384
     """A longer result keeps its beginning and its end."""
 
+    @property
+    def start_command(self) -> tuple[str, ...]:
+        """The command of a server over stdio; empty for a server behind a URL."""
+        return self.command or own_tool_servers.command_of(
+            self.functions, self.shipped, corpus=self.corpus, workspace=self.workspace, timeout_s=self.timeout_s
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_shipped(cls, value: Any) -> Any:
+        return own_tool_servers.with_defaults(value)
+
     @model_validator(mode="after")
     def _one_transport(self) -> ToolServer:
-        if problem := problems_in_one_of(self, ("command", "url")):
+        if problem := problems_in_one_of(self, ("command", "functions", "shipped", "url")):
+            raise ValueError(problem)
+        if problem := own_tool_servers.problem_of(
+            self.functions,
+            self.shipped,
+            corpus=self.corpus,
+            workspace=self.workspace,
+            session=self.session,
+            sandbox=self.sandbox.kind,
+        ):
             raise ValueError(problem)
         if self.url and self.cwd:
             raise ValueError("cwd is for a server with a command")

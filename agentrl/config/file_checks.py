@@ -20,8 +20,10 @@ from agentrl.config.data_plane import SHIPPED_AGENTS, SHIPPED_SCORERS, ToolServe
 from agentrl.config.run import RunConfig, nearest
 from agentrl.config.tool_lock import packages_of
 from agentrl.errors import ConfigError
+from agentrl.toolservers.function_tools import FunctionFileError, tools_of
 
 INTERPRETERS = ("python", "node", "bash", "sh", "ruby")
+_BESIDE = "It is relative to the run file."
 SCRIPTS = (".py", ".js", ".mjs", ".cjs", ".sh", ".rb")
 
 
@@ -107,9 +109,11 @@ def problem_of_server(name: str, server: ToolServer, run_dir: Path) -> ConfigErr
     """The reason why the command of a tool server cannot be started, or None."""
     if server.url:
         return None
+    if problem := _problem_of_own_server(name, server):
+        return problem
     place = f"tools.{name}.command"
     program, *arguments = (
-        word.replace("{python}", sys.executable).replace("{run_dir}", str(run_dir)) for word in server.command
+        word.replace("{python}", sys.executable).replace("{run_dir}", str(run_dir)) for word in server.start_command
     )
     cwd = Path(server.cwd.replace("{run_dir}", str(run_dir)))
     if cwd != run_dir and not cwd.is_dir():
@@ -121,6 +125,28 @@ def problem_of_server(name: str, server: ToolServer, run_dir: Path) -> ConfigErr
         where = "" if "/" in program else " on the PATH"
         return ConfigError(f"{place}: there is no program {program}{where}.", hint="Install it, or name its path.")
     return _problem_of_script(place, program, arguments, cwd) if Path(program).name.startswith(INTERPRETERS) else None
+
+
+def _problem_of_own_server(name: str, server: ToolServer) -> ConfigError | None:
+    """Why a file of functions cannot become tools, or what a shipped server needs is missing."""
+    place = f"tools.{name}"
+    if server.functions:
+        if not Path(server.functions).is_file():
+            return ConfigError(f"{place}.functions: there is no file {server.functions}.", hint=_BESIDE)
+        try:
+            found = tools_of(Path(server.functions))
+        except FunctionFileError as wrong:
+            return ConfigError(f"{place}.functions: {wrong}.", hint=wrong.hint)
+        outside = [tool.name for tool in found if server.effects.get(tool.name, tool.effect) == "outside"]
+        if server.try_again and outside:
+            acts = f"{', '.join(outside)} acts outside the session"
+            return ConfigError(f"{place}.try_again calls tools twice, and {server.functions} says that {acts}.")
+    for path in server.corpus:
+        if not Path(path).exists():
+            return ConfigError(f"{place}.corpus: there is no file or directory {path}.", hint=_BESIDE)
+    if server.workspace and not Path(server.workspace).is_dir():
+        return ConfigError(f"{place}.workspace: there is no directory {server.workspace}.", hint=_BESIDE)
+    return None
 
 
 def _problem_of_script(place: str, program: str, arguments: Sequence[str], cwd: Path) -> ConfigError | None:
@@ -149,6 +175,7 @@ def _problem_of_syntax(place: str, path: Path) -> ConfigError | None:
     except OSError as refused:
         return ConfigError(f"{place}: {path} cannot be read: {refused.strerror}.")
     except (SyntaxError, ValueError) as wrong:
-        what = f"line {wrong.lineno}: SyntaxError: {wrong.msg}" if isinstance(wrong, SyntaxError) else str(wrong)
+        at = f"line {getattr(wrong, 'lineno', 0)}, column {getattr(wrong, 'offset', 0)}"
+        what = f"{at}: SyntaxError: {wrong.msg}" if isinstance(wrong, SyntaxError) else str(wrong)
         return ConfigError(f"{place}: {path}, {what}.")
     return None

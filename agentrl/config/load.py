@@ -222,7 +222,9 @@ def _tool_paths(server: ToolServer, beside: Callable[[str], str]) -> ToolServer:
 
     sandbox = server.sandbox
     sandbox = sandbox.model_copy(update={"read": placed(sandbox.read), "write": placed(sandbox.write)})
-    return server.model_copy(update={"cwd": beside(server.cwd or "."), "sandbox": sandbox})
+    paths = {"functions": beside(server.functions), "corpus": placed(server.corpus)}
+    paths["workspace"] = beside(server.workspace)
+    return server.model_copy(update={"cwd": beside(server.cwd or "."), "sandbox": sandbox, **paths})
 
 
 def _data_paths(config: RunConfig, beside: Callable[[str], str]) -> dict[str, object]:

@@ -78,7 +78,7 @@ def launch_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[
             raise ConfigError(f"tools.{name}.env.{key} is a mark of the run and cannot be set.")
         env[key] = _value(f"tools.{name}.env.{key}", value, run_dir, environ)
     cwd = Path(filled(server.cwd, run_dir)) if server.cwd else run_dir
-    return Launch(tuple(filled(part, run_dir) for part in server.command), env, cwd)
+    return Launch(tuple(filled(part, run_dir) for part in server.start_command), env, cwd)
 
 
 def headers_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,49 @@
+"""Starts one of the servers: `python -m agentrl.toolservers calculator`, or this file by its path.
+
+By its path it also runs in a virtual environment that does not have agentrl.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+SERVERS = {
+    "functions": "functions",
+    "python": "python_cells",
+    "files": "workspace_files",
+    "calculator": "calculator",
+    "search": "corpus_search",
+}
+
+
+def _make_importable() -> None:
+    """Let `agentrl.toolservers` be imported, also where agentrl is not installed."""
+    here = Path(__file__).parent
+    if sys.path and Path(sys.path[0] or ".").resolve() == here.resolve():
+        del sys.path[0]  # A file here must not hide a module of the same name.
+    if find_spec("agentrl") is not None:
+        return
+    package = sys.modules["agentrl"] = ModuleType("agentrl")
+    package.__path__ = []
+    spec = spec_from_file_location("agentrl.toolservers", here / "__init__.py", submodule_search_locations=[str(here)])
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["agentrl.toolservers"] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def main(arguments: list[str]) -> None:
+    if not arguments or arguments[0] not in SERVERS:
+        sys.exit(f"usage: python -m agentrl.toolservers {{{','.join(SERVERS)}}} ...")
+    from importlib import import_module
+
+    import_module(f"agentrl.toolservers.{SERVERS[arguments[0]]}").main(arguments[1:])
+
+
+if __name__ == "__main__":
+    if not __package__:
+        _make_importable()
+    main(sys.argv[1:])
