@@ -3,6 +3,7 @@
 Invariants:
 - The server sees a read-only system, the files of its program, and what the operator named; nothing else.
 - It has no capability, no network unless allowed, no process but its own, and ends with the toolbox.
+- The system calls that `system_calls.py` denies fail.
 - Secrets are never in the arguments, which every user of the host may read: the environment is inherited.
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentrl.config.tool_sandbox import Sandbox
+from agentrl.sandboxes import system_calls
 from agentrl.sandboxes.visible_files import SETTINGS, SYSTEM, Rule
 
 INSTALL = "install the package bubblewrap (`apt-get install bubblewrap`)"
@@ -33,14 +35,9 @@ def problem() -> str:
         return f"bubblewrap is not installed; {INSTALL}"
     if shutil.which("prlimit") is None:
         return "prlimit is not installed; install the package util-linux"
-    trial = [*_isolated(network=False), *_system(), "--proc", "/proc", "--dev", "/dev", "--", "/bin/true"]
-    try:
-        done = subprocess.run(trial, capture_output=True, text=True, timeout=_TRY_WITHIN_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as broken:
-        return f"bubblewrap does not run here ({broken})"
-    if done.returncode == 0:
+    complaint = _complaint_of_trial()
+    if not complaint:
         return ""
-    complaint = (done.stderr.strip() or f"exit {done.returncode}").splitlines()[-1]
     return (
         f"bubblewrap may not create namespaces here ({complaint}); allow user namespaces (sysctl "
         "kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1; in Docker: --security-opt "
@@ -48,11 +45,42 @@ def problem() -> str:
     )
 
 
-def command_line(command: Sequence[str], cwd: Path, sandbox: Sandbox, rules: Sequence[Rule]) -> tuple[str, ...]:
-    """The command that runs `command` in its sandbox. Its environment is that of the process."""
+@functools.cache
+def problem_of_filter() -> str:
+    """Empty if system calls can be filtered here, else a clause that says why not and what to do."""
+    if unknown := system_calls.problem():
+        return unknown
+    with system_calls.filter_file() as file:
+        complaint = _complaint_of_trial(file.fileno())
+    if not complaint:
+        return ""
+    return f"system calls cannot be filtered here ({complaint}); use a kernel with CONFIG_SECCOMP_FILTER"
+
+
+def _complaint_of_trial(filter_of_calls: int = -1) -> str:
+    """Run a program that does nothing. Returns the last line of an error."""
+    trial = [*_isolated(network=False, filter_of_calls=filter_of_calls), *_system()]
+    trial += ["--proc", "/proc", "--dev", "/dev", "--", "/bin/true"]
+    passed = [filter_of_calls] if filter_of_calls >= 0 else []
+    try:
+        done = subprocess.run(
+            trial, capture_output=True, text=True, timeout=_TRY_WITHIN_S, check=False, pass_fds=passed
+        )
+    except (OSError, subprocess.TimeoutExpired) as broken:
+        return str(broken)
+    return "" if done.returncode == 0 else (done.stderr.strip() or f"exit {done.returncode}").splitlines()[-1]
+
+
+def command_line(
+    command: Sequence[str], cwd: Path, sandbox: Sandbox, rules: Sequence[Rule], *, filter_of_calls: int = -1
+) -> tuple[str, ...]:
+    """The command that runs `command` in its sandbox. Its environment is that of the process.
+
+    `filter_of_calls` is the descriptor of the filter of system calls.
+    """
     size = str(sandbox.file_size)
     return (
-        *_isolated(network=sandbox.has_network_of_host),
+        *_isolated(network=sandbox.has_network_of_host, filter_of_calls=filter_of_calls),
         *_system(),
         *_settings(network=sandbox.has_network_of_host),
         *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),
@@ -67,7 +95,7 @@ def command_line(command: Sequence[str], cwd: Path, sandbox: Sandbox, rules: Seq
     )
 
 
-def _isolated(*, network: bool) -> Iterator[str]:
+def _isolated(*, network: bool, filter_of_calls: int) -> Iterator[str]:
     yield from (
         shutil.which("bwrap") or "bwrap",
         "--unshare-user",
@@ -81,6 +109,8 @@ def _isolated(*, network: bool) -> Iterator[str]:
     if os.geteuid() == 0:
         yield from ("--uid", _INSIDE_ID, "--gid", _INSIDE_ID)
     yield from ("--hostname", "sandbox", "--cap-drop", "ALL", "--die-with-parent", "--new-session")
+    if filter_of_calls >= 0:
+        yield from ("--seccomp", str(filter_of_calls))
     if _closes_user_namespaces():
         yield "--disable-userns"
 

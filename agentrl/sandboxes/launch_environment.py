@@ -8,13 +8,15 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.config.secrets import is_reference, resolve_secret
@@ -55,8 +57,17 @@ class Launch:
     removal: tuple[str, ...] = ()
     """The command that removes what may outlive the process; empty if nothing does."""
     cgroup: SandboxCgroup | None = None
-    inherited: tuple[socket.socket, ...] = ()
-    """Descriptors that the process inherits and that are closed here when it has started."""
+    inherited: tuple[socket.socket | BinaryIO, ...] = ()
+    """What the process inherits beside its standard input and output."""
+
+    @contextlib.contextmanager
+    def passing(self) -> Iterator[list[int]]:
+        """The numbers of the inherited descriptors, which are closed here afterwards."""
+        try:
+            yield [each.fileno() for each in self.inherited]
+        finally:
+            for each in self.inherited:
+                each.close()
 
     @property
     def program(self) -> str:

@@ -15,7 +15,7 @@ from typing import Literal
 from agentrl.config.data_plane import ToolServer
 from agentrl.config.tool_sandbox import Sandbox
 from agentrl.errors import ConfigError
-from agentrl.sandboxes import bubblewrap, containers, network_access, sandbox_cgroups
+from agentrl.sandboxes import bubblewrap, containers, network_access, sandbox_cgroups, system_calls
 from agentrl.sandboxes.launch_environment import Launch, filled
 from agentrl.sandboxes.network_access import NetworkAccess
 from agentrl.sandboxes.visible_files import Secrets, visible_files
@@ -53,6 +53,7 @@ def choose(sandbox: Sandbox) -> Choice:
     for kind in _WEAKER[sandbox.kind]:
         problem = _problem(kind)
         if not problem:
+            lacks += [weakness] if (weakness := _weakness(kind)) else []
             return Choice(kind, "; ".join(lacks))
         lacks.append(problem)
     raise AssertionError("the kind none always works")
@@ -94,7 +95,11 @@ def sandboxed(
         theirs = network.admit(name, sandbox.allowed_hosts)
         inside, inherited = network_access.command_inside(inside, theirs), (*inherited, theirs)
         env = network_access.environment(sandbox.allowed_hosts) | env
-    command = bubblewrap.command_line(inside, launch.cwd, sandbox, rules)
+    filter_of_calls = -1
+    if not bubblewrap.problem_of_filter():
+        calls = system_calls.filter_file()
+        filter_of_calls, inherited = calls.fileno(), (*inherited, calls)
+    command = bubblewrap.command_line(inside, launch.cwd, sandbox, rules, filter_of_calls=filter_of_calls)
     cgroup = sandbox_cgroups.make(sandbox)
     if cgroup is not None:
         command = cgroup.entered(command)
@@ -109,3 +114,8 @@ def _problem(kind: Kind) -> str:
             return containers.problem()
         case "none":
             return ""
+
+
+def _weakness(kind: Kind) -> str:
+    """What a sandbox of this kind lacks here; empty if nothing."""
+    return bubblewrap.problem_of_filter() if kind == "process" else ""

@@ -158,32 +158,30 @@ class ServerProcess:
 
     async def _start(self) -> Process:
         command, *arguments = self._launch.command
-        starting = asyncio.ensure_future(
-            asyncio.create_subprocess_exec(
-                command,
-                *arguments,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=PIPE,
-                env=dict(self._launch.env),
-                cwd=self._launch.cwd,
-                pass_fds=[each.fileno() for each in self._launch.inherited],
-                start_new_session=True,
-                limit=_BUFFER_BYTES,
+        with self._launch.passing() as descriptors:
+            starting = asyncio.ensure_future(
+                asyncio.create_subprocess_exec(
+                    command,
+                    *arguments,
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=PIPE,
+                    env=dict(self._launch.env),
+                    cwd=self._launch.cwd,
+                    pass_fds=descriptors,
+                    start_new_session=True,
+                    limit=_BUFFER_BYTES,
+                )
             )
-        )
-        try:
-            # asyncio would kill only the leader of a cancelled start, and a half made sandbox would outlive it.
-            return await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            await self._abandon(starting)
-            raise
-        except (OSError, ValueError) as broken:
-            why = broken.strerror if isinstance(broken, OSError) else str(broken)
-            raise CannotStartError(f"{command} cannot be started: {why}.") from broken
-        finally:
-            for each in self._launch.inherited:
-                each.close()
+            try:
+                # asyncio would kill only the leader of a cancelled start, and a half made sandbox would outlive it.
+                return await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                await self._abandon(starting)
+                raise
+            except (OSError, ValueError) as broken:
+                why = broken.strerror if isinstance(broken, OSError) else str(broken)
+                raise CannotStartError(f"{command} cannot be started: {why}.") from broken
 
     async def _abandon(self, starting: asyncio.Future[Process]) -> None:
         """End a process whose start was cancelled."""

@@ -70,7 +70,10 @@ class Run:
         looks = sandboxed("looks", server, plain, run_dir=self.run_dir, secrets=secrets)
         # The last words are the interpreter and its script.
         command = [*looks.command[: -len(plain.command)], sys.executable, "-c", LOOK, *map(str, paths)]
-        done = subprocess.run(command, capture_output=True, text=True, env=dict(looks.env), check=False)
+        with looks.passing() as passed:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=dict(looks.env), check=False, pass_fds=passed
+            )
         assert done.returncode == 0, done.stderr
         return [line == "True" for line in done.stdout.splitlines()]
 
