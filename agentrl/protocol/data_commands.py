@@ -329,11 +329,14 @@ class AddTasks(Args, frozen=True):
     """A path on the host of the steward."""
 
 
+MOST_REPLAYS = 1000
+
+
 class ReplayCalls(Args, frozen=True):
     """Execute recorded tool calls again, in sessions of their own, and compare the results."""
 
     calls: tuple[str, ...] = ()
-    """Ids of tool calls. Exactly one of `calls` and `filter` is given."""
+    """Ids of at most MOST_REPLAYS tool calls. Exactly one of `calls` and `filter` is given."""
     filter: str = ""
     """A query on failed tool calls, the newest first."""
     most: int = 50
@@ -356,7 +359,9 @@ class ReplayCalls(Args, frozen=True):
             return "Edited arguments belong to one call; name exactly one."
         if not 1 <= self.times <= 20:
             return "A call is replayed 1 to 20 times."
-        return "" if 1 <= self.most <= 1000 else "One command replays 1 to 1000 calls."
+        if len(self.calls) > MOST_REPLAYS:
+            return f"One command replays at most {MOST_REPLAYS} calls, and {len(self.calls)} are named."
+        return "" if 1 <= self.most <= MOST_REPLAYS else f"One command replays 1 to {MOST_REPLAYS} calls."
 
 
 class StopReplays(Args, frozen=True):
@@ -365,11 +370,21 @@ class StopReplays(Args, frozen=True):
     ids: tuple[str, ...]
     """Ids of replays, or beginnings of the ids of operations."""
 
+    def problem(self) -> str:
+        return _problem_of_names(self.ids)
+
 
 class ContinueReplays(Args, frozen=True):
     """Let replays go on that were held back."""
 
     ids: tuple[str, ...]
+
+    def problem(self) -> str:
+        return _problem_of_names(self.ids)
+
+
+def _problem_of_names(ids: tuple[str, ...]) -> str:
+    return "" if ids and all(ids) else "Name replays or operations; `agentrl replays list` shows them."
 
 
 class PinCheckpoint(Args, frozen=True):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from agentrl.errors import AgentrlError, RefusedError, UnavailableError, UsageError
+from agentrl.errors import AgentrlError, RefusedError, UnavailableError
 from agentrl.formatting.amounts import counted
 from agentrl.policies.status_tables import ReplayStatus
 from agentrl.protocol.data_commands import ContinueReplays, Done, ListRows, ReplayCalls, StopReplays
@@ -185,8 +185,6 @@ class ReplayChanges:
         return _done(await self._chosen(args.ids))
 
     async def _chosen(self, ids: Sequence[str]) -> list[Replay]:
-        if not ids:
-            raise UsageError("No replay is named.", hint="See `agentrl replays list`.")
         return await replays.chosen(self._database, ids)
 
 

@@ -27,7 +27,7 @@ from agentrl.policies.status_tables import ReplayStatus
 from agentrl.steward.replay_plans import ReplayPlan, ReplayPlanner
 from agentrl.store import replays, service_registry
 from agentrl.store.database import Database, Plain, StoreError
-from agentrl.store.documents import Replay, ReplayChange, ReplayedCall, ToolCall
+from agentrl.store.documents import Replay, ReplayChange, ReplayedCall, Service, ToolCall
 from agentrl.toolbox.api_messages import (
     BadRequestError,
     CallAnswer,
@@ -52,6 +52,8 @@ BUSY_PATIENCE_S = 3600.0
 AGAIN_S = 0.5
 RESERVED_WITHIN_S = 30.0
 STOPPED_WITHIN_S = 15.0
+PUT_BACK_WITHIN_S = 5.0
+"""How long a steward that ends tries to put a replay back."""
 MOST_RESULT_CHARS = 65_536
 """Of a result in the document of a replay; a longer one keeps both ends."""
 
@@ -83,6 +85,7 @@ class ReplayRunner:
         self._clients: dict[str, ToolboxClient] = {}
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         """By id and attempt."""
+        self._closing: set[asyncio.Task[None]] = set()
         self._freed_at = float("-inf")
         self._stopping = asyncio.Event()
 
@@ -100,9 +103,10 @@ class ReplayRunner:
             if self._running:
                 await asyncio.wait(self._running.values(), timeout=STOPPED_WITHIN_S)
         finally:
-            for task in self._running.values():
+            tasks = [*self._running.values(), *self._closing]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             for client in self._clients.values():
                 await client.aclose()
 
@@ -112,7 +116,10 @@ class ReplayRunner:
 
     async def _take_all(self) -> None:
         if time.monotonic() >= self._freed_at + FREE_ORPHANS_EVERY_S:
-            await replays.free_orphans(self._database)
+            for orphan in await replays.free_orphans(self._database):
+                closing = asyncio.create_task(self._close_session(orphan), name=f"close the session of {orphan.id}")
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
             await replays.free_unknown(self._database, self._owner, [id for id, _ in self._running])
             self._freed_at = time.monotonic()
         while len(self._running) < AT_ONCE and not self._stopping.is_set():
@@ -130,8 +137,10 @@ class ReplayRunner:
         except _NotMineError:
             log.warning("%s belongs to another attempt now", replay.id)
         except asyncio.CancelledError:
-            # The steward ends, and the store still answers it.
-            await self._put_back(replay, "its steward was stopped")
+            # The steward ends. If the store is away for longer, the next steward finds the replay by its dead owner.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PUT_BACK_WITHIN_S):
+                    await self._put_back(replay, "its steward was stopped")
             raise
         except _InterruptedError as interrupted:
             await self._put_back(replay, str(interrupted))
@@ -152,12 +161,22 @@ class ReplayRunner:
                 log.warning("%s was interrupted (%s): %s", replay.id, why, status or "another attempt has it")
                 return
 
+    async def _close_session(self, replay: Replay) -> None:
+        """Close the session that a dead steward left open; its place in a pool may be the only one."""
+        with suppress(StoreError):
+            for box in await self._able(replay.server) if replay.session else ():
+                with suppress(ToolboxError):
+                    await self._client(box.url).close(replay.session)
+
     async def toolbox(self, server: str, conversation: str) -> ToolboxClient | None:
         """A toolbox that has this server, or None."""
-        able = [box for box in await service_registry.alive(self._database, "toolbox") if server in box.names]
-        if not able:
-            return None
-        url = able[zlib.crc32(conversation.encode()) % len(able)].url
+        able = await self._able(server)
+        return self._client(able[zlib.crc32(conversation.encode()) % len(able)].url) if able else None
+
+    async def _able(self, server: str) -> list[Service]:
+        return [box for box in await service_registry.alive(self._database, "toolbox") if server in box.names]
+
+    def _client(self, url: str) -> ToolboxClient:
         if url not in self._clients:
             self._clients[url] = ToolboxClient(url, self._token)
         return self._clients[url]
@@ -258,13 +277,13 @@ class _Execution:
                 client = await self._runner.toolbox(plan.server, replay.id)
                 if client is None:
                     raise UnavailableError(f"no toolbox serves {plan.server}")
-                if replay.attempt > 1 and number == 0:
-                    await client.close(f"{replay.id}#{replay.attempt - 1}.0")
+                if not await replays.note_session(self._database, replay, self._session):
+                    raise _NotMineError
                 await client.open(self._session, [plan.server], wait_s=RESERVED_WITHIN_S, replays=True)
                 self._client = client
                 version = await self._runner.version(plan.server) if number == 0 else ""
-                if number == 0 and not await replays.note_server(self._database, replay, self._session, version):
-                    raise _NotMineError
+                if version:
+                    await replays.note_session(self._database, replay, self._session, version)
                 return
             except (UnknownToolError, BadRequestError) as refused:
                 raise _CannotRunError(refused.message) from refused

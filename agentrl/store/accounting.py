@@ -15,12 +15,13 @@ from agentrl.policies.status_tables import (
     DISPATCHED_SAMPLING_TASK,
     PUBLICATION,
     RECORD,
+    REPLAY,
     STEP,
     TASK,
     TOOL_CALL,
     StepStatus,
 )
-from agentrl.store.audit import calls, groups, seats, steps, trained_records, versions
+from agentrl.store.audit import calls, groups, replays, seats, steps, trained_records, versions
 from agentrl.store.audit.problems import SEATED, Checks, Problem, each, each_if
 from agentrl.store.database import Database, Plain
 
@@ -83,7 +84,7 @@ def _checks(max_trained_count: int) -> list[Checks]:
             seats.statuses_of_calls_may_be_unknown, *map(seats.unknown_statuses, (DISPATCHED_SAMPLING_TASK, TOOL_CALL))
         ),
         each(
-            *map(seats.unknown_statuses, (TASK, RECORD, STEP, CHECKPOINT, PUBLICATION)),
+            *map(seats.unknown_statuses, (TASK, RECORD, STEP, CHECKPOINT, PUBLICATION, REPLAY)),
             seats.rows_that_are_not_tasks,
             seats.records_of_the_dead,
             seats.units_with_two_owners,
@@ -98,6 +99,7 @@ def _checks(max_trained_count: int) -> list[Checks]:
             versions.versions_out_of_order,
             versions.steps_from_strange_versions,
             calls.ended_and_still_waiting,
+            replays.replays_that_disagree,
         ),
     ]
 

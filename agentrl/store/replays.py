@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from agentrl.errors import UnknownNameError
+from agentrl.errors import UnknownNameError, UsageError
 from agentrl.policies.replay_verdicts import EarlierCall
 from agentrl.policies.status_tables import REPLAY, Actor, ReplayStatus, check
 from agentrl.store import chunks, owners
@@ -121,8 +121,9 @@ async def note_sent(database: Database, replay: Replay, call: str) -> bool:
     return await database.update_one(REPLAYS, mine, {"$push": {"sent": call}})
 
 
-async def note_server(database: Database, replay: Replay, session: str, version: str) -> bool:
-    fields = {"session": session, "server_version": version}
+async def note_session(database: Database, replay: Replay, session: str, server_version: str = "") -> bool:
+    """Record the session that is open for the replay, so that it can be closed whatever dies."""
+    fields = {"session": session, **({"server_version": server_version} if server_version else {})}
     return await database.update_one(REPLAYS, _mine(replay), {"$set": fields})
 
 
@@ -148,15 +149,15 @@ async def put_back(database: Database, replay: Replay, why: str) -> str:
     return target.value if await move(database, replay, target, fields) else ""
 
 
-async def free_orphans(database: Database) -> int:
-    """Put back what dead stewards were replaying. Returns how many replays that were."""
+async def free_orphans(database: Database) -> list[Replay]:
+    """Put back what dead stewards were replaying. Returns these replays as they were; their sessions are still open."""
     names = await database.distinct(REPLAYS, "owner", {"status": {"$in": IN_HAND}})
     dead = sorted(await owners.dead_among(database, names))
     if not dead:
-        return 0
-    left = await database.find(REPLAYS, {"status": {"$in": IN_HAND}, "owner": {"$in": dead}})
-    moved = [await put_back(database, load(Replay, one), f"{one['owner']} died during it") for one in left]
-    return sum(map(bool, moved))
+        return []
+    found = await database.find(REPLAYS, {"status": {"$in": IN_HAND}, "owner": {"$in": dead}})
+    left = [load(Replay, one) for one in found]
+    return [one for one in left if await put_back(database, one, f"{one.owner} died during it")]
 
 
 async def free_unknown(database: Database, owner: str, known: Collection[str]) -> None:
@@ -194,12 +195,14 @@ async def continue_stopped(database: Database, ids: Sequence[str], by: str) -> i
 
 
 async def chosen(database: Database, names: Iterable[str]) -> list[Replay]:
-    """Replays by their ids, or by the beginning of the id of their operation. Raises UnknownNameError."""
+    """Replays by their ids, or by the beginning of the id of their operation. Raises UnknownNameError or UsageError."""
     found: dict[str, Replay] = {}
     for name in names:
         of_name: Plain = {"_id": name} if "~" in name else {"operation": {"$gte": name, "$lt": f"{name}~"}}
         some = [load(Replay, one) for one in await database.find(REPLAYS, of_name, sort=[("place", 1)])]
         if not some:
             raise UnknownNameError(f"There is no replay {name}, nor an operation.", hint="See `agentrl replays list`.")
+        if len(fitting := {replay.operation for replay in some}) > 1:
+            raise UsageError(f"{name} is the beginning of {len(fitting)} operations.", hint="Give more of its id.")
         found |= {replay.id: replay for replay in some}
     return list(found.values())

@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.control.handlers import command_forwarding
 from agentrl.control.handlers.command_forwarding import ServedCommands
 from agentrl.control.messaging.peers import Kind, Known, Peers
@@ -49,6 +50,7 @@ class FakeContext:
             operations=self.operations,
             clock=SimpleNamespace(now=lambda: self.now),
             observed=self.observed,
+            supervisor=SimpleNamespace(times=SupervisionTimes()),
         )
         self.serving = ServedCommands(cast(Any, context), self.asks)
         self.connect()
@@ -180,3 +182,38 @@ async def test_command_is_not_sent_after_its_deadline() -> None:
     fake.slot.state = UnitState.READY
     await aeventually(lambda: not fake.serving._tasks, what="the end of asking")
     assert not fake.asked
+
+
+async def test_operation_stays_open_as_long_as_its_unit_works_on_it() -> None:
+    fake = FakeContext()
+    operation = fake.operation()
+    for_s = SupervisionTimes().operation_deadline_s
+    for number in range(5):
+        fake.answer(await fake.question(number), Done(under_way=f"{number} of 5 ended"))
+        await fake.question(number + 1)
+        fake.now += 0.9 * for_s
+        fake.operations.review(fake.now)
+        assert (operation.state, operation.waiting_for) == (OperationState.RUNNING, (f"{number} of 5 ended",))
+    fake.answer(await fake.question(5), Done(("all",)))
+    await aeventually(lambda: operation.state is OperationState.SUCCEEDED)
+
+
+async def test_operation_of_a_unit_that_does_not_answer_ends_at_its_deadline() -> None:
+    fake = FakeContext()
+    operation = fake.operation()
+    fake.answer(await fake.question(0), Done(under_way="0 of 5 ended"))
+    await fake.question(1)
+    fake.now += 1.1 * SupervisionTimes().operation_deadline_s
+    fake.operations.review(fake.now)
+    assert operation.state is OperationState.FAILED
+    assert "0 of 5 ended" in operation.reason
+
+
+async def test_operation_whose_deadline_passed_while_the_coordinator_was_away_goes_on() -> None:
+    fake = FakeContext()
+    fake.now += 10_000.0
+    operation = fake.operation()
+    fake.operations.review(fake.now)
+    assert operation.state is OperationState.RUNNING
+    fake.answer(await fake.question(0), Done(("all",)))
+    await aeventually(lambda: operation.state is OperationState.SUCCEEDED)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.config.data_plane import ToolServer
-from agentrl.errors import RefusedError, UnknownNameError
+from agentrl.errors import RefusedError, UnknownNameError, UsageError
 from agentrl.http.token_server import listening
 from agentrl.policies.status_tables import ReplayStatus
 from agentrl.protocol.data_commands import ContinueReplays, Done, ReplayCalls, StopReplays
@@ -23,9 +23,9 @@ from agentrl.queries.dispatcher import Dispatcher
 from agentrl.queries.replay_changes import ReplayChanges
 from agentrl.steward.replays import ReplayRunner, _Execution
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
-from agentrl.store import indexes, owners, replays, service_registry
+from agentrl.store import accounting, indexes, owners, replays, service_registry
 from agentrl.store.call_writer import CALLS, now
-from agentrl.store.database import Database
+from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import Replay, Service, load
 from agentrl.toolbox.api import build_app
 from agentrl.toolbox.toolbox import Toolbox
@@ -327,6 +327,52 @@ async def test_a_replay_of_a_killed_steward_ends_once_and_never_runs_twice_outsi
     assert found[0].runs == replay.runs, "the steward that was declared dead wrote nothing"
 
 
+async def test_session_of_a_later_run_is_released_when_its_steward_dies(
+    house: Start, db: Database, tmp_path: Path
+) -> None:
+    made = await house(effects={"note": "session"}, steward=False, session="process", pool=1)
+    path, until = tmp_path / "notes", tmp_path / "go on"
+    (id,) = await recorded(db, ("note", {"path": str(path), "until": str(until)}, "ok", "noted"))
+    until.touch()
+    await made.ask("replay_calls", ReplayCalls(calls=(id,), times=3), id="op-1")
+    await owners.Lease(db, "steward-0.1", unit="steward-0", role="steward").open()
+    killed = await replays.claim(db, "steward-0.1")
+    assert killed is not None
+    runner = ReplayRunner(db, made.servers, owner="steward-0.1", token=TOKEN)
+    execution = _Execution(runner, killed, db)
+    plan = await runner.planner.plan(id)
+    for number in range(2):
+        await execution._open(plan, number)
+    await db.update_one("Replay", {}, {"$push": {"sent": "faulty.note"}})  # so no attempt comes after it
+    await owners.expire(db, "steward-0.1", "killed")
+    async with made.steward_up("steward-0.2"):
+        await aeventually(lambda: made.toolbox.open_sessions == 0, what="the session to be closed")
+        assert (await replays.of_operation(db, "op-1"))[0].status == "failed"
+
+
+async def test_steward_ends_although_the_store_is_away_while_it_puts_replays_back(
+    house: Start, db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.steward.replays.PUT_BACK_WITHIN_S", 0.3)
+    monkeypatch.setattr("agentrl.steward.replays.STOPPED_WITHIN_S", 0.1)
+    made = await house(steward=False)
+    path, until = tmp_path / "notes", tmp_path / "go on"
+    (id,) = await recorded(db, ("note", {"path": str(path), "until": str(until)}, "ok", "noted"))
+    await made.ask("replay_calls", ReplayCalls(calls=(id,)), id="op-1")
+
+    async def away(*_: object) -> str:
+        raise StoreUnavailableError("MongoDB did not answer.")
+
+    async with made.steward_up() as steward:
+        await under_way(db, path)
+        monkeypatch.setattr(replays, "put_back", away)
+        assert made.runner is not None
+        made.runner.stop()
+        await asyncio.wait_for(asyncio.wait([steward]), 20.0)
+    assert (await replays.of_operation(db, "op-1"))[0].status == "replaying", "the next steward frees it"
+    until.touch()
+
+
 async def test_replays_of_slow_calls_take_turns_at_one_process(
     house: Start, db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,6 +424,46 @@ async def test_stopped_replays_wait_until_they_are_continued(house: Start, db: D
 
         done = await aeventually(over, what="the end of the replays")
     assert done.result == {"same": 3}
+
+
+async def test_name_that_fits_several_operations_chooses_none(house: Start, db: Database) -> None:
+    made = await house(steward=False)
+    (id,) = await recorded(db, ("echo", {"text": "x"}, "ok", "x"))
+    for operation in ("op-1a", "op-1b"):
+        await made.ask("replay_calls", ReplayCalls(calls=(id,)), id=operation)
+    with pytest.raises(UsageError, match="op-1 is the beginning of 2 operations"):
+        await made.ask("stop_replays", StopReplays(("op-1",)))
+    assert StopReplays(("",)).problem() == ContinueReplays(()).problem() != ""
+    assert "at most 1000 calls, and 1001 are named" in ReplayCalls(calls=(id,) * 1001).problem()
+    assert not [one for one in await replays.chosen(db, ["op-1a", "op-1b"]) if one.stopped]
+    await made.ask("stop_replays", StopReplays(("op-1a",)))
+    assert [one.stopped for one in await replays.chosen(db, ["op-1a", "op-1b"])] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"status": "judged"},
+        {"verdict": "same"},
+        {"sent": ["faulty.order"]},
+        {"owner": "steward-0.1"},
+        {"status": "preparing"},
+        {"status": "lent"},
+    ],
+)
+async def test_account_names_a_replay_whose_fields_contradict_its_status(
+    house: Start, db: Database, wrong: dict[str, Any]
+) -> None:
+    made = await house(steward=False)
+    (id,) = await recorded(db, ("echo", {"text": "x"}, "ok", "x"))
+    await made.ask("replay_calls", ReplayCalls(calls=(id,)), id="op-1")
+
+    async def problems() -> list[str]:
+        return [one.what for one in (await accounting.account(db)).problems if "replay" in one.what.lower()]
+
+    assert not await problems()
+    await db.update_one("Replay", {}, {"$set": wrong})
+    assert await problems()
 
 
 async def test_a_replay_is_queued_once_however_often_the_operation_is_sent(house: Start, db: Database) -> None:

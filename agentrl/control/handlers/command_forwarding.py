@@ -5,6 +5,7 @@ Invariants:
 - Every request has a deadline.
 - An accepted command is sent again until it is done, refused or past its deadline, also after the unit or the
   coordinator died, because the unit executes an id once.
+- The deadline counts from the last answer of the unit that it works on the command.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ AT_MOST_S = 600.0
 UNIT_SHARE = 0.9
 """The share of the caller's time that the unit gets, so that its refusal arrives before the caller gives up."""
 ASK_AGAIN_S = 0.5
+RESUMED_WITHIN_S = 60.0
+"""How long the unit has to answer about a command after a restart of the coordinator, even past the deadline."""
 
 
 class ServedCommands:
@@ -65,6 +68,7 @@ class ServedCommands:
     def carry_out(self, operation: Operation, then: Callable[[Operation], None] | None = None) -> None:
         """`then` continues the operation when the unit is done; otherwise that is its end."""
         operation.by_itself = True
+        self._context.operations.extend(operation, now=self._context.clock.now(), for_s=RESUMED_WITHIN_S)
         task = asyncio.create_task(self._until_done(operation, then), name=f"serving {operation.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -98,6 +102,8 @@ class ServedCommands:
                 if not done.under_way:
                     return done
                 self._context.operations.waits_for(operation, done.under_way)
+                for_s = self._context.supervisor.times.operation_deadline_s
+                self._context.operations.extend(operation, now=self._context.clock.now(), for_s=for_s)
             except (UnavailableError, WaitTimeoutError) as away:
                 self._context.operations.waits_for(operation, away.message)
             await asyncio.sleep(ASK_AGAIN_S)

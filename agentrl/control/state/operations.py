@@ -4,6 +4,7 @@ Invariants:
 - An id is accepted once.
 - A command is durable before it is accepted, and the next coordinator begins it if the last one died before.
 - An operation ends when its goal is reached or unreachable, when a later command supersedes it, or at its deadline.
+- A unit that reports that it works on an operation moves the deadline of it.
 - A unit that was ready for an earlier coordinator counts as ready only after the report of its host: after a power loss
   the journal has it as ready, and its process is dead.
 """
@@ -140,6 +141,12 @@ class Operations:
         """Record what an operation without goals waits for now."""
         if not operation.state.ended and operation.waiting_for != (what,):
             operation.waiting_for = (what,)
+            self._changed(operation)
+
+    def extend(self, operation: Operation, *, now: float, for_s: float) -> None:
+        """Move the deadline to `for_s` from now, if less than half of that is left: each change is written to disk."""
+        if not operation.state.ended and operation.deadline < now + for_s / 2:
+            operation.deadline = now + for_s
             self._changed(operation)
 
     def finish(self, operation: Operation, state: OperationState, now: float, reason: str = "") -> None:
