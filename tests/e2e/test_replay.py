@@ -1,6 +1,6 @@
 """Replays by the command line on a real run: coordinator, steward, database and a toolbox with a real server.
 
-No sampler runs: the test writes the records itself, so it knows what each call returned.
+No engine runs, so no sampler calls a tool: the test writes the records itself, and knows what each call returned.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
                 }
             },
             "model": {"build": "tiny"},
-            "rollout": {"samplers": 0},
+            "rollout": {"samplers": 1},
             "training": {"frozen": True},
         }
         made.up("--no-wait")
         made.cli("stop", "engine-0", "--now")
-        for unit in ("steward-0", "toolbox-0"):
+        for unit in ("steward-0", "toolbox-0", "sampler-0"):
             made.wait_state(unit, "ready", within_s=WITHIN_S)
         yield made
 
@@ -63,8 +63,8 @@ def recorded(run: Run, *calls: tuple[str, dict[str, Any], str, str]) -> list[str
         id = f"{record}/{turn:03d}"
         call = {"id": f"{id}.0", "server": "faulty", "tool": tool, "arguments": arguments, "status": status}
         call |= {"result": result, "error_class": "" if status == "ok" else "infrastructure", "requested_at": now()}
-        around = {"_id": id, "record": record, "task": record.partition("#")[0], "turn": turn, "index": turn}
-        documents.append(around | {"tool_calls": [call]})
+        around = {"_id": id, "record": record, "task": record.partition("#")[0], "turn": turn}
+        documents.append(around | {"index": turn, "status": "failed", "tool_calls": [call]})
 
     async def insert(database: Database) -> None:
         await database.insert_many(CALLS, documents)
@@ -125,34 +125,38 @@ def test_a_tool_that_acts_outside_is_refused_without_its_name_and_asks_a_script_
     assert path.read_text().splitlines() == ["begun", "ended"]
 
 
-@pytest.mark.parametrize("victim", ["steward-0", "toolbox-0"])
-def test_replays_under_a_killed_unit_end_once_each_and_never_repeat_effects_outside(
-    run: Run, tmp_path: Path, victim: str
+UNITS = ("steward-0", "toolbox-0", "sampler-0")
+
+
+@pytest.mark.parametrize("victims", [("steward-0",), ("toolbox-0",), ("sampler-0", "coordinator"), UNITS], ids=" ".join)
+def test_replays_end_once_each_and_never_repeat_effects_outside_whatever_is_killed(
+    run: Run, tmp_path: Path, victims: tuple[str, ...]
 ) -> None:
+    for unit in UNITS:
+        run.wait_state(unit, "ready", within_s=WITHIN_S)
     until = tmp_path / "go on"
-    paths = [tmp_path / f"notes {number}" for number in range(20)]
+    paths = [tmp_path / f"notes {number}" for number in range(35)]
     calls = [recorded(run, ("note", {"path": str(path), "until": str(until)}, "ok", "noted"))[0] for path in paths]
-    safe = recorded(run, *[("echo", {"text": "x"}, "ok", "x")] * 10)
+    safe = recorded(run, *[("echo", {"text": "x"}, "ok", "x")] * 15)
     operation = run.cli("replay", *calls, *safe, "--allow", "faulty.note", "--yes", "--no-wait")["operation"]
     eventually(lambda: any(path.exists() for path in paths), within_s=WITHIN_S, what="a call under way")
-    os.kill(run.unit_row(victim).pid, signal.SIGKILL)
+    for pid in [run.coordinator_pid() if who == "coordinator" else run.unit_row(who).pid for who in victims]:
+        os.kill(pid, signal.SIGKILL)
     until.touch()
-    ended = ("judged", "failed")
-    eventually(
-        lambda: all(row["status"] in ended for row in replays(run, *calls, *safe)),
-        within_s=WITHIN_S,
-        what="the end of all replays",
-    )
-    rows = {row["call"]: row for row in replays(run, *calls, *safe)}
-    assert len(rows) == len(replays(run, *calls, *safe)) == 30
+    row = eventually(lambda: _ended(run, operation), within_s=WITHIN_S, what="the end of the operation")
+    assert row.state == "succeeded"
+    assert sum(row.result.values()) == 50
+    found = replays(run, *calls, *safe)
+    rows = {each["call"]: each for each in found}
+    assert len(rows) == len(found) == 50
+    assert {each["status"] for each in found} <= {"judged", "failed"}
     for call, path in zip(calls, paths, strict=True):
         begun = path.read_text().splitlines().count("begun") if path.exists() else 0
         assert begun <= 1, f"{call} acted twice outside"
         assert rows[call]["status"] == "failed" or begun == 1
+        assert begun == 1 or not {"steward-0", "toolbox-0"}.isdisjoint(victims)
     assert {rows[call]["verdict"] for call in safe} == {"same"}
-    row = eventually(lambda: _ended(run, operation), within_s=WITHIN_S, what="the end of the operation")
-    assert row.state == "succeeded"
-    assert sum(row.result.values()) == 30
+    assert not run.cli("accounting")["problems"]
 
 
 def _ended(run: Run, operation: str) -> OperationRow | None:
