@@ -14,7 +14,7 @@ from agentrl.errors import ExitCode
 if TYPE_CHECKING:
     from agentrl.protocol.data_commands import CallStory
 
-SPARE = ("trained", "replay", "unit", "asked", "whose", "status")
+SPARE = ("trained", "replay", "unit", "at", "whose", "status")
 
 
 def register(app: typer.Typer) -> None:
@@ -117,7 +117,7 @@ COLUMNS: list_pages.Columns = {
     "status": list_pages.field("status"),
     "whose": list_pages.field("error_class"),
     "unit": list_pages.field("owner"),
-    "asked": list_pages.moment("requested_at"),
+    "at": list_pages.moment("requested_at"),
     "trained": list_pages.field("trained"),
     "replay": list_pages.field("replay"),
     "took": list_pages.duration("latency_s"),

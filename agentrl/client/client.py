@@ -141,8 +141,8 @@ class Client(CommandMethods):
 
     async def snapshot(self, kinds: Iterable[str] = (), *, deadline_s: float | None = None) -> View:
         """All rows, or those of the given kinds (`unit`, `group`, `op`, ...: the first part of a key)."""
-        asked = wire.raw(Snapshot(tuple(sorted(_known(kinds)))))
-        end, rows = await self._ask(Request(uuid.uuid4().hex, "snapshot", asked), deadline_s)
+        args = wire.raw(Snapshot(tuple(sorted(_known(kinds)))))
+        end, rows = await self._ask(Request(uuid.uuid4().hex, "snapshot", args), deadline_s)
         if not isinstance(end, SnapshotEnd):
             raise ProtocolError("The coordinator answered a snapshot without closing it.")
         return View(end.epoch, end.seq, {key: wire.decode_row(value) for key, value in rows.items()})

@@ -90,7 +90,7 @@ def read_coordinator(state_dir: Path) -> CoordinatorFile | None:
     except OSError as broken:
         raise ConfigError(f"{path} cannot be read: {broken.strerror}.") from broken
     except (msgspec.DecodeError, UnicodeDecodeError) as broken:
-        raise ConfigError(f"{path} is damaged: {broken}.", hint="agentrl up writes it anew.") from broken
+        raise ConfigError(f"{path} is damaged: {broken}.", hint="agentrl up writes it again.") from broken
 
 
 def _by_address(address: str, key: ClientKey | None) -> Target:

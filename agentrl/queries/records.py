@@ -101,8 +101,8 @@ async def _add_loop_messages(
     if template is None or not turns:
         return
     around = {"$gte": turns[0]["index"] - 1, "$lte": turns[-1]["index"]}
-    asked = {"_id": within(args.id), "turn": around}
-    found = await database.find(CALLS, asked, projection=loop_messages.FIELDS)
+    matched = {"_id": within(args.id), "turn": around}
+    found = await database.find(CALLS, matched, projection=loop_messages.FIELDS)
     results = await loop_messages.cut_results(database, await chunks.cut_of(database, [args.id]))
     messages = await asyncio.to_thread(loop_messages.by_turn, template, found, results)
     for turn in turns:

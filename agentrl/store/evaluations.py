@@ -78,8 +78,8 @@ async def wanted(database: Database) -> list[int]:
 
 async def mark_queued(database: Database, version: int) -> bool:
     """All its Tasks are there."""
-    asked = {"_id": version, "evaluation": "wanted"}
-    return await database.update_one("Publication", asked, {"$set": {"evaluation": "queued"}})
+    wanted = {"_id": version, "evaluation": "wanted"}
+    return await database.update_one("Publication", wanted, {"$set": {"evaluation": "queued"}})
 
 
 async def results(database: Database, version: int) -> list[Result]:

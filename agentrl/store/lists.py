@@ -89,8 +89,8 @@ async def page(
     among: Sequence[str] | None = None,
 ) -> Page:
     """One page, the newest first unless `sort` names another order. FilterError says where a query is wrong; `after` is
-    what the page before gave, or the id of a row, behind where that stands by now. `also` is asked besides, as MongoDB
-    has it; `among`: only tool calls with these ids."""
+    what the page before gave, or the id of a row, behind where that stands by now. `also` is a further condition, in
+    the language of MongoDB; `among`: only tool calls with these ids."""
     fields = _fields(kind)
     keys = parse_sort(sort or NEWEST_FIRST.get(kind, ""), fields)
     limit = max(1, min(limit, MOST_ROWS))
@@ -100,8 +100,8 @@ async def page(
     if kind == TOOL_CALLS:
         found = await tool_call_lists.rows(database, expression, keys, place, limit=limit + 1, now=now, among=among)
     else:
-        asked = {"$and": [also or {}, to_mongo(expression, now), {} if place is None else behind(keys, place)]}
-        found = await database.find(kind, asked, sort=to_mongo_sort(keys), limit=limit + 1, projection=LEFT_OUT)
+        query = {"$and": [also or {}, to_mongo(expression, now), {} if place is None else behind(keys, place)]}
+        found = await database.find(kind, query, sort=to_mongo_sort(keys), limit=limit + 1, projection=LEFT_OUT)
     rows = [shown(document) for document in found[:limit]]
     return Page(rows, list_cursors.written(kind, keys, rows[-1]) if len(found) > limit else None)
 

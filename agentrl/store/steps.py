@@ -219,7 +219,7 @@ async def roll_back(database: Database, counts: Mapping[str, float], reason: str
 
 async def reinstate(database: Database, counts: Mapping[str, float], reason: str) -> list[int]:
     """Count Steps again that a rollback had undone, where an operator goes back to a checkpoint that covers them.
-    Answers their numbers. What was sampled again since is left out of the Step, because it will train anew."""
+    Returns their numbers. A record that was sampled again since is left out of the Step, because it will train."""
     check(STEP, StepStatus.ROLLED_BACK, StepStatus.COMMITTED, Actor.TRAINER)
     inside = {"status": StepStatus.ROLLED_BACK, "$or": _counting(counts)}
     counted = []

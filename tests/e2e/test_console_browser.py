@@ -74,10 +74,10 @@ async def test_browser_shows_the_run_read_only(served: Served, tmp_path: Path) -
         await page.press("2")
         await page.shows("UNIT", "web-0", "web-1", "● ready")
 
-        async def drawn_anew() -> bool:
+        async def drawn_again() -> bool:
             return await page.picture() != before
 
-        await aeventually(drawn_anew)
+        await aeventually(drawn_again)
 
         page.forget()
         await page.press("r")

@@ -209,7 +209,7 @@ def test_new_coordinator_keeps_fired_alerts_and_their_acknowledgements(run: Run)
     after = {each["id"]: each for each in run.cli("alerts", "list")}
     for same in ("state", "since_at", "acknowledged_by", "sentence"):
         assert {id: each[same] for id, each in after.items()} == {id: each[same] for id, each in before.items()}
-    assert len(pages(run, "firing", REWARD)) == len(pages(run, "firing", QUEUE)) == 1, "nothing was paged anew"
+    assert len(pages(run, "firing", REWARD)) == len(pages(run, "firing", QUEUE)) == 1, "nothing was paged again"
     assert not pages(run, "resolved", REWARD)
 
 

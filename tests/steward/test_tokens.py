@@ -43,7 +43,7 @@ async def tokens(db: Database, run_dir: Path, record: str, **more: Any) -> Token
 
 
 async def branched(db: Database, tokenizer: Tokenizer) -> tuple[str, list[list[int]]]:
-    """A record whose second call goes on from the first and whose third begins anew; the outputs."""
+    """A record whose second call goes on from the first and whose third begins a new sequence; the outputs."""
     await admitted(db)
     record = await episode(db)
     for kind in ("DispatchedSamplingTask", "DBRecordData"):

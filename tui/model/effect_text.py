@@ -20,7 +20,7 @@ def effect_lines(effect: Effect, mirror: Mirror, width: int) -> tuple[Line, ...]
         (effect.kills, False, "unit is killed", "units are killed", Tone.BAD),
         (effect.kills, True, "unit is killed and started again", "units are killed and started again", Tone.BAD),
         (effect.drains, False, "unit finishes its work and ends", "units finish their work and end", Tone.WARN),
-        (effect.drains, True, "unit ends and starts anew", "units end and start anew", Tone.WARN),
+        (effect.drains, True, "unit ends and is started again", "units end and are started again", Tone.WARN),
         (effect.starts, False, "unit is started", "units are started", Tone.BUSY),
     ):
         chosen = [name for name in names if (name in again) is returning]

@@ -96,8 +96,8 @@ class Calls(QueryTable):
         return data_tables.call_columns()
 
     async def ask(self, client: Client) -> dict[str, Any]:
-        asked = ListCalls(filter=self.filter_text, sort="-called_at", limit=self._wanted, error=self._error)
-        return await self.listed(client, "list_calls", asked)
+        query = ListCalls(filter=self.filter_text, sort="-called_at", limit=self._wanted, error=self._error)
+        return await self.listed(client, "list_calls", query)
 
     def cli_line(self) -> tuple[str, ...]:
         error = ("--error", self._error) if self._error else ()

@@ -90,17 +90,17 @@ class QueryTable(TableView):
         """The rows by key, and in `_more` whether more rows exist."""
         raise NotImplementedError
 
-    async def listed(self, client: Client, command: str, asked: ListRows) -> dict[str, Any]:
+    async def listed(self, client: Client, command: str, query: ListRows) -> dict[str, Any]:
         """The rows of a list of the steward, the newest first: up to the newest one at the move of a person, and the
         number of later ones.
         """
         self._stands_at = self._stand()
         later = f"{self.newest_by}>{self._stands_at}" if self._stands_at else ""
-        until = replace(asked, filter=_both(asked.filter, f"not {later}")) if later else asked
+        until = replace(query, filter=_both(query.filter, f"not {later}")) if later else query
         page: Page = await client.call(command, until, deadline_s=ANSWER_S)
         self._more, self._newer = bool(page.after), ""
         if later:
-            new = replace(asked, filter=_both(asked.filter, later), limit=MOST_COUNTED)
+            new = replace(query, filter=_both(query.filter, later), limit=MOST_COUNTED)
             found: Page = await client.call(command, new, deadline_s=ANSWER_S)
             self._newer = f"{len(found.rows)}{'+' if found.after else ''}" if found.rows else ""
         return in_order(page.rows)

@@ -77,8 +77,8 @@ class Records(QueryTable, AttemptsVerb):
         return data_tables.record_columns()
 
     async def ask(self, client: Client) -> dict[str, Any]:
-        asked = ListRows(filter=self.filter_text, sort=self._sort_asked, limit=self._wanted)
-        return await self.listed(client, "list_records", asked)
+        query = ListRows(filter=self.filter_text, sort=self._sort_asked, limit=self._wanted)
+        return await self.listed(client, "list_records", query)
 
     @property
     def newest_by(self) -> str:  # type: ignore[override]
