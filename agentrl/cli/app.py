@@ -25,6 +25,7 @@ from agentrl.cli import (
     diagnosis,
     down,
     events,
+    forks,
     hosts,
     keys,
     logs,
@@ -82,7 +83,7 @@ def root(
 # The order of the help: the most used first.
 for module in (
     *(up, down, status, wait, tui, units, tune, logs, events, alerts),
-    *(diagnosis, calls, tasks, records, replays, steps, train),
+    *(diagnosis, calls, tasks, records, replays, forks, steps, train),
     *(runs, programs, keys, hosts, run_file, completion),
 ):
     module.register(app)

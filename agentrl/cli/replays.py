@@ -14,6 +14,7 @@ from agentrl.cli.options import Cli, add_command, group
 from agentrl.errors import ExitCode, UsageError
 
 NAMES = typer.Argument(metavar="REPLAY|OPERATION...", help="Ids of replays, or the id of an operation.")
+Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; kept.", show_default=False)]
 MOST_CHARS = 2_000
 """Of a result on screen; `--json` has more."""
 
@@ -23,6 +24,8 @@ def register(app: typer.Typer) -> None:
     replays = group(app, "replays", "Tool calls that were executed again, and what came of it.")
     add_command(replays, "list", reads=True)(list_replays)
     add_command(replays, "show", reads=True)(show_replay)
+    add_command(replays, "keep", acts=True)(keep)
+    add_command(replays, "exclude", acts=True)(exclude)
     add_command(replays, "stop", acts=True)(stop)
     add_command(replays, "continue", acts=True)(go_on)
 
@@ -122,8 +125,8 @@ def _show(row: Row) -> None:
     output.say(f"  {row['tool']} on {on}{elsewhere}, requested by {row['who'] or 'unknown'}")
     edited = " (edited)" if row["edited"] else ""
     output.say(f"  arguments{edited}: {json.dumps(row['arguments'], ensure_ascii=False)}")
-    for name in ("reason", "fault", "note"):
-        if row[name]:
+    for name in ("reason", "fault", "note", "forked", "decision"):
+        if row.get(name):
             output.say(f"  {name}: {row[name]}")
     for call in row["rebuilt"]:
         output.say(f"  rebuilt by {call['call']} {call['tool']}: {'same' if call['same'] else 'different'}")
@@ -149,6 +152,22 @@ def _show_changes(call: Mapping[str, Any]) -> None:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"
+
+
+async def keep(cli: Cli, names: Annotated[list[str], NAMES], note: Note = "") -> ExitCode:
+    """Note that replays were looked at. Their records stay as they are."""
+    from agentrl.cli.execute import act
+    from agentrl.protocol.data_commands import KeepReplays
+
+    return await act(cli, "keep_replays", KeepReplays(ids=tuple(names), note=note))
+
+
+async def exclude(cli: Cli, names: Annotated[list[str], NAMES], note: Note = "") -> ExitCode:
+    """Exclude the records of replays from training, as `records exclude` does."""
+    from agentrl.cli.execute import act
+    from agentrl.protocol.data_commands import ExcludeReplayed
+
+    return await act(cli, "exclude_replayed", ExcludeReplayed(ids=tuple(names), note=note))
 
 
 async def stop(cli: Cli, names: Annotated[list[str], NAMES]) -> ExitCode:

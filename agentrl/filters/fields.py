@@ -104,15 +104,21 @@ def fields(
     age: str = "",
     identity: Kind = "text",
 ) -> Fields:
-    """Fields by kind, as words, and the id. The order `age` has the oldest first."""
+    """Fields by kind, as words, and the id; `name:path` if the name in MongoDB is different. The order `age` has the
+    oldest first."""
     by_kind: dict[Kind, str] = {"text": text, "number": number, "time": time, "flag": flag, "texts": texts}
-    named = [Field(name, kind) for kind, words in by_kind.items() for name in words.split()]
+    named = [
+        Field(name, kind, path)
+        for kind, words in by_kind.items()
+        for name, _, path in (word.partition(":") for word in words.split())
+    ]
     known = [Field("id", identity, "_id"), *named]
     return Fields(known, prefixes=prefixes, columns=columns, orders={"age": age} if age else {})
 
 
 TASKS = fields(
-    text="environment split purpose status reason query answer scorer answer_schema agent_name lineage",
+    text="environment split purpose status reason query answer scorer answer_schema agent_name lineage"
+    " fork:fork.kind base:fork.base",
     number="epoch row round rounds_max n admitted_order step trained_count version"
     " baseline.mean baseline.std baseline.valid sampling.temperature sampling.top_p sampling.max_tokens_per_call",
     time="admitted_at deadline_at",
@@ -122,9 +128,10 @@ TASKS = fields(
     age="admitted_at",
 )
 RECORDS = fields(
-    text="task environment purpose status owner outcome outcome_class error reason",
+    text="task environment purpose status owner outcome outcome_class error reason fork:fork.kind base:fork.base",
     number="round seat attempt score oldest_version newest_version generated_tokens turns duration_s",
     time="created_at started_at finished_at",
+    texts="forks",
     columns="extra",
     age="started_at",
 )

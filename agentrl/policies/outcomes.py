@@ -62,6 +62,8 @@ class Outcome(enum.StrEnum):
     """Its deadline passed before the model generated a token, or the run counts no deadline as the policy's limit."""
     LOOP_FAILED = "loop_failed"
     """The agent loop raised an error."""
+    NOT_REPRODUCIBLE = "not_reproducible"
+    """A fork whose trunk could not be repeated: a tool returned something else, or the loop called something else."""
     OWNER_LOST = "owner_lost"
     """Its sampler died or drained, and the loop cannot be resumed."""
 
@@ -92,6 +94,7 @@ CLASS_OF: Mapping[Outcome, OutcomeClass] = {
             Outcome.STORE_FAILED,
             Outcome.EPISODE_TIMEOUT,
             Outcome.LOOP_FAILED,
+            Outcome.NOT_REPRODUCIBLE,
             Outcome.OWNER_LOST,
         ),
         OutcomeClass.INFRASTRUCTURE,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,11 +104,16 @@ def rebuilding_calls(
     """
     if stateless or effect_of(effects, call.tool) == "pure":
         return []
+    earlier = in_order(other for other in others if other.server == call.server and _place(other) < _place(call))
+    return [other for other in earlier if other.status in RAN and effect_of(effects, other.tool) != "pure"]
+
+
+def in_order(calls: Iterable[EarlierCall]) -> list[EarlierCall]:
+    """Calls in the order of their places; of one that was made again, only the last."""
     last: dict[tuple[int, int], EarlierCall] = {}
-    for other in sorted(others, key=lambda one: (one.turn, one.number)):
-        if other.server == call.server and _place(other) < _place(call):
-            last[_place(other)] = other
-    return [other for other in last.values() if other.status in RAN and effect_of(effects, other.tool) != "pure"]
+    for call in sorted(calls, key=lambda one: (one.turn, one.number)):
+        last[_place(call)] = call
+    return list(last.values())
 
 
 def _place(call: EarlierCall) -> tuple[int, int]:

@@ -222,7 +222,7 @@ TASK = Table(
         *_moves((_T.TRAINED, _T.FILTERED), _T.READY, "trainer", "its Step was rolled back"),
         *_moves(_T.READY, (_T.TRAINED, _T.FILTERED), "trainer", "its Step counts again after another rollback"),
         *_moves(_T.TRAINED, _T.READY, "steward", "it may train once more, its interval is over and it is fresh"),
-        *_moves(_T.READY, _T.DONE, "evaluator", "purpose is eval or probe"),
+        *_moves(_T.READY, _T.DONE, "evaluator steward", "purpose is eval or probe"),
         *_moves((_T.QUEUED, _T.ADMITTED, _T.READY, _T.DEAD), _T.QUEUED, "operator", "requeued: next round"),
     ),
 )
@@ -241,7 +241,7 @@ RECORD = Table(
         *_moves(_R.UNSCORED, (_R.SCORED, _R.UNSCORABLE), "scorer", "asked again, or past its deadline"),
         *_moves((_R.FAILED, _R.ABANDONED), _R.EXCLUDED, "operator", "repaired while its Task is admitted"),
         *_moves(_R.SCORED, _R.EXCLUDED, "operator", "its Task is admitted or ready"),
-        *_moves(HOLDS_SEAT, _R.SUPERSEDED, "steward trainer operator", "its Task's round was raised"),
+        *_moves(HOLDS_SEAT, _R.SUPERSEDED, "steward trainer operator", "its round is over, or a repair has its seat"),
         *_moves(_R.SCORED, _R.SCORED, "operator", "rescored; the old score is kept"),
     ),
 )

@@ -490,6 +490,9 @@ COMMANDS: dict[str, CommandSpec] = {
             "Let held replays go on.",
             "stop_replays",
         ),
+        _changed("keep_replays", data_commands.KeepReplays, "replays keep", "Leave records of replays as they are."),
+        _changed("exclude_replayed", data_commands.ExcludeReplayed, "replays exclude", "Keep records of replays out."),
+        _changed("fork_records", data_commands.ForkRecords, "fork", "Go on from a place in a record."),
         _changed("exclude_records", data_commands.ExcludeRecords, "records exclude", "Keep records out of training."),
         _changed("add_tasks", data_commands.AddTasks, "tasks add", "Queue the rows of a file."),
         _changed(

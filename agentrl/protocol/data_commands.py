@@ -364,6 +364,45 @@ class ReplayCalls(Args, frozen=True):
         return "" if 1 <= self.most <= MOST_REPLAYS else f"One command replays 1 to {MOST_REPLAYS} calls."
 
 
+class ForkRecords(Args, frozen=True):
+    """Go on from a place in a record, or from the results of replays."""
+
+    target: str = ""
+    """A record, RECORD/TURN to sample that turn again, or a tool call to go on behind it."""
+    replays: tuple[str, ...] = ()
+    """Instead: ids of replays, whose results take the places of the recorded ones, or of operations."""
+    result: str | None = None
+    """What the tool call shall have returned."""
+    message: str | None = None
+    """What the user shall have said at the beginning."""
+    times: int = 0
+    """How many records go on from there; 0: as the rules say."""
+    note: str = ""
+
+    def problem(self) -> str:
+        if bool(self.target) == bool(self.replays):
+            return "Name a record or one of its tool calls, or replays."
+        if self.result is not None and self.message is not None:
+            return "Edit either the result of a call or the message."
+        if self.replays and (self.result is not None or self.message is not None):
+            return "A fork from a replay has the result of the replay."
+        return "" if 0 <= self.times <= 64 else "A record is forked 1 to 64 times."
+
+
+class KeepReplays(Args, frozen=True):
+    """Note that replays were looked at, and that their records stay as they are."""
+
+    ids: tuple[str, ...]
+    note: str = ""
+
+
+class ExcludeReplayed(Args, frozen=True):
+    """Exclude the records of replays from training."""
+
+    ids: tuple[str, ...]
+    note: str = ""
+
+
 class StopReplays(Args, frozen=True):
     """Hold queued replays back. Those that run end."""
 

@@ -17,6 +17,7 @@ from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.rows import ONLY_READ
 from agentrl.protocol.wire import decode_as
 from agentrl.queries import details, exports, pages, record_tokens, records, staleness, tool_calls, tool_errors
+from agentrl.queries.fork_changes import ForkChanges
 from agentrl.queries.operator_changes import Change, Changes
 from agentrl.queries.published_tokenizer import PublishedTokenizer
 from agentrl.queries.replay_changes import ReplayChanges
@@ -67,6 +68,7 @@ class Dispatcher:
         self.changes: dict[str, Change] = {}
         if sources is not None:
             self.changes |= Changes(database, settings, sources).table | ReplayChanges(database, replays).table
+            self.changes |= ForkChanges(database, settings, replays).table
 
     async def answer(self, question: AskUnit) -> Any:
         spec = COMMANDS.get(question.name)

@@ -215,7 +215,7 @@ def _segment(span: Span, call: DispatchedSamplingTask, stored: Mapping[int, Stor
         "kind": span.kind,
         "call": span.call,
         "ids": span_ids(span, stored),
-        "trains": trains and span.kind == "model",
+        "trains": trains and span.kind == "model" and not call.context,
     }
     if span.kind == "model":
         segment["log_probs"] = unpack_floats(call.log_probs)[span.start : span.start + span.length]

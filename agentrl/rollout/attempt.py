@@ -132,7 +132,7 @@ class Attempt:
             ended = await self._act(self.loop, episode, clock)
             episode.over()
             recorder.give_up_open(ended.error or ended.outcome)
-            ended = await _settled(recorder, ended)
+            ended = await _settled(recorder, _reproducing(episode, ended))
         except HandedOverError:
             await self._give_back(resumable=True)
             return True
@@ -170,6 +170,9 @@ class Attempt:
             recorder,
             task.servers,
             repeatable=[name for name, server in context.config.tools.items() if server.try_again],
+            effects={
+                name: server.effects for name, server in context.config.tools.items() if server.session != "shared"
+            },
             tool_s=settings.tool_s,
             wait_s=tool_call_within_s(longest_s),
             stateless=all(server.session == "shared" for server in servers),
@@ -241,7 +244,7 @@ class Attempt:
             malformed=episode.malformed_turns > 0 and ended.outcome not in _BY_MALFORMED_CALLS,
             error=ended.error[:2000],
         )
-        data = structure(record, recorder.tree, recorder.runs, kind)
+        data = structure(record, recorder.tree, recorder.runs, kind, recorder.context)
         return await self.context.endings.end(loop, self.claim, ending, episode.texts, data)
 
     async def _give_back(self, *, resumable: bool) -> None:
@@ -279,6 +282,15 @@ def _limits(sampling: dict[str, object], config: RunConfig, max_turns: int) -> L
         temperature=number("temperature", float(config.sampling.temperature)),
         top_p=number("top_p", 1.0),
     )
+
+
+def _reproducing(episode: Episode, ended: EndedError) -> EndedError:
+    """A fork that ended inside of its trunk did not repeat it."""
+    trunk = episode.recorder.trunk_turns
+    if episode.turns >= trunk or outcomes.class_of(ended.outcome) is OutcomeClass.INFRASTRUCTURE:
+        return ended
+    why = f"the loop ended in turn {episode.turns} of a trunk of {trunk} turns: {ended.error or ended.outcome}"
+    return EndedError(Outcome.NOT_REPRODUCIBLE, why)
 
 
 async def _settled(recorder: Recorder, ended: EndedError) -> EndedError:

@@ -22,9 +22,10 @@ import msgspec
 from agentrl.engines.interface import Generated, Sampling
 from agentrl.errors import AgentrlError
 from agentrl.policies.outcomes import Outcome
+from agentrl.policies.replay_verdicts import EarlierCall
 from agentrl.policies.status_tables import CallStatus, ToolCallStatus
 from agentrl.rollout.episode_errors import DroppedError, EndedError
-from agentrl.store import calls, chunks, claims
+from agentrl.store import calls, chunks, claims, forks, replays
 from agentrl.store.call_writer import OwnershipError, Writer, now
 from agentrl.store.claims import Claim, Reached
 from agentrl.store.database import Database
@@ -85,6 +86,8 @@ class Recorder:
         self._calls: dict[int, KnownCall] = {}
         """Those with tokens."""
         self._tool_calls: dict[str, ToolCall] = {}
+        self._trunk: dict[str, int] = {}
+        """The tool calls that a fork was given, with their turns."""
         self._turns: dict[int, _Draft] = {}
         """The document in which each turn ends."""
         self._drafts: dict[str, _Draft] = {}
@@ -98,8 +101,10 @@ class Recorder:
     async def begin(cls, database: Database, writer: Writer, claim: Claim, owner: str) -> Recorder:
         """With what is stored already, which is this owner's from now on."""
         recorder = cls(database, writer, claim.record, owner)
-        if not claim.fresh:
-            await recorder._take_over()
+        if claim.record.fork is not None:
+            await forks.copy_trunk(database, claim.record, owner)
+        if claim.record.fork is not None or not claim.fresh:
+            await recorder._take_over(fresh=claim.fresh)
         return recorder
 
     def close(self) -> None:
@@ -137,7 +142,8 @@ class Recorder:
     @property
     def reached(self) -> Reached:
         """What is stored once everything is settled."""
-        versions = sorted({version for run in self.runs.values() for version, count in run if count})
+        own = [run for index, run in self.runs.items() if index not in self.context]
+        versions = sorted({version for run in own for version, count in run if count})
         return Reached(
             turns=sum(draft.call.over_at is not None for draft in self._turns.values()),
             generated_tokens=sum(len(call.output) for call in self._calls.values()),
@@ -149,6 +155,31 @@ class Recorder:
     @property
     def tree(self) -> TokenTree:
         return self._tree
+
+    @property
+    def context(self) -> set[int]:
+        """Calls of the trunk of a branch, whose tokens do not train."""
+        return {index for index, call in self._calls.items() if call.document.context}
+
+    @property
+    def trunk_turns(self) -> int:
+        """Turns that a fork was given."""
+        fork = self.record.fork
+        return 0 if fork is None else fork.turns + bool(fork.call)
+
+    @property
+    def trunk_calls(self) -> dict[str, EarlierCall]:
+        """The places of the tool calls that a fork was given."""
+        of_trunk = {id: self._tool_calls[id] for id in self._trunk}
+        return {id: replays.place_of(call, self._trunk[id]) for id, call in of_trunk.items()}
+
+    def tool_call(self, id: str) -> ToolCall:
+        return self._tool_calls[id]
+
+    @property
+    def has_own_tool_calls(self) -> bool:
+        """Besides those of the trunk."""
+        return len(self._tool_calls) > len(self._trunk)
 
     @property
     def runs(self) -> dict[int, list[tuple[int, int]]]:
@@ -292,14 +323,19 @@ class Recorder:
 
     # ---- inside ----
 
-    async def _take_over(self) -> None:
-        trunk = await calls.take_over(self._database, self.record.id, self.record.task, self._owner)
+    async def _take_over(self, *, fresh: bool) -> None:
+        """`fresh`: no sampler had it before, so all that is stored is the trunk of a fork."""
+        taken = calls.stored if fresh else calls.take_over
+        trunk = await taken(self._database, self.record.id, self.record.task, self._owner)
         prompts = span_lists.full_prompts(calls.stored_calls(trunk.answered))
         for document in trunk.answered:
             self._remember(document, prompts[document.index], unpack_ids(document.output))
             self._turns[document.turn] = self._drafts[document.id] = _Draft(document, stored=True)
         self._next_call = trunk.next_call
         self._tool_calls = {one.id: one for document in trunk.calls for one in document.tool_calls}
+        self._trunk = {
+            one.id: document.turn for document in trunk.calls for one in document.tool_calls if one.copied_from
+        }
 
     def _remember(self, document: DispatchedSamplingTask, prompt: list[int], output: list[int]) -> None:
         self._calls[document.index] = KnownCall(document, prompt, output)

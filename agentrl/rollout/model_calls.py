@@ -101,6 +101,10 @@ class ModelCalls:
         """Goes on with what is stored of this turn."""
         known = self._recorder.calls_of(wanted.turn)
         if known and known[0].prompt != wanted.prompt:
+            if wanted.turn < self._recorder.trunk_turns:
+                raise EndedError(
+                    Outcome.NOT_REPRODUCIBLE, f"the loop asks another prompt in turn {wanted.turn} than the base did"
+                )
             raise EndedError(Outcome.LOOP_FAILED, "the loop asks another prompt than before it was handed over")
         kept = [token for call in known for token in call.output]
         if known and known[-1].done:

@@ -12,7 +12,7 @@ import contextlib
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from agentrl.errors import DiskError, UnknownNameError
@@ -49,11 +49,15 @@ UNSCORED_AT_MOST_S = 6 * 3600.0
 
 
 def structure(
-    record: Record, tree: TokenTree, runs: Mapping[int, version_runs.Runs], kind: OutcomeClass
+    record: Record,
+    tree: TokenTree,
+    runs: Mapping[int, version_runs.Runs],
+    kind: OutcomeClass,
+    context: Collection[int] = (),
 ) -> DBRecordData:
-    """What the trainer will read of a Record."""
+    """What the trainer will read of a Record. `context`: calls of its trunk that do not train."""
     spans = tree.spans
-    trained = span_lists.trained_spans(spans)
+    trained = span_lists.trained_spans(spans, context)
     versions = version_runs.trained(spans, trained, runs)
     return DBRecordData(
         id=record.id,
@@ -63,6 +67,7 @@ def structure(
         oldest_version=min(versions, default=None),
         versions=sorted(versions),
         capped=outcomes.capped(kind),
+        intervened=record.fork is not None,
     )
 
 
@@ -213,7 +218,8 @@ class RecordEnder:
         prompts = span_lists.full_prompts(stored)
         tree = TokenTree.from_calls((index, prompts[index], call.output) for index, call in stored.items())
         runs = {call.index: call.versions for call in answered}
-        data = structure(record, tree, runs, OutcomeClass(record.outcome_class))
+        context = {call.index for call in answered if call.context}
+        data = structure(record, tree, runs, OutcomeClass(record.outcome_class), context)
         episode = await ended_episode.from_calls(self._database, claim.task, record.id, record.outcome, answered)
 
         async def ended() -> EndedEpisode:

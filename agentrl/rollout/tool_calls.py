@@ -13,19 +13,22 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 from agentrl.chat.tool_call_parsers import Call
 from agentrl.chat.tool_specs import ToolSpec
+from agentrl.policies import fork_rules
 from agentrl.policies.outcomes import Outcome
+from agentrl.policies.replay_verdicts import CallResult, ToolEffect, is_same
+from agentrl.policies.result_diff import compare
 from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.rollout.episode_errors import EndedError, HandedOverError
 from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.model_calls import Wait
 from agentrl.rollout.service_directory import ServiceDirectory
-from agentrl.store.documents import ToolCall
+from agentrl.store.documents import ToolCall, storable
 from agentrl.toolbox.api_messages import (
     BadRequestError,
     CallAnswer,
@@ -84,19 +87,22 @@ class ToolCalls:
         servers: Sequence[str],
         *,
         repeatable: Collection[str],
+        effects: Mapping[str, Mapping[str, ToolEffect]],
         tool_s: float,
         wait_s: float,
         stateless: bool,
         wait: Wait,
         parked: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`repeatable` servers may run a call again for another sampler. `tool_s` is the limit of a call, 0 leaves it
+        """`repeatable` servers may run a call again for another sampler. `effects`: of the tools of servers that keep
+        state in a session. `tool_s` is the limit of a call, 0 leaves it
         to the servers; with all waiting around it, it takes `wait_s` at most. `stateless` sessions can be opened again
         in the middle. While `parked` is entered, the clock stands."""
         self._directory = directory
         self._recorder = recorder
         self._servers = tuple(servers)
         self._repeatable = frozenset(repeatable)
+        self._effects = effects
         self._tool_s = tool_s
         self._wait_s = wait_s
         self._stateless = stateless
@@ -121,6 +127,7 @@ class ToolCalls:
             tools = await self._patiently("list", self._learn)
             self.offer = offer(tools, self._servers)
             await self._patiently("reservation", self._reserve)
+            await self._rebuild()
         except _InvalidError as refused:
             raise EndedError(Outcome.TOOL_SERVER_FAILED, str(refused)) from refused
 
@@ -179,6 +186,9 @@ class ToolCalls:
         before = [one for one in stored if _number(one.id) % RETRIES_APART == number]
         document = before[-1] if before else None
         if document is not None and document.status in _ANSWERED:
+            if document.copied_from and not _is_for(call, place, document):
+                why = f"in turn {turn} the loop calls {call.name} where the base called {document.tool}, or otherwise"
+                raise EndedError(Outcome.NOT_REPRODUCIBLE, why)
             return self._result_text(document, await self._recorder.whole_result(document))
         if document is None or document.status == ToolCallStatus.LOST:
             server, tool = place or ("", call.name)
@@ -274,12 +284,31 @@ class ToolCalls:
         self._reserved = True
         if self._stateless:
             return
-        if opened.created and self._asked:
+        if opened.created and (self._recorder.has_own_tool_calls or (self._asked and not self._recorder.trunk_calls)):
             raise EndedError(Outcome.TOOL_SERVER_FAILED, "the state that the tools kept for this episode is gone")
         if not all(map(self._recorder.has_requested, opened.calls)):
             # Its sampler died between the call and the write.
             why = "the tools ran a call of this episode that was not stored, so their state does not fit"
             raise EndedError(Outcome.TOOL_SERVER_FAILED, why)
+
+    async def _rebuild(self) -> None:
+        """Bring the sessions of a fork to where its trunk ends. They have the ids of the trunk's calls, so a sampler
+        that goes on with it is answered what ran before and runs the rest."""
+        places = self._recorder.trunk_calls
+        if not places or self._recorder.has_own_tool_calls:
+            return
+        for place in fork_rules.rebuilding_trunk(list(places.values()), self._effects):
+            call = self._recorder.tool_call(place.id)
+            then = CallResult(call.status, await self._recorder.whole_result(call), call.error_class)
+            at = (call.server, call.tool)
+            ask = self._asking(call.id, at, call.arguments, asked_in=None)
+            answer = await self._patiently(f"{call.server}.{call.tool} of the trunk", ask)
+            now = CallResult(answer.status, answer.content, answer.error_class)
+            if not call.edited and not is_same(then, now):
+                changes = compare(then, now).changes
+                where = f": {changes[0].path} was {changes[0].then}, is {changes[0].now}" if changes else ""
+                why = f"{call.copied_from} ({call.tool}) returned something else{where}"
+                raise EndedError(Outcome.NOT_REPRODUCIBLE, why[:2000])
 
     async def _open(self, box: ToolboxClient) -> Opened:
         opened = await box.open(self._session, self._servers, wait_s=RESERVED_WITHIN_S)
@@ -346,6 +375,12 @@ _ANSWERED = (
 
 class _InvalidError(Exception):
     """The toolbox will never take this call; that is for the model to know."""
+
+
+def _is_for(call: Call, place: tuple[str, str] | None, document: ToolCall) -> bool:
+    """Whether a call of the loop is the one that a trunk has."""
+    named = place == (document.server, document.tool) if place else call.name == document.tool
+    return named and storable(call.arguments) == document.arguments
 
 
 def _number(call_id: str) -> int:

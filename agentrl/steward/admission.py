@@ -56,7 +56,8 @@ async def admit(database: Database, settings: StewardSettings, held: Mapping[str
     if room >= settings.n and (tries or not hold):
         held = await held_environments(database, settings)
         queue = await _queue(database, settings, held, order)
-    granted = admission_capacity.granted((rooms[task.environment], settings.n) for task in queue)
+    sizes = [(rooms[task.environment], task.fork.times if task.fork else settings.n) for task in queue]
+    granted = admission_capacity.granted(sizes)
     if tries:
         waited_s = await tasks.since_last_admission_s(database)
         granted = min(granted, admission_capacity.groups_on_trial(settings.n, counted, waited_s))
@@ -99,19 +100,26 @@ async def admit_evaluations(database: Database, settings: StewardSettings) -> in
     if found and (held := await held_environments(database, settings)):
         waiting["environment"] = {"$nin": list(held)}
         found = await database.find("Task", waiting, sort=_IN_ORDER, limit=MOST_EVALUATIONS)
-    left, done = [load(Task, document) for document in found], 0
-    while left:
-        ready = await tasks.admit(
-            database,
-            left,
-            n=settings.evaluation_samples,
-            sampling=settings.sampling_of_evaluation(),
-            deadline_s=settings.group_s,
-            rounds_max=settings.rounds_max,
-        )
-        done += ready
-        # One that went elsewhere holds up nothing here.
-        left = left[ready + 1 :]
+    queued = [load(Task, document) for document in found]
+    # A fork shows what the policy does as it is trained.
+    sampled = (
+        ([task for task in queued if task.fork], settings.sampling()),
+        ([task for task in queued if not task.fork], settings.sampling_of_evaluation()),
+    )
+    done = 0
+    for left, sampling in sampled:
+        while left:
+            ready = await tasks.admit(
+                database,
+                left,
+                n=settings.evaluation_samples,
+                sampling=sampling,
+                deadline_s=settings.group_s,
+                rounds_max=settings.rounds_max,
+            )
+            done += ready
+            # One that went elsewhere holds up nothing here.
+            left = left[ready + 1 :]
     return done
 
 
@@ -145,7 +153,7 @@ async def _waiting(database: Database, environment: str) -> list[Task]:
         queued,
         sort=_IN_ORDER,
         limit=MOST_AT_ONCE,
-        projection=["environment", "purpose", "status", "reason", "round", "rounds_max", "lineage", "step"],
+        projection=["environment", "purpose", "status", "reason", "round", "rounds_max", "lineage", "step", "fork"],
     )
     return [load(Task, document) for document in found]
 

@@ -78,7 +78,7 @@ class ReplayRunner:
 
     def __init__(self, database: Database, servers: Mapping[str, ToolServer], *, owner: str, token: str) -> None:
         self._database = database
-        self._servers = servers
+        self.servers = servers
         self._owner = owner
         self._token = token
         self.planner = ReplayPlanner(database, servers)

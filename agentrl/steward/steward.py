@@ -19,7 +19,7 @@ from agentrl.steward import admission, batch_waits, dead_owners, epochs, evaluat
 from agentrl.steward.admission import Admitted
 from agentrl.steward.epochs import Source
 from agentrl.steward.settings import StewardSettings
-from agentrl.store import owners, publications, tasks
+from agentrl.store import forks, owners, publications, tasks
 from agentrl.store.database import Database
 
 log = logging.getLogger("steward")
@@ -180,7 +180,8 @@ class Steward:
         expired = await dead_owners.expire(self._database)
         done.expired += expired.owners
         done.freed += expired.freed
-        done.repaired = await tasks.repair(self._database)
+        done.repaired = await tasks.repair(self._database) + await forks.finish_repairs(self._database)
+        await forks.end_probes(self._database)
         done.closed = await group_upkeep.close(self._database, self.settings)
         if self.settings.max_trained_count > 1:
             await group_upkeep.retrain(self._database, self.settings, await admission.reported_plan(self._database))

@@ -171,6 +171,12 @@ class Trunk(NamedTuple):
         return [call for call in self.calls if call.status in WITH_TOKENS]
 
 
+async def stored(database: Database, record: str, task: str, owner: str) -> Trunk:
+    """What a Record has that no sampler had before: the trunk of a fork."""
+    found = await of_record(database, record)
+    return Trunk(found, max((call.index for call in found), default=-1) + 1)
+
+
 async def take_over(database: Database, record: str, task: str, owner: str) -> Trunk:
     """Go on with a Record that was handed over. From here on its documents are the new owner's, so whatever the former
     one still writes is refused."""

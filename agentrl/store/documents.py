@@ -97,6 +97,12 @@ class Task(Named):
     """Of an evaluation: the version that it pins."""
     pruned: bool = False
     """Calls, turns and tool calls of its records were removed."""
+    fork: Fork | None = None
+    """Of a task of purpose branch or probe: where all of its records begin."""
+    repairs: list[Fork] = []
+    """Forks that were decided and do not have their seats yet; the group does not close before."""
+    repairing: bool = False
+    """There are such forks."""
 
 
 class ConversationMessage(msgspec.Struct):
@@ -104,6 +110,32 @@ class ConversationMessage(msgspec.Struct):
 
     role: str
     content: str
+
+
+class Fork(msgspec.Struct, kw_only=True):
+    """The place in another record, the base, from which a record goes on. What comes before it is the trunk."""
+
+    kind: str = ""
+    """`repair` or `branch`."""
+    base: str = ""
+    turns: int = 0
+    """So many whole turns of the base are in the trunk."""
+    call: str = ""
+    """A tool call of the next turn of the base. The trunk includes that turn up to its results."""
+    result: str | None = None
+    """What takes the place of the result of that call; None: its own result, or the call is made again if it failed
+    for infrastructure."""
+    status: str = ""
+    """Of that result."""
+    edited: bool = False
+    """A person wrote the result, the arguments or the message."""
+    times: int = 1
+    """How many records begin here."""
+    replay: str = ""
+    """The replay that gave the result."""
+    operation: str = ""
+    who: str = ""
+    note: str = ""
 
 
 class Baseline(msgspec.Struct):
@@ -145,6 +177,10 @@ class Record(Named):
     """Why it is superseded or excluded."""
     excluded_by: str = ""
     """The operation that excluded it."""
+    fork: Fork | None = None
+    """Where it begins, if it goes on from another record."""
+    forks: list[str] = []
+    """What was forked from it: records that repair it, and tasks that branch off."""
     outcome: str = ""
     outcome_class: str = ""
     error: str = ""
@@ -185,6 +221,10 @@ class ToolCall(msgspec.Struct, kw_only=True):
     result: str = ""
     latency_s: float = 0.0
     session: str = ""
+    copied_from: str = ""
+    """Of a trunk: the tool call of the base."""
+    edited: bool = False
+    """A person wrote the result."""
     requested_at: datetime | None = None
     done_at: datetime | None = None
 
@@ -207,6 +247,8 @@ class DispatchedSamplingTask(Named):
     base_length: int = 0
     prompt: bytes = b""
     output: bytes = b""
+    context: bool = False
+    """It belongs to the trunk of a branch, so its tokens do not train in this record."""
     log_probs: bytes = b""
     versions: list[tuple[int, int]] = []
     sampling: dict[str, Any] = {}
@@ -301,6 +343,12 @@ class Replay(Named):
     """Whose fault the recorded failure was, as far as the replay shows."""
     reason: str = ""
     """Why it failed or could not run, or why it was interrupted before."""
+    forked: str = ""
+    """The record or the task that was forked from its result."""
+    decision: str = ""
+    """Why it was kept, excluded or forked."""
+    decided_by: str = ""
+    """The operation."""
     created_at: datetime | None = None
     started_at: datetime | None = None
     judged_at: datetime | None = None
@@ -318,6 +366,8 @@ class DBRecordData(Named):
     """All versions that generated tokens which train: the age of a record is that of the farthest one."""
     advantage: float | None = None
     capped: bool = False
+    intervened: bool = False
+    """The record is a fork, which an operator chose."""
 
     @property
     def trained_versions(self) -> list[int]:
@@ -334,6 +384,8 @@ class Step(Named):
     filtered: list[str] = []
     """Tasks without signal that it consumes."""
     records: list[str] = []
+    intervened: int = 0
+    """How many of its records are forks."""
     bounds: dict[str, int] = {}
     """The greatest age that trains in it, by environment."""
     metrics: dict[str, Any] = {}

@@ -136,6 +136,12 @@ def _is_unfinished(record: Record, task: Task | None, by: str) -> bool:
     return bool(by) and record.excluded_by == by and task is not None and task.round == record.round
 
 
+async def step_with(database: Database, record: str) -> str:
+    """The number and lineage of the newest step that has this record, also if it was rolled back; empty if none has."""
+    step = (await _taken(database, [record])).get(record)
+    return f"{step['step']} of {step['lineage']}" if step else ""
+
+
 async def _taken(database: Database, records: Sequence[str]) -> dict[str, Plain]:
     """The newest step that has each of these records."""
     has_them = {"status": {"$in": list(_VERBS)}, "records": {"$in": list(records)}}

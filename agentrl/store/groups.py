@@ -79,7 +79,7 @@ async def close_among(database: Database, task_ids: Sequence[str], rule: GroupRu
 
 
 async def close_group(database: Database, group: Group, rule: GroupRule, actor: Actor) -> Answer:
-    if group.task.seating or not group.may_close:
+    if group.task.seating or group.task.repairs or not group.may_close:
         return "open"
     task = group.task
     scored = [record for record in group.latest if record.status == RecordStatus.SCORED]

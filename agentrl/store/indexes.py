@@ -46,6 +46,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         _index("evaluations", "version purpose status"),
         _index("seating", "seating", partialFilterExpression={"seating": True}),
         _index("sweeping", "sweeping", partialFilterExpression={"sweeping": True}),
+        _index("repairing", "repairing", partialFilterExpression={"repairing": True}),
         _index("step", "lineage step"),
         _index("consumed", "status pruned admitted_order"),
         # What may train once more, apart from all that may not.

@@ -67,7 +67,7 @@ _TASK = known_fields.Field("task", "text")
 TOOL_CALLS = "ToolCall"
 """The list of tool calls, which have no collection."""
 _AS_THEY_ARE = frozenset({bool, int, float, str, type(None)})
-LEFT_OUT = {"prompt": 0, "output": 0, "log_probs": 0, "shares": 0, "manifest": 0}
+LEFT_OUT = {"prompt": 0, "output": 0, "log_probs": 0, "shares": 0, "manifest": 0, "fork.result": 0, "repairs": 0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,12 +65,7 @@ async def sample_again(database: Database) -> int:
 
 
 async def _bases_of_the_living(database: Database) -> set[str]:
-    """Tasks whose calls are continued by branches that are not over."""
-    branches = {"purpose": "branch", "status": {"$nin": list(_OVER)}}
-    living = [task["_id"] for task in await database.find("Task", branches, projection=["_id"])]
-    if not living:
-        return set()
-    bases: set[str] = set()
-    for task in living:
-        bases.update(await database.distinct("DispatchedSamplingTask", "base", {"_id": within(task, "#")}))
-    return {base.partition("#")[0] for base in bases}
+    """Tasks from which forks go on that are not over."""
+    forks = {"purpose": {"$in": ["branch", "probe"]}, "status": {"$nin": list(_OVER)}}
+    living = await database.find("Task", forks, projection=["fork"])
+    return {task["fork"]["base"].partition("#")[0] for task in living if task.get("fork")}

@@ -39,9 +39,12 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> EarlierCall:
-        call = self.call
-        number = int(call.id.rpartition(".")[2])
-        return EarlierCall(call.id, self.turn, number, call.server, call.tool, call.status)
+        return place_of(self.call, self.turn)
+
+
+def place_of(call: ToolCall, turn: int) -> EarlierCall:
+    number = int(call.id.rpartition(".")[2])
+    return EarlierCall(call.id, turn, number, call.server, call.tool, call.status)
 
 
 # ---- recorded calls ----
@@ -51,7 +54,7 @@ async def recorded(database: Database, id: str) -> RecordedCall:
     """Raises UnknownNameError."""
     model_call, _, _ = id.rpartition(".")
     document = await database.find_one(CALLS, {"_id": model_call}, projection=["record", "task", "turn", "tool_calls"])
-    found = next((one for one in _calls_of(document) if one.call.id == id), None) if document else None
+    found = next((one for one in calls_of(document) if one.call.id == id), None) if document else None
     if found is None:
         raise UnknownNameError(f"There is no tool call {id}.", hint="`agentrl records show RECORD` has its tool calls.")
     return found
@@ -61,10 +64,10 @@ async def calls_of_record(database: Database, record: str) -> list[RecordedCall]
     """All tool calls of a record, in the order of their turns."""
     fields = ["record", "task", "turn", "tool_calls"]
     found = await database.find(CALLS, {"_id": within(record)}, sort=[("_id", 1)], projection=fields)
-    return [one for document in found for one in _calls_of(document)]
+    return [one for document in found for one in calls_of(document)]
 
 
-def _calls_of(document: Plain) -> Iterable[RecordedCall]:
+def calls_of(document: Plain) -> Iterable[RecordedCall]:
     for call in document.get("tool_calls", ()):
         yield RecordedCall(msgspec.convert(call, ToolCall), document["record"], document["task"], document["turn"])
 
@@ -206,3 +209,13 @@ async def chosen(database: Database, names: Iterable[str]) -> list[Replay]:
             raise UsageError(f"{name} is the beginning of {len(fitting)} operations.", hint="Give more of its id.")
         found |= {replay.id: replay for replay in some}
     return list(found.values())
+
+
+async def decide(database: Database, replay: Replay, target: ReplayStatus, *, by: str, fields: Plain) -> bool:
+    """An operator decides on a replay that was judged. True also if the same operation did before."""
+    judged = {"_id": replay.id, "status": {"$in": list(REPLAY.sources(target, Actor.OPERATOR))}}
+    changed: Plain = {"status": target, "decided_by": by, **storable(fields)}
+    if await database.update_one(REPLAYS, judged, {"$set": changed}):
+        return True
+    done = {"_id": replay.id, "status": target, "decided_by": by}
+    return await database.find_one(REPLAYS, done, projection=["_id"]) is not None

@@ -16,12 +16,12 @@ from agentrl.errors import RefusedError, UnknownNameError
 from agentrl.policies import group_closing
 from agentrl.policies.status_tables import HOLDS_SEAT, RECORD, TASK, Actor, RecordStatus, TaskStatus, check
 from agentrl.store.database import AlreadyThereError, Database, Plain
-from agentrl.store.documents import TRAINS, Record, Task, load, load_if, record_id, to_bson
+from agentrl.store.documents import TRAINS, Fork, Record, Task, load, load_if, record_id, to_bson
 from agentrl.store.update_expressions import NOW, from_now, setting
 
 STALE = "stale"
 """The reason of a round whose records were all too old to train once its group was closed."""
-_SEATS_FOLLOW_FROM = ["environment", "purpose", "status", "round", "n", "admitted_order", "admitted_at"]
+_SEATS_FOLLOW_FROM = ["environment", "purpose", "status", "round", "n", "admitted_order", "admitted_at", "fork"]
 _SWEPT = sorted(status.value for status in HOLDS_SEAT)
 
 
@@ -35,6 +35,11 @@ async def get(database: Database, task: str) -> Task:
     if found is None:
         raise UnknownNameError(f"There is no task {task}.")
     return found
+
+
+async def of_record(database: Database, record: str) -> Task:
+    """The task whose attempt a record is."""
+    return await get(database, record.partition("#")[0])
 
 
 async def admit(
@@ -57,9 +62,9 @@ async def admit(
         frozen = {
             "status": TaskStatus.ADMITTED,
             "seating": True,
-            "n": n,
+            "n": task.fork.times if task.fork else n,
             "sampling": dict(sampling),
-            "rounds_max": rounds_max,
+            "rounds_max": task.rounds_max if task.fork else rounds_max,
             "admitted_order": order + len(admitted),
             "shares": [],
             "baseline": None,
@@ -108,13 +113,18 @@ async def seat(database: Database, admitted: Sequence[Task]) -> None:
         await database.update_many("Task", {"_id": {"$in": names}, "round": round}, {"$set": {"seating": False}})
 
 
-async def open_records(database: Database, task: Task, seats: Sequence[tuple[int, int]]) -> int:
-    """New attempts: (seat, attempt). If the Task went on meanwhile they are superseded at once."""
+async def open_records(
+    database: Database, task: Task, seats: Sequence[tuple[int, int]], fork: Fork | None = None
+) -> int:
+    """New attempts: (seat, attempt). If the Task went on meanwhile they are superseded at once. `fork`: where they
+    begin; those of a branch begin where it does."""
     now = await database.now()
-    return await _open(database, [(task, place, attempt, now) for place, attempt in seats])
+    return await _open(database, [(task, place, attempt, now) for place, attempt in seats], fork)
 
 
-async def _open(database: Database, seats: Sequence[tuple[Task, int, int, datetime | None]]) -> int:
+async def _open(
+    database: Database, seats: Sequence[tuple[Task, int, int, datetime | None]], fork: Fork | None = None
+) -> int:
     """Task, seat, attempt, since when."""
     records = [
         Record(
@@ -128,6 +138,7 @@ async def _open(database: Database, seats: Sequence[tuple[Task, int, int, dateti
             # Somebody waits for the result of an evaluation, while training has other episodes to go on with.
             order=task.admitted_order if task.purpose in TRAINS else 0,
             created_at=at,
+            fork=fork or task.fork,
         )
         for task, place, attempt, at in seats
     ]
@@ -198,6 +209,8 @@ async def _leave(
             "baseline": None,
             "shares": [],
             "members": 0,
+            "repairs": [],
+            "repairing": False,
             "lineage": "",
             "step": -1,
             # The next round has details of its own.

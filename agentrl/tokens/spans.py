@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -76,6 +76,6 @@ def full_prompts(calls: Mapping[int, StoredCall]) -> dict[int, list[int]]:
     return prompts
 
 
-def trained_spans(spans: Sequence[Span]) -> list[int]:
-    """Indices of the spans whose tokens train."""
-    return [index for index, span in enumerate(spans) if span.kind == "model"]
+def trained_spans(spans: Sequence[Span], context: Collection[int] = ()) -> list[int]:
+    """Indices of the spans whose tokens train. `context`: calls whose tokens do not train in this record."""
+    return [index for index, span in enumerate(spans) if span.kind == "model" and span.call not in context]

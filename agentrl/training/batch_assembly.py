@@ -200,7 +200,7 @@ def _segment(span: Span, call: DispatchedSamplingTask, tokens: _Tokens) -> Segme
     try:
         ids = tokens.output if span.kind == "model" else tokens.prompt
         part = stored_slice(span, call.base_length, len(ids))
-        if span.kind != "model":
+        if span.kind != "model" or call.context:
             return Segment(parent=span.parent, ids=ids[part])
         return Segment(
             parent=span.parent,

@@ -109,6 +109,7 @@ class Stage:
     faults: dict[str, str] = field(default_factory=dict)
     """Agent loops and scorers that fail each time, with the reason."""
     engines: int = 0
+    made_engines: list[Engine] = field(default_factory=list)
     stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
     # ---- who is there ----
@@ -116,6 +117,7 @@ class Stage:
     async def engine(self, says: Callable[..., Any], *, url: str = "", version: int = 1) -> Engine:
         """One that says what it is told, and is in the store as serving."""
         engine = Engine(self.words.template.tokenizer, says, version)
+        self.made_engines.append(engine)
         if not url:
             url = await self.stack.enter_async_context(listening(engine.app()))
         await self.register("engine", f"engine-{self.engines}", url, version=version, slots=64)

@@ -42,6 +42,11 @@ class Tools:
         counts[session] += 1
         return f"{os.getpid()} {session} {counts[session]}"
 
+    async def tick(self, session: str) -> Result:
+        """How often this session has called it."""
+        counts[f"ticks of {session}"] += 1
+        return f"tick {counts[f'ticks of {session}']}"
+
     async def note(self, session: str, path: str, seconds: float = 0.0, until: str = "") -> Result:
         """Write lines to a file, which show how often this ran. It takes `seconds`, and then waits for the file
         `until`.

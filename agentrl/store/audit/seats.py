@@ -26,8 +26,8 @@ from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 
 HOLDING = sorted(status.value for status in HOLDS_SEAT)
-_FOLLOWED = [RecordStatus.FAILED, RecordStatus.ABANDONED, RecordStatus.EXCLUDED]
-"""What another attempt may come after."""
+_FOLLOWED = [RecordStatus.FAILED, RecordStatus.ABANDONED, RecordStatus.EXCLUDED, RecordStatus.SUPERSEDED]
+"""What another attempt may come after. A repair supersedes an attempt that was opened after its base."""
 _WITHOUT_SEATS = (TaskStatus.QUEUED, TaskStatus.DEAD)
 _ROUND = ("round", "held", "records", "seats", "first", "last")
 

@@ -1,0 +1,67 @@
+"""Defines the command `fork`: going on from a place in a recorded trajectory."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.options import Cli, add_command
+from agentrl.errors import ExitCode, UsageError
+
+
+def register(app: typer.Typer) -> None:
+    add_command(app, "fork", acts=True)(fork)
+
+
+async def fork(
+    cli: Cli,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="[RECORD[/TURN[.CALL]]]",
+            help="Sample this turn again, or go on behind this tool call; of a failed record, where it failed.",
+            show_default=False,
+        ),
+    ] = "",
+    replay: Annotated[
+        list[str] | None,
+        typer.Option("--replay", metavar="REPLAY", help="Go on with the result of this replay.", show_default=False),
+    ] = None,
+    edit_result: Annotated[
+        str | None,
+        typer.Option("--edit-result", metavar="TEXT", help="What the call shall have returned.", show_default=False),
+    ] = None,
+    edit_message: Annotated[
+        str | None,
+        typer.Option(
+            "--edit-message", metavar="TEXT", help="What the user shall have said at first.", show_default=False
+        ),
+    ] = None,
+    times: Annotated[
+        int,
+        typer.Option(
+            "--times",
+            metavar="N",
+            min=0,
+            max=64,
+            help="How many go on; 0: the rules decide.",
+            show_default=False,
+        ),
+    ] = 0,
+    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; kept.", show_default=False)] = "",
+) -> ExitCode:
+    """Go on from a place in a record, at current weights.
+
+    A record that failed for infrastructure is repaired: the fork takes its seat. Any other fork branches off into a
+    group of its own, or, once, into a probe that does not train. `--dry-run` says which it is, and why.
+    """
+    from agentrl.cli.execute import act
+    from agentrl.protocol.data_commands import ForkRecords
+
+    wanted = ForkRecords(
+        target=target, replays=tuple(replay or ()), result=edit_result, message=edit_message, times=times, note=note
+    )
+    if problem := wanted.problem():
+        raise UsageError(problem)
+    return await act(cli, "fork_records", wanted)

@@ -1,0 +1,138 @@
+"""Decides whether a fork repairs its base or branches off, and which tool calls rebuild the sessions of its trunk.
+
+A fork goes on from a place in a recorded trajectory, the base. What comes before that place is the trunk.
+
+Invariants:
+- A trunk trains at most once: only a repair trains it, and then its base never does.
+- A base that trained, or whose failure was not the infrastructure's, is never repaired.
+- What a person wrote never repairs.
+- A fork of a held-out task never trains.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentrl.policies.outcomes import OutcomeClass
+from agentrl.policies.replay_verdicts import RAN, EarlierCall, ToolEffect, effect_of, in_order
+from agentrl.policies.status_tables import RecordStatus, TaskStatus
+
+
+class ForkKind(enum.StrEnum):
+    REPAIR = "repair"
+    """It takes the seat of its base, which is excluded; trunk and continuation train once."""
+    BRANCH = "branch"
+    """It is a task of its own; the trunk is context and does not train in it."""
+
+
+NOT_BEGUN = frozenset({RecordStatus.OPEN, RecordStatus.RUNNING})
+"""Records that have not ended, so nothing can be forked from them."""
+REPAIRABLE = (RecordStatus.FAILED, RecordStatus.ABANDONED, RecordStatus.SCORED)
+TRAINS = ("train", "branch")
+SEVERAL = 2
+"""A group of fewer records has nothing to compare them with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkCase:
+    """What the decision depends on."""
+
+    status: RecordStatus
+    """Of the base."""
+    purpose: str
+    outcome_class: str = ""
+    fault: str = ""
+    """Whose fault the replay shows; empty without a replay."""
+    task_status: TaskStatus
+    same_round: bool = True
+    """The task has not gone on to another round."""
+    step: str = ""
+    """The step that the base stands in, also if it was rolled back since."""
+    edited: bool = False
+    seat_taken_by: str = ""
+    """A later attempt at the seat that has ended."""
+    too_old: bool = False
+    """The trunk has tokens past the bound."""
+    times: int = 0
+    """How often it shall be sampled; 0 leaves it to the rules."""
+    n: int = 8
+    """The records of a usual group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkDecision:
+    kind: ForkKind
+    purpose: str
+    times: int
+    why: str
+    """Why it does not repair; empty if it does."""
+
+
+def decide(case: ForkCase) -> ForkDecision:
+    if case.purpose not in TRAINS:
+        times = case.times or 1
+        return ForkDecision(ForkKind.BRANCH, "probe", times, f"its purpose is {case.purpose}, which never trains")
+    why = _why_not_repaired(case)
+    if not why:
+        return ForkDecision(ForkKind.REPAIR, case.purpose, 1, "")
+    times = case.times or case.n
+    return ForkDecision(ForkKind.BRANCH, "branch" if times >= SEVERAL else "probe", times, why)
+
+
+def _why_not_repaired(case: ForkCase) -> str:
+    if case.edited:
+        return "what a person wrote never repairs"
+    if case.times >= SEVERAL:
+        return "several continuations are a group of their own"
+    if case.step:
+        return f"it stands in step {case.step}"
+    if case.status not in REPAIRABLE:
+        return f"it is {case.status}"
+    if case.outcome_class != OutcomeClass.INFRASTRUCTURE and case.fault != "infrastructure":
+        return "its failure was not the infrastructure's" if case.outcome_class or case.fault else "it did not fail"
+    if case.task_status != TaskStatus.ADMITTED or not case.same_round:
+        return f"its group is over: its task is {case.task_status}"
+    if case.seat_taken_by:
+        return f"its seat was filled by {case.seat_taken_by}"
+    return "its tokens are older than the bound" if case.too_old else ""
+
+
+def rebuilding_trunk(
+    calls: Sequence[EarlierCall], effects: Mapping[str, Mapping[str, ToolEffect]]
+) -> list[EarlierCall]:
+    """The tool calls of a trunk that run again to rebuild its sessions, in their order. `effects`: of the tools of
+    servers that keep state in a session, by server; calls of others do not run again."""
+    return [call for call in _that_ran(calls, effects) if effect_of(effects[call.server], call.tool) == "session"]
+
+
+def lost_with_session(
+    calls: Sequence[EarlierCall], effects: Mapping[str, Mapping[str, ToolEffect]], replaced: str = ""
+) -> list[EarlierCall]:
+    """The calls of a trunk that would have to run again to rebuild its sessions, and may not, because they act outside.
+    `replaced`: the call of which the result is given."""
+    return [
+        call
+        for call in _that_ran(calls, effects)
+        if effect_of(effects[call.server], call.tool) == "outside" and call.id != replaced
+    ]
+
+
+def _that_ran(calls: Sequence[EarlierCall], effects: Mapping[str, Mapping[str, ToolEffect]]) -> list[EarlierCall]:
+    return [call for call in in_order(calls) if call.status in RAN and call.server in effects]
+
+
+def limited(groups: Sequence[tuple[int, int]], *, share: float, recent: int, recent_intervened: int) -> list[int]:
+    """How many forks of each group may train in a step. `groups`: records and forks among them, in their order.
+    `recent`: records that the steps before trained, and how many of them were forks.
+
+    A step of records with few steps before it may always train one fork, or a small batch could never train any.
+    """
+    records = recent + sum(size for size, _ in groups)
+    room = max(1 if share > 0 else 0, int(share * records)) - recent_intervened
+    allowed = []
+    for _, forks in groups:
+        allowed.append(min(forks, max(0, room)))
+        room -= allowed[-1]
+    return allowed

@@ -1,0 +1,254 @@
+"""Plans a fork: where it begins, whether it repairs or branches off, and what that means.
+
+A preview and the execution use the same plan, so what is shown is what happens.
+
+Invariants:
+- A record that has not ended, or whose details were removed, is refused.
+- A trunk is refused if its sessions cannot be rebuilt without a call that acts outside of them.
+- The result of a replay that the model could not have read, or that is not whole, is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from agentrl.config.data_plane import ToolServer
+from agentrl.errors import RefusedError, UnknownNameError, UsageError
+from agentrl.policies import fork_rules
+from agentrl.policies.fork_rules import NOT_BEGUN, ForkCase, ForkDecision, ForkKind
+from agentrl.policies.outcomes import OutcomeClass
+from agentrl.policies.replay_verdicts import EarlierCall, ToolEffect, effect_of
+from agentrl.policies.status_tables import HOLDS_SEAT, RecordStatus, ReplayStatus, TaskStatus, ToolCallStatus
+from agentrl.policies.version_tree import VersionTree
+from agentrl.steward.admission import reported_plan
+from agentrl.steward.replays import MOST_RESULT_CHARS
+from agentrl.steward.settings import StewardSettings
+from agentrl.store import exclusions, forks, publications, replays, tasks
+from agentrl.store.database import Database, Plain
+from agentrl.store.documents import Fork, Record, Replay, Task, load, load_if
+from agentrl.store.replays import RecordedCall
+
+_INFRASTRUCTURE = OutcomeClass.INFRASTRUCTURE.value
+MOST_TURNS = 1_000_000
+
+
+class Wanted(NamedTuple):
+    """What an operator wants to fork."""
+
+    target: str = ""
+    replay: Replay | None = None
+    result: str | None = None
+    message: str | None = None
+    times: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPlan:
+    base: Record
+    task: Task
+    fork: Fork
+    decision: ForkDecision
+    message: str | None
+    calls: int
+    """Tool calls of the trunk."""
+    rebuilt: int
+    """Those of them that run again."""
+    superseded: str
+    """An attempt at the seat that has not ended, and ends by a repair."""
+
+    @property
+    def repairs(self) -> bool:
+        return self.decision.kind is ForkKind.REPAIR
+
+
+class ForkPlanner:
+    def __init__(self, database: Database, settings: StewardSettings, servers: Mapping[str, ToolServer]) -> None:
+        self._database = database
+        self._settings = settings
+        self._servers = servers
+
+    async def plan(self, wanted: Wanted) -> ForkPlan:
+        """Raises UnknownNameError, UsageError or RefusedError."""
+        replay = wanted.replay
+        fork = await self.place(wanted)
+        base = load_if(Record, await self._database.find_one("Record", {"_id": fork.base}))
+        if base is None:
+            raise UnknownNameError(f"There is no record {fork.base}.", hint="See `agentrl records list`.")
+        task = await tasks.get(self._database, base.task)
+        if base.status in NOT_BEGUN:
+            raise RefusedError(f"{base.id} is {base.status}.", hint="Fork it when it has ended.")
+        trunk = await self._trunk(task, fork, wanted)
+        calls = _tool_calls(trunk)
+        kept = [one.place for one in calls if one.call.id != fork.call or not _is_made_again(one, fork)]
+        self._refuse_outside(kept, calls, fork)
+        stale = await self._is_too_old(task, trunk)
+        later = await self._later_attempts(base)
+        decision = fork_rules.decide(
+            ForkCase(
+                status=RecordStatus(base.status),
+                purpose=base.purpose,
+                outcome_class=base.outcome_class,
+                fault=replay.fault if replay else "",
+                task_status=TaskStatus(task.status),
+                same_round=task.round == base.round,
+                step=await exclusions.step_with(self._database, base.id),
+                edited=fork.edited,
+                seat_taken_by=next((one.id for one in later if one.status not in NOT_BEGUN), ""),
+                too_old=stale,
+                times=wanted.times,
+                n=self._settings.n,
+            )
+        )
+        fork.kind, fork.times = decision.kind.value, decision.times
+        rebuilt = fork_rules.rebuilding_trunk(kept, self._effects())
+        superseded = next((one.id for one in later if one.status in NOT_BEGUN), "")
+        return ForkPlan(base, task, fork, decision, wanted.message, len(kept), len(rebuilt), superseded)
+
+    # ---- the place ----
+
+    async def place(self, wanted: Wanted) -> Fork:
+        """Where the fork begins, without knowing what it will be."""
+        if wanted.replay is not None:
+            return await self._place_of_replay(wanted.replay)
+        record, place = _parted(wanted.target)
+        edited = wanted.result is not None or wanted.message is not None
+        fork = Fork(base=record, edited=edited, result=wanted.result, status=ToolCallStatus.OK if wanted.result else "")
+        if wanted.message is not None:
+            if place not in ("", "0"):
+                raise RefusedError("Only the message that a record begins with can be edited.")
+            return fork
+        if "." in place:
+            call = await self._call_at(record, place)
+            fork.turns, fork.call = call.turn, call.call.id
+            return fork
+        if wanted.result is not None:
+            raise UsageError("A result belongs to a tool call: name RECORD/TURN.CALL.")
+        if place:
+            fork.turns = int(place)
+            return fork
+        await self._find_end(fork)
+        return fork
+
+    async def _place_of_replay(self, replay: Replay) -> Fork:
+        if replay.status not in (ReplayStatus.JUDGED, ReplayStatus.FORKED, ReplayStatus.KEPT):
+            raise RefusedError(f"{replay.id} is {replay.status}.", hint="Fork it when it has a verdict.")
+        readable = [run for run in replay.runs if run.error_class != _INFRASTRUCTURE]
+        run = next((run for run in readable if run.status == ToolCallStatus.OK), next(iter(readable), None))
+        if run is None:
+            raise RefusedError(f"{replay.id} ({replay.verdict}) has no result that the model could read.")
+        if len(run.result) >= MOST_RESULT_CHARS:
+            raise RefusedError(
+                f"The result of {replay.id} is too long to be stored whole.",
+                hint=f"agentrl fork {replay.call} makes the call again.",
+            )
+        return Fork(
+            base=replay.record,
+            turns=replay.turn,
+            call=replay.call,
+            result=run.result,
+            status=run.status,
+            edited=replay.edited,
+            replay=replay.id,
+        )
+
+    async def _call_at(self, record: str, place: str) -> RecordedCall:
+        """By the id of the call, or by turn and number."""
+        turn, _, number = place.partition(".")
+        found = await replays.calls_of_record(self._database, record)
+        by_id = [one for one in found if one.call.id == f"{record}/{place}"]
+        by_place = [one for one in found if (one.turn, one.place.number) == (int(turn), int(number))]
+        if not (by_id or by_place):
+            raise UnknownNameError(
+                f"There is no tool call {record}/{place}.", hint="`agentrl records show RECORD` has its tool calls."
+            )
+        return (by_id or by_place)[0]
+
+    async def _find_end(self, fork: Fork) -> None:
+        """Where a record that failed had come to."""
+        base = load_if(Record, await self._database.find_one("Record", {"_id": fork.base}))
+        if base is not None and base.status not in (RecordStatus.FAILED, RecordStatus.ABANDONED, RecordStatus.EXCLUDED):
+            raise UsageError(f"{base.id} did not fail: name the turn or the tool call.", hint=f"{base.id}/1")
+        documents = await forks.trunk(self._database, Fork(base=fork.base, turns=MOST_TURNS))
+        whole = forks.whole_turns(documents)
+        if not whole:
+            return
+        last = max(whole)
+        fork.turns = last
+        if calls := [one for one in _tool_calls(documents) if one.turn == last]:
+            failed = [one for one in calls if _failed_for_infrastructure(one)]
+            fork.call = (failed or calls)[-1].call.id
+
+    # ---- the trunk ----
+
+    async def _trunk(self, task: Task, fork: Fork, wanted: Wanted) -> list[Plain]:
+        if task.pruned:
+            raise RefusedError(f"The details of {fork.base} were removed, so nothing can go on from it.")
+        turns = fork.turns + bool(fork.call)
+        if not turns and wanted.message is None:
+            raise RefusedError(
+                f"{fork.base} has no turn before that place.", hint=f"agentrl tasks requeue {task.id} samples it again."
+            )
+        documents = await forks.trunk(self._database, fork)
+        if missing := sorted({*range(turns)} - forks.whole_turns(documents)):
+            raise UnknownNameError(f"{fork.base} has no turn {missing[0]}.", hint=f"agentrl records show {fork.base}")
+        return documents
+
+    def _effects(self) -> dict[str, Mapping[str, ToolEffect]]:
+        return {name: server.effects for name, server in self._servers.items() if server.session != "shared"}
+
+    def _refuse_outside(self, kept: Sequence[EarlierCall], calls: Sequence[RecordedCall], fork: Fork) -> None:
+        given = fork.call if fork.result is not None else ""
+        outside = [f"{one.server}.{one.tool}" for one in fork_rules.lost_with_session(kept, self._effects(), given)]
+        again = [one.call for one in calls if one.call.id == fork.call and _is_made_again(one, fork)]
+        outside += [f"{one.server}.{one.tool}" for one in again if self._acts_outside(one.server, one.tool)]
+        if outside:
+            raise RefusedError(
+                f"{outside[0]} acts outside of the session, so the trunk cannot be repeated.",
+                hint="Replay the call with --allow, and fork from the replay, or fork before the call.",
+            )
+
+    def _acts_outside(self, server: str, tool: str) -> bool:
+        declared = self._servers.get(server)
+        return declared is not None and effect_of(declared.effects, tool) == "outside"
+
+    async def _is_too_old(self, task: Task, trunk: Sequence[Plain]) -> bool:
+        versions = {int(run[0]) for one in trunk if not one.get("context") for run in one.get("versions", ())}
+        newest = await publications.newest(self._database)
+        if newest is None or not versions:
+            return False
+        bound = self._settings.plan(await reported_plan(self._database), task.environment).bound
+        return VersionTree(await publications.parents(self._database)).staleness(versions, newest.id) > bound
+
+    async def _later_attempts(self, base: Record) -> list[Record]:
+        """Those that hold the seat of the base."""
+        seat = {"task": base.task, "round": base.round, "seat": base.seat, "attempt": {"$gt": base.attempt}}
+        held = seat | {"status": {"$in": sorted(HOLDS_SEAT)}}
+        return [load(Record, one) for one in await self._database.find("Record", held)]
+
+
+def _parted(target: str) -> tuple[str, str]:
+    """The record, and the place in it."""
+    task, _, rest = target.partition("#")
+    attempt, _, place = rest.partition("/")
+    if not attempt or (place and not re.fullmatch(r"\d+(\.\d+)?", place)):
+        raise UsageError(f"{target} names no place in a record.", hint="RECORD, RECORD/TURN or RECORD/TURN.CALL")
+    return f"{task}#{attempt}", place
+
+
+def _tool_calls(documents: Sequence[Plain]) -> list[RecordedCall]:
+    return [one for document in documents for one in replays.calls_of(document)]
+
+
+def _failed_for_infrastructure(one: RecordedCall) -> bool:
+    return one.call.error_class == _INFRASTRUCTURE or one.call.status in _NEVER_ENDED
+
+
+def _is_made_again(one: RecordedCall, fork: Fork) -> bool:
+    """The fork calls it once more, because it gave the model nothing."""
+    return fork.result is None and _failed_for_infrastructure(one)
+
+
+_NEVER_ENDED = (ToolCallStatus.REQUESTED, ToolCallStatus.RUNNING, ToolCallStatus.LOST)

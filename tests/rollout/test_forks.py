@@ -1,0 +1,294 @@
+"""Forks with real samplers, toolboxes and MCP servers: repairs, branches and probes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import RefusedError, UsageError
+from agentrl.policies.outcomes import Outcome
+from agentrl.policies.status_tables import Actor, ReplayStatus
+from agentrl.protocol.data_commands import Done, ForkRecords
+from agentrl.protocol.effects import Effect
+from agentrl.protocol.message_base import Args
+from agentrl.protocol.messages.served_commands import AskUnit
+from agentrl.protocol.wire import raw
+from agentrl.queries.dispatcher import Dispatcher
+from agentrl.rollout.agent_loops import AgentLoop, register_loop
+from agentrl.rollout.episode import Episode
+from agentrl.steward import admission, group_upkeep
+from agentrl.steward.replays import ReplayRunner
+from agentrl.steward.settings import EnvironmentSettings, StewardSettings
+from agentrl.store import accounting, forks, replays, tasks
+from agentrl.store import calls as call_store
+from agentrl.store.documents import DBRecordData, Record, Replay, ReplayedCall, Task
+from agentrl.training.batch_assembly import trajectory_of
+from tests.rollout.actors import Prompt
+from tests.rollout.conftest import TOKEN, Stage, configuration, unruly_tools
+from tests.rollout.test_tools import calls
+from tests.waiting import aeventually
+
+SETTINGS = StewardSettings(environments={"shop": EnvironmentSettings(servers=("faulty",))}, n=2)
+
+
+class Line:
+    """While it is down, `search` fails for infrastructure."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def mend(self) -> None:
+        self.path.unlink()
+
+
+@pytest.fixture
+def down(tmp_path: Path) -> Line:
+    return Line(tmp_path / "down")
+
+
+async def ask(stage: Stage, name: str, args: Args, *, dry_run: bool = False, id: str = "op-1") -> Any:
+    runner = ReplayRunner(stage.db, stage.config.tools, owner="steward-0.1", token=TOKEN)
+    dispatcher = Dispatcher(stage.db, lambda: SETTINGS, {}, Path.cwd(), replays=runner)
+    return await dispatcher.answer(AskUnit("1", id, name, raw(args), who="ada", dry_run=dry_run))
+
+
+async def fork(stage: Stage, target: str = "", *, id: str = "op-1", **args: Any) -> str:
+    done: Done = await ask(stage, "fork_records", ForkRecords(target=target, **args), id=id)
+    return str(done.result["forked"])
+
+
+async def preview(stage: Stage, target: str = "", **args: Any) -> Effect:
+    effect: Effect = await ask(stage, "fork_records", ForkRecords(target=target, **args), dry_run=True)
+    return effect
+
+
+def searcher(down: Line, then: str = "<answer>3</answer>") -> Any:
+    """Seat 0 ticks, searches, ticks and answers; the others answer at once, and wrongly."""
+
+    def says(prompt: Prompt) -> str:
+        if ".s0." not in prompt.record and "branch" not in prompt.record:
+            return "<answer>4</answer>"
+        said = [calls("tick()"), calls(f"search(while_down={str(down.path)!r})"), calls("tick()"), then]
+        return said[len(prompt.answers) - 1]
+
+    return says
+
+
+async def failed_search(stage: Stage, down: Line, **settings: Any) -> tuple[Task, Record]:
+    """A group of which one record failed for infrastructure in its second turn."""
+    stage.config = configuration(**unruly_tools(**settings))
+    await stage.toolbox()
+    await stage.engine(searcher(down))
+    task = await stage.task(n=2)
+    async with stage.sampler("sampler-0.1"):
+        records = await stage.ended(count=2)
+    (base,) = (record for record in records if record.status == "failed")
+    assert base.outcome == "tool_server_failed"
+    return task, base
+
+
+async def of_record(stage: Stage, id: str) -> Record:
+    (record,) = await stage.all(Record, _id=id)
+    return record
+
+
+async def scored(stage: Stage, id: str) -> Record:
+    async def look() -> Record | None:
+        record = await of_record(stage, id)
+        assert record.status not in ("failed", "abandoned"), record.error
+        return record if record.status == "scored" else None
+
+    return await aeventually(look, what=f"{id} is scored")
+
+
+async def trained_tokens(stage: Stage, record: str) -> tuple[int, int]:
+    """How many tokens of a record train, and how many it has generated or was given."""
+    answered = (await call_store.with_tokens(stage.db, [record]))[record]
+    (data,) = await stage.all(DBRecordData, _id=record)
+    trajectory = trajectory_of(data, answered)
+    assert trajectory.trained_tokens == data.trained_tokens
+    return trajectory.trained_tokens, sum(len(one.output) // 4 for one in answered)
+
+
+async def test_repaired_record_enters_its_group_as_if_it_had_not_failed(stage: Stage, down: Line) -> None:
+    task, base = await failed_search(stage, down)
+    effect = await preview(stage, base.id)
+    assert effect.changes[0] == f"repair: a fork takes seat 0 of {task.id}, and goes on with turn 2 of {base.id}"
+    assert "1 tool call before it; 1 of them run again" in effect.changes[1]
+    down.mend()
+    id = await fork(stage, base.id)
+    assert await fork(stage, base.id) == id, "an operation forks once"
+    assert id == f"{task.id}#r1.s0.a2"
+    async with stage.sampler("sampler-1.1"):
+        record = await scored(stage, id)
+    assert (record.score, record.turns, record.outcome) == (1.0, 4, "answered")
+    assert record.fork is not None
+    assert (record.fork.kind, record.fork.base, record.fork.turns) == ("repair", base.id, 1)
+    parent = await of_record(stage, base.id)
+    assert (parent.status, parent.forks, parent.excluded_by) == ("excluded", [id], "op-1")
+    made = [one.result for one in await stage.tool_calls() if one.id.startswith(f"{id}/")]
+    assert made == ["tick 1", "found", "tick 2"], "the session is the one of the trunk"
+    trains, tokens = await trained_tokens(stage, id)
+    assert trains == tokens > 0, "trunk and continuation train"
+    closed = await tasks.get(stage.db, task.id)
+    assert (closed.status, closed.signal, closed.baseline and closed.baseline.mean) == ("ready", True, 0.5)
+    account = await accounting.account(stage.db)
+    assert account.balanced, account.problems
+
+
+async def test_edited_result_branches_off_into_a_group_of_which_only_the_continuation_trains(
+    stage: Stage, down: Line
+) -> None:
+    down.mend()
+    stage.config = configuration(**unruly_tools())
+    await stage.toolbox()
+    engine = await stage.engine(searcher(down))
+    task = await stage.task(n=2)
+    async with stage.sampler("sampler-0.1"):
+        await stage.ended(count=2)
+    base = await of_record(stage, f"{task.id}#r1.s0.a1")
+    effect = await preview(stage, f"{base.id}/1.0", result="nothing")
+    assert effect.changes[0] == f"branch: 2 records go on with turn 2 of {base.id}, as a group of their own"
+    assert effect.changes[1] == "it does not repair, because what a person wrote never repairs"
+    id = await fork(stage, f"{base.id}/1.0", result="nothing")
+    assert await fork(stage, f"{base.id}/1.0", result="nothing") == id
+    assert (await admission.admit(stage.db, SETTINGS)).groups == 1
+    async with stage.sampler("sampler-1.1"):
+        records = [await scored(stage, f"{id}#r1.s{seat}.a1") for seat in range(2)]
+    shown = [prompt.answers[1:] for prompt in engine.prompts if prompt.record == records[0].id]
+    assert shown == [["tick 1", "nothing"], ["tick 1", "nothing", "tick 2"]], "the trunk is not sampled"
+    for record in records:
+        assert (record.purpose, record.turns, record.fork and record.fork.kind) == ("branch", 4, "branch")
+        trains, tokens = await trained_tokens(stage, record.id)
+        assert 0 < trains < tokens
+        answered = (await call_store.with_tokens(stage.db, [record.id]))[record.id]
+        assert [call.context for call in answered] == [True, True, False, False]
+    closed = await tasks.get(stage.db, id)
+    assert (closed.status, closed.members, closed.signal) == ("ready", 2, False)
+    before = await tasks.get(stage.db, task.id)
+    assert (before.status, before.members) == ("ready", 2), "the group of the base stays as it was"
+    assert (await of_record(stage, base.id)).forks == [id]
+    account = await accounting.account(stage.db)
+    assert account.balanced, account.problems
+
+
+async def test_single_continuation_is_a_probe_that_does_not_train(stage: Stage, down: Line) -> None:
+    task, base = await failed_search(stage, down)
+    down.mend()
+    assert await tasks.next_round(stage.db, task, Actor.STEWARD, "too few")
+    effect = await preview(stage, base.id, times=1)
+    assert effect.changes[1] == "it does not repair, because its group is over: its task is queued"
+    id = await fork(stage, base.id, times=1)
+    assert await admission.admit_evaluations(stage.db, SETTINGS) == 1
+    async with stage.sampler("sampler-1.1"):
+        await scored(stage, f"{id}#r1.s0.a1")
+    assert (await tasks.get(stage.db, id)).purpose == "probe"
+    assert await forks.end_probes(stage.db) == 1
+    assert (await tasks.get(stage.db, id)).status == "done"
+    account = await accounting.account(stage.db)
+    assert account.balanced, account.problems
+
+
+async def test_edited_message_begins_a_branch(stage: Stage, down: Line) -> None:
+    _, base = await failed_search(stage, down)
+    down.mend()
+    id = await fork(stage, base.id, message="what costs a plum?")
+    assert await admission.admit(stage.db, SETTINGS)
+    async with stage.sampler("sampler-1.1"):
+        record = await scored(stage, f"{id}#r1.s0.a1")
+    assert (await tasks.get(stage.db, id)).query == "what costs a plum?"
+    assert record.turns == 4
+    with pytest.raises(RefusedError, match="Only the message that a record begins with"):
+        await preview(stage, f"{base.id}/1", message="what?")
+
+
+async def test_trunk_that_a_tool_does_not_repeat_ends_as_not_reproducible(stage: Stage, down: Line) -> None:
+    task, base = await failed_search(stage, down)
+    await stage.db.update_many(
+        "DispatchedSamplingTask", {"record": base.id, "turn": 0}, {"$set": {"tool_calls.0.result": "tick 7"}}
+    )
+    id = await fork(stage, base.id)
+    async with stage.sampler("sampler-1.1"):
+        await aeventually(lambda: stage.all(Record, _id=id, status="failed"), what="it failed")
+    record = await of_record(stage, id)
+    assert record.outcome == "not_reproducible"
+    assert record.error == f"{base.id}/000.0 (tick) returned something else: line 1 was tick 7, is tick 1"
+    assert await group_upkeep.open_next_attempts(stage.db) == 1, "its seat may be sampled again"
+    assert await of_record(stage, f"{task.id}#r1.s0.a3")
+
+
+@register_loop("forgetful")
+class Forgetful(AgentLoop):
+    """Asks something else when it is run again."""
+
+    runs = 0
+
+    async def run(self, episode: Episode) -> Outcome:
+        Forgetful.runs += 1
+        ids = episode.first_prompt()
+        reply = await episode.model(ids)
+        tail = episode.template.tool_results([f"run {Forgetful.runs}"], ended=reply.ended)
+        reply = await episode.model([*ids, *reply.ids, *tail])
+        await episode.model([*ids, *reply.ids, *tail])
+        return Outcome.ANSWERED
+
+
+async def test_loop_that_asks_something_else_in_its_trunk_is_not_reproducible(stage: Stage) -> None:
+    await stage.engine(lambda prompt: "<answer>3</answer>")
+    task = await stage.task(n=2, agent_name="forgetful")
+    async with stage.sampler("sampler-0.1"):
+        await stage.ended(count=2)
+    id = await fork(stage, f"{task.id}#r1.s0.a1/2")
+    assert (await admission.admit(stage.db, SETTINGS)).groups == 1
+    async with stage.sampler("sampler-1.1"):
+        failed = await aeventually(lambda: stage.all(Record, task=id, status="failed"), what="it failed")
+    assert (failed[0].outcome, failed[0].error) == (
+        "not_reproducible",
+        "the loop asks another prompt in turn 1 than the base did",
+    )
+
+
+async def test_another_sampler_goes_on_with_a_fork_and_its_session(stage: Stage, down: Line) -> None:
+    _, base = await failed_search(stage, down)
+    down.mend()
+    id = await fork(stage, base.id)
+    go_on = asyncio.Event()
+
+    async def late(prompt: Prompt) -> str:
+        await go_on.wait()
+        return str(searcher(down)(prompt))
+
+    (engine,) = stage.made_engines
+    engine.says = late
+    async with stage.sampler("sampler-1.1"):
+        await aeventually(lambda: any(prompt.record == id for prompt in engine.prompts), what="it goes on")
+    go_on.set()
+    async with stage.sampler("sampler-2.1"):
+        record = await scored(stage, id)
+    made = [one.result for one in await stage.tool_calls() if one.id.startswith(f"{id}/")]
+    assert (record.turns, made) == (4, ["tick 1", "found", "tick 2"])
+
+
+async def test_fork_from_a_replay_has_its_result(stage: Stage, down: Line) -> None:
+    task, base = await failed_search(stage, down)
+    (call,) = [one for one in await stage.tool_calls() if one.tool == "search"]
+    replay = Replay(id=f"{call.id}~1", operation="op-0", call=call.id, record=base.id, task=task.id, turn=1)
+    replay.status, replay.verdict, replay.fault = ReplayStatus.JUDGED, "fixed", "infrastructure"
+    replay.runs = [ReplayedCall(call=call.id, status="ok", result="found")]
+    await replays.insert(stage.db, [replay])
+    await stage.db.update_many("Replay", {}, {"$set": {"status": "judged"}})
+    down.mend()
+    id = await fork(stage, replays=(replay.id,))
+    found = await replays.get(stage.db, replay.id)
+    assert (found.status, found.forked) == ("forked", id)
+    async with stage.sampler("sampler-1.1"):
+        record = await scored(stage, id)
+    assert record.fork is not None
+    assert (record.fork.kind, record.fork.replay) == ("repair", replay.id)
+    assert record.turns == 4
+    with pytest.raises(UsageError, match="did not fail"):
+        await preview(stage, id)
