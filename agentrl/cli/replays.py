@@ -163,7 +163,7 @@ async def keep(cli: Cli, names: Annotated[list[str], NAMES], note: Note = "") ->
 
 
 async def exclude(cli: Cli, names: Annotated[list[str], NAMES], note: Note = "") -> ExitCode:
-    """Exclude the records of replays from training, as `records exclude` does."""
+    """Exclude the records of replays from training."""
     from agentrl.cli.execute import act
     from agentrl.protocol.data_commands import ExcludeReplayed
 

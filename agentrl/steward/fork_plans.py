@@ -189,7 +189,8 @@ class ForkPlanner:
         turns = fork.turns + bool(fork.call)
         if not turns and wanted.message is None:
             raise RefusedError(
-                f"{fork.base} has no turn before that place.", hint=f"agentrl tasks requeue {task.id} samples it again."
+                f"{fork.base} has no turn before that place.",
+                hint=f"To sample it again: agentrl tasks requeue {task.id}",
             )
         documents = await forks.trunk(self._database, fork)
         if missing := sorted({*range(turns)} - forks.whole_turns(documents)):
@@ -204,9 +205,9 @@ class ForkPlanner:
         outside = [f"{one.server}.{one.tool}" for one in fork_rules.lost_with_session(kept, self._effects(), given)]
         again = [one.call for one in calls if one.call.id == fork.call and _is_made_again(one, fork)]
         outside += [f"{one.server}.{one.tool}" for one in again if self._acts_outside(one.server, one.tool)]
-        if outside:
+        for tool in outside:
             raise RefusedError(
-                f"{outside[0]} acts outside of the session, so the trunk cannot be repeated.",
+                f"{tool} acts outside of the session, so the trunk cannot be repeated.",
                 hint="Replay the call with --allow, and fork from the replay, or fork before the call.",
             )
 
@@ -234,7 +235,7 @@ def _parted(target: str) -> tuple[str, str]:
     task, _, rest = target.partition("#")
     attempt, _, place = rest.partition("/")
     if not attempt or (place and not re.fullmatch(r"\d+(\.\d+)?", place)):
-        raise UsageError(f"{target} names no place in a record.", hint="RECORD, RECORD/TURN or RECORD/TURN.CALL")
+        raise UsageError(f"There is no place {target!r} in a record.", hint="RECORD, RECORD/TURN or RECORD/TURN.CALL")
     return f"{task}#{attempt}", place
 
 

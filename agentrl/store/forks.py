@@ -45,9 +45,13 @@ async def done_before(database: Database, task: Task, fork: Fork) -> str:
     if any((one.base, one.operation) == (fork.base, fork.operation) for one in task.repairs):
         await _finish_repairs_of(database, task.id)
     repaired = await _repaired(database, task.id, fork)
-    if repaired is None and await database.find_one("Task", {"_id": branch_id(task, fork)}, projection=["_id"]):
-        return branch_id(task, fork)
-    return repaired or ""
+    if repaired is not None:
+        return repaired
+    id = branch_id(task, fork)
+    if await database.find_one("Task", {"_id": id}, projection=["_id"]) is None:
+        return ""
+    await _note_fork(database, fork, id)
+    return id
 
 
 # ---- repairs ----
@@ -90,7 +94,7 @@ async def _finish_repairs_of(database: Database, id: str) -> None:
         base = load(Record, await _one(database, fork.base))
         await _exclude_base(database, base, fork)
         record = await _take_seat(database, task, base, fork)
-        await database.update_one("Record", {"_id": base.id}, {"$addToSet": {"forks": record}})
+        await _note_fork(database, fork, record)
         await database.update_one("Task", {"_id": id}, {"$pull": {"repairs": to_bson(fork)}})
     await database.update_one("Task", {"_id": id, "repairs": []}, {"$set": {"repairing": False}})
 
@@ -157,8 +161,13 @@ async def branch(database: Database, base: Task, fork: Fork, *, purpose: str, qu
         fork=fork,
     )
     await database.insert_new("Task", [storable(to_bson(task))])
-    await database.update_one("Record", {"_id": fork.base}, {"$addToSet": {"forks": id}})
+    await _note_fork(database, fork, id)
     return id
+
+
+async def _note_fork(database: Database, fork: Fork, id: str) -> None:
+    """The way back from the base."""
+    await database.update_one("Record", {"_id": fork.base}, {"$addToSet": {"forks": id}})
 
 
 async def end_probes(database: Database) -> int:

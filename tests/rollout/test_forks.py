@@ -92,7 +92,8 @@ async def failed_search(stage: Stage, down: Line, **settings: Any) -> tuple[Task
 
 
 async def of_record(stage: Stage, id: str) -> Record:
-    (record,) = await stage.all(Record, _id=id)
+    (found,) = await stage.all(Record, _id=id)
+    record: Record = found
     return record
 
 
@@ -102,7 +103,16 @@ async def scored(stage: Stage, id: str) -> Record:
         assert record.status not in ("failed", "abandoned"), record.error
         return record if record.status == "scored" else None
 
-    return await aeventually(look, what=f"{id} is scored")
+    record: Record = await aeventually(look, what=f"{id} is scored")
+    return record
+
+
+async def failure(stage: Stage, **of: Any) -> Record:
+    async def look() -> Record | None:
+        return next(iter(await stage.all(Record, status="failed", **of)), None)
+
+    record: Record = await aeventually(look, what="it failed")
+    return record
 
 
 async def trained_tokens(stage: Stage, record: str) -> tuple[int, int]:
@@ -213,8 +223,7 @@ async def test_trunk_that_a_tool_does_not_repeat_ends_as_not_reproducible(stage:
     )
     id = await fork(stage, base.id)
     async with stage.sampler("sampler-1.1"):
-        await aeventually(lambda: stage.all(Record, _id=id, status="failed"), what="it failed")
-    record = await of_record(stage, id)
+        record = await failure(stage, _id=id)
     assert record.outcome == "not_reproducible"
     assert record.error == f"{base.id}/000.0 (tick) returned something else: line 1 was tick 7, is tick 1"
     assert await group_upkeep.open_next_attempts(stage.db) == 1, "its seat may be sampled again"
@@ -245,8 +254,8 @@ async def test_loop_that_asks_something_else_in_its_trunk_is_not_reproducible(st
     id = await fork(stage, f"{task.id}#r1.s0.a1/2")
     assert (await admission.admit(stage.db, SETTINGS)).groups == 1
     async with stage.sampler("sampler-1.1"):
-        failed = await aeventually(lambda: stage.all(Record, task=id, status="failed"), what="it failed")
-    assert (failed[0].outcome, failed[0].error) == (
+        failed = await failure(stage, task=id)
+    assert (failed.outcome, failed.error) == (
         "not_reproducible",
         "the loop asks another prompt in turn 1 than the base did",
     )
