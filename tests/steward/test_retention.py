@@ -17,6 +17,7 @@ from agentrl.store.database import Database
 from agentrl.store.documents import (
     CheckpointFile,
     DispatchedSamplingTask,
+    Fork,
     Task,
     ToolCall,
     call_id,
@@ -121,14 +122,10 @@ async def test_nothing_goes_before_its_time_unless_there_is_too_much(db: Databas
     assert await with_details(db, trained) == [3, 4, 5]
 
 
-async def test_what_a_living_branch_continues_stays(db: Database, trained: list[str]) -> None:
+async def test_base_of_a_fork_that_is_not_over_stays(db: Database, trained: list[str]) -> None:
     first = await tasks.get(db, trained[0])
-    await db.insert_many("Task", [to_bson(Task(id="branch", purpose="branch", status="admitted"))])
-    base = call_id(first.shares[0].record, 0)
-    await db.insert_many(
-        "DispatchedSamplingTask",
-        [to_bson(DispatchedSamplingTask(id="branch#r1.s0.a1/000", task="branch", base=base))],
-    )
+    fork = Fork(kind="branch", base=first.shares[0].record, turns=1)
+    await db.insert_many("Task", [to_bson(Task(id="branch", purpose="branch", status="admitted", fork=fork))])
     settings = dataclasses.replace(RULES, details_s=1e-6)
     await retention.prune(db, settings)
     assert await with_details(db, trained) == [0, 3, 4, 5]

@@ -20,7 +20,7 @@ from agentrl.queries.dispatcher import Dispatcher
 from agentrl.rollout.record_ending import structure
 from agentrl.steward import admission, group_upkeep
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
-from agentrl.store import accounting, calls, claims, forks, groups, indexes, lineages, pruning, steps, tasks
+from agentrl.store import accounting, calls, claims, forks, groups, indexes, lineages, steps, tasks
 from agentrl.store.call_writer import CALLS
 from agentrl.store.claims import Claim, Ending, Reached
 from agentrl.store.database import Database, StoreUnavailableError
@@ -186,16 +186,6 @@ async def test_steward_that_dies_at_any_write_leaves_one_fork(
     assert record is not None
     assert record["forks"] == [id]
     assert (await accounting.account(db)).balanced
-
-
-async def test_retention_keeps_the_base_of_a_fork_that_is_not_over(db: Database) -> None:
-    task, base = await failed(db)
-    await fork(db, f"{base}/1", "op-1", times=2)
-    assert await tasks.kill(db, task, Actor.STEWARD, "rounds") is True
-    consumed = {"older_than_s": 0.0, "max_trained_count": 1, "limit": 10}
-    assert await pruning.consumed(db, **consumed) == []  # type: ignore[arg-type]
-    await db.update_many("Task", {"fork.base": base}, {"$set": {"status": "dead"}})
-    assert task.id in await pruning.consumed(db, **consumed)  # type: ignore[arg-type]
 
 
 async def trained(db: Database) -> Counter[bytes]:
