@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli import list_pages
+from agentrl.cli import list_pages, tool_packages
 from agentrl.cli.options import Cli, add_command, group
 from agentrl.errors import ExitCode
 
@@ -23,8 +23,9 @@ BAR = 14
 def register(app: typer.Typer) -> None:
     add_command(app, "why")(why)
     add_command(app, "stacks", acts=True)(stacks)
-    tools = group(app, "tools", "What tools did, and what went wrong.")
+    tools = group(app, "tools", "What tools did, and the packages of their servers.")
     add_command(tools, "errors", reads=True)(tool_errors)
+    tool_packages.register(tools)
     add_command(app, "accounting", reads=True)(accounting)
     add_command(app, "staleness", reads=True)(staleness)
 

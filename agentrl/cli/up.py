@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentrl.cli import tool_packages
 from agentrl.cli.options import Cli, add_command
 from agentrl.cli.run_file import RunFile, Sets, check_inputs, load, nothing_to_bring_up
 from agentrl.errors import ConfigError, ConflictError, ExitCode, UsageError
@@ -42,6 +43,7 @@ async def up(
     from agentrl.cli.up_transaction import NewRun, Up
     from agentrl.client.run_processes import left_up
     from agentrl.config import paths
+    from agentrl.config.tool_lock import keep_pins
 
     if read_only:
         return await _up_to_read(cli, file, sets, follow=follow)
@@ -59,10 +61,15 @@ async def up(
         _note_left_out_settings(loaded, chosen_sets, place)
         if cli.dry_run and not (paths.read_run(place.state_dir) and await start_coordinator.answers(place.name)):
             return _preview_of_a_new_run(cli, loaded)
+        if not cli.dry_run:
+            await tool_packages.install(cli, loaded)
     elsewhere = Path(config.coordinator.state_dir) if config.coordinator.state_dir else None
 
     def create() -> NewRun:
-        return NewRun.create(place, loaded.path, chosen_sets, elsewhere=elsewhere)
+        run = NewRun.create(place, loaded.path, chosen_sets, elsewhere=elsewhere)
+        if loaded.path is not None:
+            keep_pins(config, loaded.path, place.run_dir)
+        return run
 
     silent_s = config.supervision.coordinator_silent_s
     with cli.hinting():

@@ -14,6 +14,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,6 +162,7 @@ class NewRun:
         if keepers_of(state_dir) or (state_dir / paths.LAST_UP).exists():
             return
         if self.new_run_dir:
+            shutil.rmtree(self.place.run_dir / paths.PINS, ignore_errors=True)
             with contextlib.suppress(OSError):
                 self.place.run_dir.rmdir()
         # Last, because another `up` may create the run from then on.

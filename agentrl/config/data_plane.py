@@ -212,7 +212,7 @@ class ToolServer(Section):
             raise ValueError("sandbox is for a server with a command; one behind a url runs elsewhere")
         if self.python and self.npm:
             raise ValueError("has python and npm; a server has packages of one kind")
-        if (self.python or self.npm) and (self.url or self.sandbox.kind == "container"):
+        if (self.python or self.npm) and (not self.command or self.sandbox.kind == "container"):
             raise ValueError("python and npm are for a server with a command whose sandbox is not a container")
         if not self.url and (self.token or self.headers):
             raise ValueError("token and headers are for a server with a url; others get their secrets by env")

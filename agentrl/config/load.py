@@ -29,7 +29,7 @@ RESERVED_VARIABLES = frozenset(
     PREFIX + name
     for name in (
         *("RUN", "INCARNATION", "UNIT", "SLOT", "GROUP", "RUN_DIR", "STATE_DIR", "COORDINATOR", "TOKEN", "KEY"),
-        *("HOME", "HOST", "HEARTBEAT_S", "ORPHAN_LEASE_S"),
+        *("HOME", "CACHE", "HOST", "HEARTBEAT_S", "ORPHAN_LEASE_S"),
     )
 )
 """Variables by which the processes of a run find each other. They are never configuration."""

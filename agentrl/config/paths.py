@@ -26,6 +26,8 @@ RUN_NAME_RULE = "a name of 1 to 40 small letters, digits and dashes that does no
 RUN_FILE = "run.json"
 LAST_UP = "last_up.json"
 """The run file and the settings of the last `up`."""
+PINS = "tools"
+"""The directory of pins of tool servers, in the run directory. `up` writes it and toolboxes read it."""
 IN_FORCE = "config.json"
 """The configuration in force, in the run directory. The coordinator writes it and units read it."""
 
@@ -58,6 +60,15 @@ def home(environ: Mapping[str, str] | None = None) -> Path:
     if base and Path(base).is_absolute():
         return Path(base) / "agentrl"
     return Path("~/.local/state/agentrl").expanduser()
+
+
+def cache(environ: Mapping[str, str] | None = None) -> Path:
+    """The directory for what can be made again: `$AGENTRL_CACHE`, else below `$XDG_CACHE_HOME`."""
+    env = os.environ if environ is None else environ
+    if given := env.get("AGENTRL_CACHE"):
+        return Path(given).expanduser().absolute()
+    base = env.get("XDG_CACHE_HOME")
+    return Path(base) / "agentrl" if base and Path(base).is_absolute() else Path("~/.cache/agentrl").expanduser()
 
 
 def state_dir(name: str, environ: Mapping[str, str] | None = None) -> Path:

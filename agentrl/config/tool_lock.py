@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.data_plane import ToolServer
+from agentrl.config.paths import PINS
 from agentrl.config.run import RunConfig
 from agentrl.config.tool_packages import PackageKind, Packages
 from agentrl.errors import ConfigError, DiskError
@@ -57,12 +59,7 @@ class ToolLock:
     def write(self) -> None:
         """Replace the file as a whole. Raises DiskError."""
         plain = {"format": FORMAT, "servers": self.servers, "node": self.node}
-        temporary = self.path.with_name(f".{self.path.name}.new")
-        try:
-            temporary.write_text(json.dumps(plain, indent=1, sort_keys=True) + "\n")
-            temporary.replace(self.path)
-        except OSError as broken:
-            raise DiskError(f"The lock file {self.path} cannot be written: {broken.strerror}.") from broken
+        _replace(self.path, json.dumps(plain, indent=1, sort_keys=True) + "\n")
 
     def pins_of(self, name: str, kind: PackageKind, packages: Packages) -> dict[str, Any] | None:
         """What the file has for these packages; None if it was made for others."""
@@ -81,6 +78,32 @@ def packages_of(server: ToolServer) -> tuple[PackageKind, Packages] | None:
     if server.python is not None:
         return "python", server.python
     return ("npm", server.npm) if server.npm is not None else None
+
+
+def keep_pins(config: RunConfig, run_file: Path, run_dir: Path) -> None:
+    """Write the pins of all servers into the run directory, from which toolboxes install removed packages again.
+
+    A file is named by its content, so the pins of a run that is up stay whatever is written later.
+    """
+    lock = ToolLock.beside(run_file)
+    for name, server in config.tools.items():
+        found = packages_of(server)
+        pins = lock.pins_of(name, *found) if found else None
+        if pins is not None:
+            _replace(run_dir / PINS / f"{digest_of(pins)}.json", json.dumps(pins))
+
+
+def kept_pins(name: str, packages: Packages, run_dir: Path) -> dict[str, Any]:
+    """Raises ConfigError if they were never written."""
+    path = run_dir / PINS / f"{packages.locked}.json"
+    try:
+        pins: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        raise ConfigError(
+            f"The pins of the packages of {name} are not in {run_dir / PINS}.",
+            hint="`agentrl up RUN.yaml` on the host of the run writes them.",
+        ) from None
+    return pins
 
 
 def digest_of(pins: Mapping[str, Any]) -> str:
@@ -122,3 +145,13 @@ def problems_of(config: RunConfig, run_file: Path) -> Iterator[ConfigError]:
         else:
             why = f"{lock.path.name} does not pin {wanted}{' with these settings' if before else ''}"
         yield ConfigError(f"tools.{name}.{kind}: {why}.", hint=hint)
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as broken:
+        raise DiskError(f"{path} cannot be written: {broken.strerror}.") from broken

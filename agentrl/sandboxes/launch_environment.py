@@ -23,6 +23,8 @@ from agentrl.config.secrets import is_reference, resolve_secret
 from agentrl.errors import ConfigError
 from agentrl.host import procfs
 from agentrl.sandboxes.sandbox_cgroups import SandboxCgroup
+from agentrl.tool_environments.environment_cache import interpreters_of
+from agentrl.tool_environments.environments import environment_of
 
 INHERITED = (
     "HOME",
@@ -59,6 +61,8 @@ class Launch:
     cgroup: SandboxCgroup | None = None
     inherited: tuple[socket.socket | BinaryIO, ...] = ()
     """What the process inherits beside its standard input and output."""
+    interpreters: tuple[Path, ...] = ()
+    """Of the environment with the packages of the server, which is visible to it whatever its program is."""
 
     @contextlib.contextmanager
     def passing(self) -> Iterator[list[int]]:
@@ -79,7 +83,7 @@ class Launch:
 
 
 def launch_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[str, str]) -> Launch:
-    """The process of a server. Raises ConfigError if a secret is missing."""
+    """The process of a server. Raises ConfigError if a secret, or the pins of its packages, are missing."""
     env = {key: environ[key] for key in (*INHERITED, *MARKS) if key in environ}
     if run := environ.get(procfs.MARK_RUN.decode()):
         env[procfs.MARK_TOOL.decode()] = procfs.mark_of(run)
@@ -88,8 +92,13 @@ def launch_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[
         if key in procfs.MARKS:
             raise ConfigError(f"tools.{name}.env.{key} is a mark of the run and cannot be set.")
         env[key] = _value(f"tools.{name}.env.{key}", value, run_dir, environ)
+    environment = environment_of(name, server, run_dir)
+    if environment is not None:
+        env["PATH"] = f"{environment / 'bin'}:{env.get('PATH', os.defpath)}"
+    interpreters = tuple(interpreters_of(environment)) if environment is not None else ()
     cwd = Path(filled(server.cwd, run_dir)) if server.cwd else run_dir
-    return Launch(tuple(filled(part, run_dir) for part in server.start_command), env, cwd)
+    command = tuple(filled(part, run_dir) for part in server.start_command)
+    return Launch(command, env, cwd, interpreters=interpreters)
 
 
 def headers_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:

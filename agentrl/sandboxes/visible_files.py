@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import sysconfig
 import tempfile
@@ -90,7 +91,9 @@ def visible_files(launch: Launch, *, read: Sequence[Path], write: Sequence[Path]
     cwd, env = launch.cwd, launch.env
     for path in (*read, *write):
         _refuse_if_impossible(path, secrets)
-    needed = [*_python_environment(), *_of_program(Path(launch.program))]
+    search = env.get("PATH", os.defpath)
+    programs = (Path(launch.program), *launch.interpreters)
+    needed = [*_python_environment(), *(path for program in programs for path in _of_program(program, search))]
     needed += [Path(env[name]) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in env]
     if not _within(cwd.resolve(), (*secrets.state, *secrets.others)):
         needed.append(cwd)
@@ -160,28 +163,31 @@ def _with_neighbours(path: Path) -> Path:
     return path if _is_shared(place) else place
 
 
-def _of_program(program: Path) -> Iterator[Path]:
-    """The directories of a program: its prefix, if it is in the `bin` of one."""
+def _of_program(program: Path, search: str) -> Iterator[Path]:
+    """The directories of a program: its prefix, if it is in the `bin` of one. `search` is its PATH."""
     for each in dict.fromkeys((program, program.resolve())):
         prefix = each.parent.parent
         own = each.parent.name == "bin" and not _is_shared(prefix) and prefix.name != ".local"
         yield prefix if own else each.parent if each.parent.name == "bin" else each
         if (settings := prefix / "pyvenv.cfg").is_file():
             yield from _base_of(settings)
-    interpreter = _interpreter_of(program)
+    interpreter = _interpreter_of(program, search)
     if interpreter is not None:
-        yield from _of_program(interpreter)
+        yield from _of_program(interpreter, search)
 
 
-def _interpreter_of(script: Path) -> Path | None:
-    """The program that the first line of a script names."""
+def _interpreter_of(script: Path, search: str) -> Path | None:
+    """The program that the first line of a script names, also by `env`."""
     try:
         with script.open("rb") as file:
             line = file.readline(_LONGEST_FIRST_LINE)
     except OSError:
         return None
     words = line.removeprefix(b"#!").split() if line.startswith(b"#!") else []
-    found = Path(os.fsdecode(words[0])) if words else None
+    if words and os.path.basename(words[0]) == b"env":
+        named = next((word for word in words[1:] if not word.startswith(b"-") and b"=" not in word), b"")
+        words = [os.fsencode(shutil.which(os.fsdecode(named), path=search) or "")]
+    found = Path(os.fsdecode(words[0])) if words and words[0] else None
     return found if found is not None and found.is_absolute() and found != script else None
 
 

@@ -25,6 +25,7 @@ from agentrl.sandboxes.sandbox_choice import sandboxed
 from agentrl.sandboxes.visible_files import Secrets
 from agentrl.toolbox.api_messages import QuotaError, ToolInfo, UnavailableError
 from agentrl.toolbox.mcp_connection import Connection, HttpPeer
+from agentrl.toolbox.server_packages import ServerPackages
 from agentrl.toolbox.stdio_transport import ServerProcess
 
 log = logging.getLogger("toolbox")
@@ -144,6 +145,7 @@ class ConnectionStarter:
         on_tools: Callable[[tuple[ToolInfo, ...]], None],
         *,
         within_s: float = 60.0,
+        packages: ServerPackages | None = None,
     ) -> None:
         """`gate` limits the starts at the same time, `on_tools` gets the tools, `within_s` limits one start."""
         self.version = ""
@@ -152,6 +154,7 @@ class ConnectionStarter:
         self._gate = gate
         self._on_tools = on_tools
         self._within_s = within_s
+        self._packages = packages
         self.failures = 0
         self._failed_at = 0.0
         self._starting: list[Connection] = []
@@ -171,6 +174,8 @@ class ConnectionStarter:
     async def start(self) -> Connection | None:
         """Open a connection. Returns None, after a delay, if that failed."""
         try:
+            if self._packages is not None:
+                await self._packages.installed(self._waits)
             async with start_permit(self._gate):
                 connection = self._connect()
                 self._starting.append(connection)
@@ -187,6 +192,10 @@ class ConnectionStarter:
         self._on_tools(connection.tools)
         connection.on_tools = self._on_tools
         return connection
+
+    def _waits(self, step: str) -> None:
+        self.why = step
+        log.info("%s", step)
 
     def failed(self, why: str) -> None:
         now = time.monotonic()

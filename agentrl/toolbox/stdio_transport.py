@@ -53,6 +53,8 @@ _LINES_PER_S = 50
 _SHOWN_BYTES = 200
 _ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)\b\s*:?")
 """The line of a traceback that names the error."""
+_MISFIT = re.compile(r"\b(AttributeError|ImportError|ModuleNotFoundError|ERR_MODULE_NOT_FOUND|SyntaxError)\b")
+"""Errors of programs whose packages have other versions than they expect."""
 _ID = re.compile(rb'"id"\s*:\s*(\d+|"(?:[^"\\]|\\.){1,128}")')
 
 Inbox = MemoryObjectSendStream[SessionMessage | Exception]
@@ -119,6 +121,8 @@ class ServerProcess:
     @property
     def advice(self) -> str:
         """What may help if it does not come up; empty if nothing is known."""
+        if self._launch.interpreters and any(map(_MISFIT.search, self._last_lines)):
+            return f" Its packages may not fit together: pin other versions in tools.{self._name}."
         if self._launch.sandbox == "none":
             return ""
         return f" It runs in a sandbox: network, read and write in tools.{self._name}.sandbox allow what it lacks."

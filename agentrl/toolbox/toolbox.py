@@ -43,6 +43,7 @@ from agentrl.toolbox.call_registry import Call, CallRegistry
 from agentrl.toolbox.circuit_breaker import Breaker, BreakerRule
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
 from agentrl.toolbox.mcp_connection import Connection
+from agentrl.toolbox.server_packages import ServerPackages
 from agentrl.toolbox.server_pool import (
     FAILURES,
     NOT_YET,
@@ -112,7 +113,8 @@ class Toolbox:
             server.take_tools(tools)
 
         connect = connector(name, config, run_dir, network=self._network)
-        starter = ConnectionStarter(connect, self._gate, take_tools, within_s=float(config.start_s))
+        packages = ServerPackages(name, config, run_dir)
+        starter = ConnectionStarter(connect, self._gate, take_tools, within_s=float(config.start_s), packages=packages)
         keeper: ConnectionSource = (
             ProcessPool(starter, config.pool) if config.session == "process" else SharedConnection(starter)
         )

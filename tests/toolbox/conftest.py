@@ -21,7 +21,7 @@ from agentrl.toolbox.api import build_app
 from agentrl.toolbox.api_messages import CallAnswer, CallTool, OpenSession
 from agentrl.toolbox.client import ToolboxClient
 from agentrl.toolbox.toolbox import Toolbox
-from tests.toolbox.third_party_servers import Others
+from tests.toolbox.third_party_servers import CACHE, third_party_servers
 from tests.waiting import eventually
 
 TOKEN = "a-token-of-this-test"
@@ -94,7 +94,13 @@ def _listens(port: int, process: subprocess.Popen[bytes]) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.fixture(scope="session")
-def others() -> Others:
-    """Third-party servers; built once, and kept beside the checkout's own environment."""
-    return Others.built()
+@pytest.fixture
+def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, ToolServer]]:
+    """Servers of assets/third-party-tools.yaml by name, with changed settings."""
+    monkeypatch.setenv("AGENTRL_CACHE", str(CACHE))
+
+    def chosen(*names: str, **settings: Any) -> dict[str, ToolServer]:
+        found = third_party_servers(tmp_path, *names)
+        return {name: server.model_copy(update=settings) for name, server in found.items()}
+
+    return chosen

@@ -1,71 +1,24 @@
-"""Builds third-party tool servers, each kind in an environment of its own.
+"""The servers of assets/third-party-tools.yaml, as that run file describes them.
 
-Invariants:
-- An environment is built once for its pins and kept in the checkout, in a directory that git ignores.
-- An incomplete environment is never used.
-- A server that cannot be built fails the tests.
+Their packages are installed by the toolbox itself, into a cache that is kept between runs of the tests.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import shutil
-import subprocess
-import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2] / ".venv-toolservers"
-# They set no upper bound on the SDK, and they do not work with its second major version.
-PYTHON = ("mcp-server-time==2026.10.10", "mcp-server-git==2026.10.10", "mcp<2")
-NODE = ("@modelcontextprotocol/server-everything@2026.8.31",)
-BUILD_WITHIN_S = 280
+from agentrl.config.data_plane import ToolServer
+from agentrl.config.load import load_config
+from agentrl.config.tool_lock import keep_pins
+
+FILE = Path(__file__).parents[2] / "assets" / "third-party-tools.yaml"
+CACHE = Path("~/.cache/agentrl-tests").expanduser()
 
 
-@dataclass(frozen=True)
-class Others:
-    """Commands of the servers."""
-
-    time: tuple[str, ...]
-    git: tuple[str, ...]
-    everything: tuple[str, ...]
-
-    @staticmethod
-    def built() -> Others:
-        python = _once("python", PYTHON, _build_python)
-        node = _once("node", NODE, _build_node)
-        everything = "node_modules/@modelcontextprotocol/server-everything/dist/index.js"
-        return Others(
-            time=(str(python / "bin/mcp-server-time"), "--local-timezone", "Europe/Paris"),
-            git=(str(python / "bin/mcp-server-git"),),
-            everything=("node", str(node / everything)),
-        )
-
-
-def _once(kind: str, pins: tuple[str, ...], build: object) -> Path:
-    assert callable(build)
-    ROOT.mkdir(exist_ok=True)
-    place = ROOT / f"{kind}-{hashlib.blake2b(' '.join(pins).encode(), digest_size=4).hexdigest()}"
-    done = place / "complete"
-    with (ROOT / f"{kind}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists():
-            shutil.rmtree(place, ignore_errors=True)
-            build(place, pins)
-            done.touch()
-    return place
-
-
-def _build_python(place: Path, pins: tuple[str, ...]) -> None:
-    _run(sys.executable, "-m", "venv", str(place))
-    _run(str(place / "bin/pip"), "install", "--quiet", "--disable-pip-version-check", *pins)
-
-
-def _build_node(place: Path, pins: tuple[str, ...]) -> None:
-    _run("npm", "install", "--no-audit", "--no-fund", "--prefix", str(place), *pins)
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_WITHIN_S)
-    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}\n{done.stderr}"
+def third_party_servers(run_dir: Path, *names: str) -> Mapping[str, ToolServer]:
+    """Some servers, or all, with one process each; their pins are in `run_dir`."""
+    config = load_config(FILE, environ={}).config
+    keep_pins(config, FILE, run_dir)
+    chosen = names or tuple(config.tools)
+    return {name: config.tools[name].model_copy(update={"pool": 1}) for name in chosen}

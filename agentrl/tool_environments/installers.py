@@ -1,0 +1,83 @@
+"""Runs pip and npm, and finds the line of their output that says what went wrong.
+
+Invariants:
+- They have the environment and the configuration files of the person who installs, less what would make them install
+  elsewhere.
+- No password of an address is in a message.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentrl.errors import OperationFailedError
+
+WITHIN_S = 1_200.0
+_ELSEWHERE = ("PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV", "PIP_ROOT", "PIP_TARGET", "PIP_USER", "PYTHONHOME", "PYTHONPATH")
+_PASSWORD = re.compile(r"(?<=://)[^/@\s]*@")
+_CODE = re.compile(r"(code\s+)?E?[A-Z0-9]+\b(?!\.)\s*")
+_NO_REASON = ("A complete log", "Note that you can", "This is not", "verbose stack", "errno", "syscall")
+
+
+class InstallError(OperationFailedError):
+    """pip or npm failed."""
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    cwd: Path,
+    what: str,
+    lock: int | None = None,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Run an installer. Raises InstallError with `what` did not work, and its last useful line."""
+    environ = {key: value for key, value in os.environ.items() if key not in _ELSEWHERE} | dict(env or {})
+    try:
+        done = subprocess.run(
+            list(map(str, command)),
+            cwd=cwd,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=WITHIN_S,
+            check=False,
+            pass_fds=() if lock is None else (lock,),
+        )
+    except subprocess.TimeoutExpired:
+        raise InstallError(f"{what}: it took longer than {WITHIN_S:g} s.") from None
+    except OSError as broken:
+        raise InstallError(f"{what}: {command[0]} cannot be started: {broken.strerror}.") from broken
+    if done.returncode != 0:
+        reason = reason_in(done.stderr) or reason_in(done.stdout) or f"exit {done.returncode}"
+        raise InstallError(f"{what}: {reason.rstrip('.')}.", hint=_cure(reason))
+
+
+def reason_in(output: str) -> str:
+    """The line that says why an installer failed; empty if there is none."""
+    lines = [line.strip() for line in _PASSWORD.sub("", output).splitlines() if line.strip()]
+    if pip := [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]:
+        # The last one is general for what cannot be resolved: a reference to documentation.
+        useful = [line for line in pip if "for help visit" not in line]
+        return (useful or pip)[-1]
+    npm = [line.partition(" ")[2].partition(" ")[2] for line in lines if line.startswith(("npm error", "npm ERR!"))]
+    if told := [_CODE.sub("", line, count=1).strip() for line in npm if not line.startswith(_NO_REASON)]:
+        return next((line for line in told if line), "")
+    return lines[-1] if lines else ""
+
+
+def _cure(reason: str) -> str:
+    if "binary" in reason or "wheel" in reason or "No matching distribution" in reason:
+        return (
+            "Is the name right? A package without a wheel for this host needs `build: true`, which runs its code "
+            "during the installation."
+        )
+    if re.search(r"resol|connect|ENOTFOUND|ECONN|timed out|Max retries", reason, re.IGNORECASE):
+        return "The index is not reachable: pip takes it from its configuration (`pip config list`), npm from .npmrc."
+    return ""
