@@ -52,7 +52,7 @@ async def lock(
         bool, typer.Option("--renew", help="Take the newest versions also of packages that are pinned.")
     ] = False,
 ) -> ExitCode:
-    """Pin the packages of tool servers with their hashes, in a file beside the run file."""
+    """Pin the packages of tool servers in a lock file."""
     from agentrl.cli import output
 
     loaded, chosen_sets = load(cli, file, sets)
@@ -69,7 +69,7 @@ async def list_environments(
         bool, typer.Option("--remove-unused", help="Remove those that no toolbox uses; `up` makes them again.")
     ] = False,
 ) -> ExitCode:
-    """List the installed packages of tool servers of all runs of this user: where, and their size."""
+    """List the installed packages of tool servers."""
     from agentrl.cli import output
 
     found = await _carried_out(cli, ["remove-unused" if remove_unused else "list"])
