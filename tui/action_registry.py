@@ -37,6 +37,7 @@ from tui.views.records import AttemptsVerb, FoldingPage, GroupPage, RecordPage, 
 from tui.views.replays import ReplayPage, Replays, replay
 from tui.views.runs import Runs
 from tui.views.stored_tables import AccountPage, Checkpoints, Keys, TaskPage, Tasks
+from tui.views.tools import ToolList, Tools, ToolServers, ToolSessions
 from tui.views.training import Training
 from tui.views.tuning import KnobPage, KnobVerbs, Tuning
 from tui.views.view import TableView, View
@@ -46,11 +47,13 @@ SCREENS: tuple[type[View], ...] = (Overview, Fleet, Events, Alerts, Tuning, Logs
 _PAGES: tuple[type[View], ...] = (
     *(DetailPage, UnitPage, AlertPage, KnobPage, QueryPage, StepPage, TaskPage, RecordPage, GroupPage, AccountPage),
     *(Tasks, Checkpoints, Keys, ToolErrors, Calls, CallPage, TokenTree, Replays, ReplayPage),
+    *(ToolServers, Tools, ToolSessions),
 )
 KINDS: dict[str, type[View]] = {kind.name_in_registry: kind for kind in (*SCREENS, *_PAGES)}
 TABLES = (
     *("fleet", "events", "alerts", "tuning", "records", "training", "runs"),
     *("tasks", "checkpoints", "keys", "tool-errors", "calls", "token-tree", "replays"),
+    *("tool-servers", "tools", "tool-sessions"),
 )
 _RECORD_LINKS = "step task record call"
 """Pages that name records."""
@@ -106,7 +109,8 @@ def _move(how: str) -> Run:
 
 
 def _open_calls(view: View) -> None:
-    view.actions.navigation.open_page(Calls(filter_from(view)))
+    wanted = view.calls_filter() if isinstance(view, ToolList) else filter_from(view)
+    view.actions.navigation.open_page(Calls(wanted))
 
 
 def _replay(view: Calls | CallPage) -> None:
@@ -277,7 +281,11 @@ ACTIONS: tuple[Action, ...] = (
             _("records.under-way", "s", "under way", "Records that have not ended, the oldest first.",
               Records.do_records_under_way, "", 57),
         ),
-        *_in("overview records tool-errors record", _("calls", "t", "tool calls",
+        *_in("overview fleet", *_by(Navigation, _("list.tools", "T", "tools",
+          "Tool servers, their tools, sandboxes and sessions.", _page(ToolServers), "", 35))),
+        *_for_rows(*_in("tool-servers", _("tools.sandboxes", "s", "sandboxes",
+          "The sandboxes and sessions of the selected server.", ToolServers.do_open_sandboxes, "", 57))),
+        *_in("overview records tool-errors record tool-servers tools tool-sessions", _("calls", "t", "tool calls",
           "Tool calls one by one: all, those that failed, or those of the record.", _open_calls, "", 56)),
         *_in("calls", _("calls.failed", "f", "failed only", "Only calls that failed, or all.",
           Calls.do_calls_failed, "", 58)),

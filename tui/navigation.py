@@ -23,11 +23,13 @@ from tui.model import event_table
 from tui.model.command_line import Destination
 from tui.model.pending_commands import line
 from tui.model.styled_text import Tone
+from tui.views.calls import ToolErrors
 from tui.views.detail_pages import AlertPage, RowPage, UnitPage
 from tui.views.logs import Logs
 from tui.views.query_views import WaitsPage
 from tui.views.records import RecordPage
 from tui.views.stored_tables import AccountPage, Checkpoints, Keys, Tasks
+from tui.views.tools import ToolServers, ToolSessions
 from tui.views.tuning import Tuning
 from tui.views.view import View
 
@@ -38,6 +40,8 @@ PAGES: Mapping[str, Callable[[], View]] = {
     "keys": Keys,
     "accounting": AccountPage,
     "why": WaitsPage,
+    "tools": ToolServers,
+    "tool-errors": ToolErrors,
 }
 """Pages that have no digit."""
 FILTER = "filter"
@@ -98,6 +102,8 @@ class Navigation:
                 self.open_logs([destination.subject], destination.earlier)
             case "runs" if self._console.settings.in_browser:
                 self._console.say("A browser page shows one run. Open the list of runs in a terminal.", Tone.WARN)
+            case "tools" if destination.subject:
+                self.open_page(ToolSessions(destination.subject))
             case name if name in PAGES:
                 self.open_page(PAGES[name]())
             case _:

@@ -38,6 +38,7 @@ from agentrl.cli import (
     status,
     steps,
     tasks,
+    tools,
     train,
     tui,
     tune,
@@ -83,7 +84,7 @@ def root(
 # The order of the help: the most used first.
 for module in (
     *(up, down, status, wait, tui, units, tune, logs, events, alerts),
-    *(diagnosis, calls, tasks, records, replays, forks, steps, train),
+    *(diagnosis, tools, calls, tasks, records, replays, forks, steps, train),
     *(runs, programs, keys, hosts, run_file, completion),
 ):
     module.register(app)

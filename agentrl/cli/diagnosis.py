@@ -1,20 +1,19 @@
-"""Defines the commands that find faults: why, stacks, tools errors, accounting, staleness."""
+"""Defines the commands that find faults: why, stacks, accounting, staleness."""
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli import list_pages, tool_packages
-from agentrl.cli.options import Cli, add_command, group
+from agentrl.cli import list_pages
+from agentrl.cli.options import Cli, add_command
 from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from agentrl.protocol.data_commands import AccountReport, StalenessReport, ToolErrorGroup
+    from agentrl.protocol.data_commands import AccountReport, StalenessReport
 
 BAR = 14
 """Characters of the longest bar."""
@@ -23,9 +22,6 @@ BAR = 14
 def register(app: typer.Typer) -> None:
     add_command(app, "why")(why)
     add_command(app, "stacks", acts=True)(stacks)
-    tools = group(app, "tools", "What tools did, and the packages of their servers.")
-    add_command(tools, "errors", reads=True)(tool_errors)
-    tool_packages.register(tools)
     add_command(app, "accounting", reads=True)(accounting)
     add_command(app, "staleness", reads=True)(staleness)
 
@@ -65,43 +61,6 @@ async def stacks(
     from agentrl.protocol.commands import CollectStacks
 
     return await act(cli, "stacks", CollectStacks(units=tuple(units or ())))
-
-
-async def tool_errors(
-    cli: Cli,
-    filter: Annotated[str, list_pages.filtering("tools errors")] = "",
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="At most this many groups.")
-    ] = 50,
-) -> ExitCode:
-    """Group tool errors by message: how often, and sample records. Malformed calls count as well."""
-    from agentrl.cli import output
-
-    async with cli.connect() as client:
-        found = await client.tool_errors(filter=filter, limit=limit, deadline_s=list_pages.ANSWER_WITHIN_S)
-    if cli.json:
-        output.emit(found)
-        return ExitCode.OK
-    if not found:
-        output.say("No tool failed.")
-    for kind in found:
-        _show_errors(cli, kind, filter)
-    return ExitCode.OK
-
-
-def _show_errors(cli: Cli, kind: ToolErrorGroup, filter: str) -> None:
-    from agentrl.cli import output
-    from agentrl.formatting import tool_call_text
-    from agentrl.protocol.data_commands import MALFORMED
-
-    tool = tool_call_text.name({"server": kind.server, "tool": kind.tool}) or "(no tool)"
-    last = f", the last {output.moment(kind.last_at)}" if kind.last_at else ""
-    output.say(f"{kind.count} x {tool} {kind.status} ({kind.error_class}){last}: {kind.message}")
-    for sample in kind.samples:
-        output.say(cli.aimed(f"    agentrl records show '{sample.record}'    {sample.call}"))
-    if kind.status != MALFORMED:
-        only = f" --filter {shlex.quote(filter)}" if filter else ""
-        output.say(cli.aimed(f"    agentrl calls --error {shlex.quote(kind.message)}{only}"))
 
 
 async def accounting(cli: Cli) -> ExitCode:

@@ -26,6 +26,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     "replay": ("tool=search and status=timeout", ""),
     "replays list": ("verdict=fixed and server=shop", "-duration_s"),
     "tools errors": ("server=shop and requested_at>-1h", ""),
+    "tools sandboxes": ("server=shop and memory_share>0.8", "-memory,age"),
     "calls list": ("server=shop and latency_s>30", "-latency_s"),
 }
 """For the help of each command: a query and an order that its list accepts."""

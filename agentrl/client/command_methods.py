@@ -42,6 +42,7 @@ from agentrl.protocol.effects import Consent
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import LogChunk
 from agentrl.protocol.rows import AlertRow, AuditRow, KnobRow, OperationRow
+from agentrl.protocol.tool_commands import SandboxRow, ToolRow, ToolServerRow, ToolSessionRow
 
 R = TypeVar("R")
 _POSITIONAL = 2
@@ -127,6 +128,12 @@ class CommandMethods(ABC):
     tool_errors = Method[list[ToolErrorGroup]]("tool_errors")
     accounting = Method[AccountReport]("accounting")
     staleness = Method[StalenessReport]("staleness")
+
+    # queries of toolboxes
+    list_tool_servers = Method[list[ToolServerRow]]("list_tool_servers")
+    list_tools = Method[list[ToolRow]]("list_tools")
+    list_sandboxes = Method[list[SandboxRow]]("list_sandboxes")
+    list_tool_sessions = Method[list[ToolSessionRow]]("list_tool_sessions")
 
     # commands
     down = Method[Accepted]("down")

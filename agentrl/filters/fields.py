@@ -102,10 +102,11 @@ def fields(
     prefixes: Mapping[str, Kind] | None = None,
     columns: str = "",
     age: str = "",
+    orders: Mapping[str, str] | None = None,
     identity: Kind = "text",
 ) -> Fields:
     """Fields by kind, as words, and the id; `name:path` if the name in MongoDB is different. The order `age` has the
-    oldest first."""
+    oldest first; `orders` has more such names."""
     by_kind: dict[Kind, str] = {"text": text, "number": number, "time": time, "flag": flag, "texts": texts}
     named = [
         Field(name, kind, path)
@@ -113,7 +114,7 @@ def fields(
         for name, _, path in (word.partition(":") for word in words.split())
     ]
     known = [Field("id", identity, "_id"), *named]
-    return Fields(known, prefixes=prefixes, columns=columns, orders={"age": age} if age else {})
+    return Fields(known, prefixes=prefixes, columns=columns, orders={**({"age": age} if age else {}), **(orders or {})})
 
 
 TASKS = fields(
@@ -172,6 +173,13 @@ REPLAYS = fields(
     time="created_at started_at judged_at",
     flag="edited stopped",
     age="created_at",
+)
+SANDBOXES = fields(
+    text="toolbox server kind state session purpose",
+    number="age_s calls cpu_percent memory_bytes memory_share open_files pid processes sessions started_at",
+    texts="doing",
+    age="started_at",
+    orders={"cpu": "cpu_percent", "memory": "memory_bytes"},
 )
 OWNERS = fields(text="unit role", time="expires_at", flag="expired")
 SERVICES = fields(text="unit kind url state", number="version slots running", time="seen_at", texts="names")

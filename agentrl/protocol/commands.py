@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from agentrl.protocol import data_commands
+from agentrl.protocol import data_commands, tool_commands
 from agentrl.protocol.effects import Effect, Tier, harmless, tier_of
 from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.message_base import Args
@@ -312,6 +312,7 @@ Happenings = list[OperationRow | IncidentRow | AuditRow | AlertRow]
 # ---- the table ----
 
 STEWARD = "steward"
+TOOLBOX = "toolbox"
 
 
 class CommandSpec(msgspec.Struct, frozen=True):
@@ -330,6 +331,8 @@ class CommandSpec(msgspec.Struct, frozen=True):
     """The type of the answer; None for a snapshot, which is a stream of rows."""
     served_by: str = ""
     """The group whose units answer or execute it; empty for the coordinator."""
+    by_all: bool = False
+    """Every ready unit of that group serves it. The answer of a query is the list of what all of them return."""
 
 
 def _query(
@@ -356,6 +359,10 @@ def _list(name: str, cli: str, help: str) -> CommandSpec:
 
 def _served(name: str, args: type[Args], result: Any, cli: str, help: str) -> CommandSpec:
     return structs.replace(_query(name, args, result, cli, help), served_by=STEWARD)
+
+
+def _of_toolboxes(name: str, args: type[Args], result: Any, cli: str, help: str) -> CommandSpec:
+    return structs.replace(_query(name, args, result, cli, help), served_by=TOOLBOX, by_all=True)
 
 
 def _changed(name: str, args: type[Args], cli: str, help: str, reverse: str = "") -> CommandSpec:
@@ -447,6 +454,34 @@ COMMANDS: dict[str, CommandSpec] = {
             list[data_commands.ToolErrorGroup],
             "tools errors",
             "What went wrong, by kind.",
+        ),
+        _of_toolboxes(
+            "list_tool_servers",
+            tool_commands.ListToolServers,
+            list[tool_commands.ToolServerRow],
+            "tools list",
+            "Tool servers, with their state and use.",
+        ),
+        _of_toolboxes(
+            "list_tools",
+            tool_commands.ListTools,
+            list[tool_commands.ToolRow],
+            "tools schema",
+            "Tools, with their schemas and calls.",
+        ),
+        _of_toolboxes(
+            "list_sandboxes",
+            tool_commands.ListSandboxes,
+            list[tool_commands.SandboxRow],
+            "tools sandboxes",
+            "Processes of tool servers, with what they use.",
+        ),
+        _of_toolboxes(
+            "list_tool_sessions",
+            tool_commands.ListToolSessions,
+            list[tool_commands.ToolSessionRow],
+            "tools sessions",
+            "Open sessions of tool servers.",
         ),
         _served(
             "accounting", data_commands.Accounting, data_commands.AccountReport, "accounting", "Sums that must agree."

@@ -13,8 +13,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol, cast
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import anyio
 import httpx2
@@ -65,24 +65,6 @@ class CallRejectedError(AgentrlError):
     """The server rejected the arguments or the tool, or the answer is too long."""
 
 
-class Peer(Protocol):
-    """Where a server is: behind pipes or behind a URL."""
-
-    @property
-    def ended(self) -> asyncio.Event: ...
-
-    @property
-    def story(self) -> str: ...
-
-    @property
-    def activity(self) -> Activity: ...
-
-    @property
-    def advice(self) -> str: ...
-
-    def connected(self) -> AbstractAsyncContextManager[Any]: ...
-
-
 class HttpPeer:
     """A server behind a URL. Only a request shows that it is gone."""
 
@@ -128,7 +110,7 @@ class Connection:
 
     def __init__(self, name: str, peer: ServerProcess | HttpPeer) -> None:
         self.name = name
-        self._peer: Peer = peer
+        self.peer = peer
         self._stop = asyncio.Event()
         self._client: Client | None = None
         self._entered = False
@@ -147,12 +129,19 @@ class Connection:
         self._answered = 0
         self.calls = 0
         """Number of calls so far: a process without calls may serve another session."""
+        self.purpose = ""
+        """Why it was opened, if not for an episode."""
         self.opened_at = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is left."""
+        return self._task.done() if self._task is not None else bool(self.why)
 
     @property
     def story(self) -> str:
         """What is known of the server: how it ended, or that it runs, and its last lines."""
-        return self._peer.story
+        return self.peer.story
 
     async def open(self, within_s: float = START_WITHIN_S) -> None:
         """Start, shake hands, list the tools. Raises ConnectionFailedError."""
@@ -162,7 +151,7 @@ class Connection:
             async with asyncio.timeout(within_s):
                 await asyncio.shield(ready)
         except TimeoutError:
-            story = self._peer.story
+            story = self.peer.story
             await self.close()
             raise ConnectionFailedError(f"{self.name} did not answer within {within_s:g} s ({story}).") from None
         except BaseException:
@@ -229,7 +218,7 @@ class Connection:
     async def _live(self, ready: asyncio.Future[None]) -> None:
         """Enter and leave the client, in one task."""
         try:
-            async with Client(self._peer.connected(), cache=None, message_handler=self._hear) as client:
+            async with Client(self.peer.connected(), cache=None, message_handler=self._hear) as client:
                 self.tools = await self._list(client)
                 if (info := client.server_info) is not None:
                     self.version = f"{info.name} {info.version}".strip()
@@ -242,7 +231,7 @@ class Connection:
         except asyncio.CancelledError:
             raise
         except Exception as broken:  # the boundary: a dead server raises many kinds of errors, nested in groups
-            self._end_with(self._peer.story if self._peer.ended.is_set() else _innermost(broken))
+            self._end_with(self.peer.story if self.peer.ended.is_set() else _innermost(broken))
             log.debug("%s ended", self.name, exc_info=broken)
         finally:
             self._client = None
@@ -254,7 +243,7 @@ class Connection:
     async def _wait_for_end(self) -> None:
         waits = [
             asyncio.create_task(event.wait(), name=f"{what} of {self.name}")
-            for what, event in (("stop", self._stop), ("end", self._peer.ended))
+            for what, event in (("stop", self._stop), ("end", self.peer.ended))
         ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -262,7 +251,7 @@ class Connection:
             for wait in waits:
                 wait.cancel()
         # Calls end at once; leaving the client may take seconds.
-        self._end_with(self._peer.story)
+        self._end_with(self.peer.story)
         self.gone.set()
 
     async def _list(self, client: Client) -> tuple[ToolInfo, ...]:
@@ -306,12 +295,12 @@ class Connection:
         listing = asyncio.create_task(client.list_tools(), name=f"list tools of {self.name}")
         try:
             while True:
-                answered, before = self._answered, self._peer.activity
+                answered, before = self._answered, self.peer.activity
                 await asyncio.wait([listing], timeout=ANSWER_WITHIN_S)
                 if listing.done():
                     listing.result()
                     return
-                works = self._answered > answered or self._peer.activity.since(before, ANSWER_WITHIN_S)
+                works = self._answered > answered or self.peer.activity.since(before, ANSWER_WITHIN_S)
                 if not works or time.monotonic() - began > BUSY_AT_MOST_S:
                     raise TimeoutError
         finally:
@@ -349,7 +338,7 @@ class Connection:
 
     def _classified(self, tool: str, failed: MCPError, running: _Running) -> AgentrlError:
         match failed.code:
-            case types.CONNECTION_CLOSED if self.gone.is_set() or self._peer.ended.is_set():
+            case types.CONNECTION_CLOSED if self.gone.is_set() or self.peer.ended.is_set():
                 return self._gone(running)
             case types.INVALID_PARAMS | types.METHOD_NOT_FOUND:
                 return CallRejectedError(f"{tool}: {failed.message}")
@@ -365,8 +354,8 @@ class Connection:
 
     def _gone_sentence(self) -> str:
         what = "is gone" if self.opened_at else "did not come up"
-        advice = "" if self.opened_at else self._peer.advice
-        return f"{self.name} {what}: {(self.why or self._peer.story).rstrip('.')}.{advice}"
+        advice = "" if self.opened_at else self.peer.advice
+        return f"{self.name} {what}: {(self.why or self.peer.story).rstrip('.')}.{advice}"
 
     def _end_with(self, why: str) -> None:
         """Keep the first reason."""

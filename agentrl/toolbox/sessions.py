@@ -63,6 +63,11 @@ class Lease:
         self._changing = asyncio.Lock()
         server.sessions += 1
 
+    @property
+    def held(self) -> Connection:
+        """The connection of the calls so far."""
+        return self._connection
+
     async def connection(self) -> Connection:
         """The connection for the next call. Raises SessionLostError, UnavailableError, QuotaError."""
         # Parallel calls of a session share the new connection.

@@ -19,7 +19,7 @@ import signal
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 import anyio
@@ -92,6 +92,12 @@ class ServerProcess:
         self._dead = asyncio.Event()
         self.ended = asyncio.Event()
         """It closed its output, or died."""
+        self.on_line: Callable[[str], None] = lambda text: None
+        """Called with each line that goes to the log."""
+
+    @property
+    def launch(self) -> Launch:
+        return self._launch
 
     @property
     def pid(self) -> int | None:
@@ -294,6 +300,7 @@ class ServerProcess:
         self._logged += 1
         if self._logged <= _LINES_PER_S:
             log.log(level, "%s: %s", self._name, text)
+            self.on_line(text)
 
     async def _end(self, process: Process) -> None:
         """End the input, then SIGTERM, then SIGKILL; the group and the sandbox are killed in any case."""

@@ -42,6 +42,7 @@ from agentrl.toolbox.call_outcomes import call_server
 from agentrl.toolbox.call_registry import Call, CallRegistry
 from agentrl.toolbox.circuit_breaker import Breaker, BreakerRule
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
+from agentrl.toolbox.live_sandboxes import LiveSandboxes
 from agentrl.toolbox.mcp_connection import Connection
 from agentrl.toolbox.server_packages import ServerPackages
 from agentrl.toolbox.server_pool import (
@@ -98,6 +99,7 @@ class Toolbox:
         self._quotas = quotas or Quotas()
         self._gate = asyncio.Semaphore(STARTS_AT_ONCE)
         self._network = NetworkAccess()
+        self.sandboxes = LiveSandboxes(name)
         self._servers = {key: self._make(key, server, run_dir, breaker) for key, server in servers.items()}
         self._sessions: dict[str, Session] = {}
         self._opening: dict[str, asyncio.Task[Session]] = {}
@@ -112,7 +114,7 @@ class Toolbox:
         def take_tools(tools: tuple[ToolInfo, ...]) -> None:
             server.take_tools(tools)
 
-        connect = connector(name, config, run_dir, network=self._network)
+        connect = self.sandboxes.watched(name, config, connector(name, config, run_dir, network=self._network))
         packages = ServerPackages(name, config, run_dir)
         starter = ConnectionStarter(connect, self._gate, take_tools, within_s=float(config.start_s), packages=packages)
         keeper: ConnectionSource = (
@@ -136,6 +138,7 @@ class Toolbox:
                 ]
                 keeping.append(tasks.create_task(self._tidy(), name="close idle sessions"))
                 keeping.append(tasks.create_task(self._network.run(), name="network of sandboxes"))
+                keeping.append(tasks.create_task(self.sandboxes.keep_measured(), name="measure sandboxes"))
                 try:
                     yield
                 finally:
@@ -151,6 +154,18 @@ class Toolbox:
             sandbox_cgroups.leave()
 
     # ---- what there is ----
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def all_servers(self) -> Mapping[str, Server]:
+        return self._servers
+
+    @property
+    def sessions(self) -> Mapping[str, Session]:
+        return self._sessions
 
     @property
     def open_sessions(self) -> int:
@@ -175,7 +190,7 @@ class Toolbox:
         return tuple(_info(server, self._network.refusals(server.name)) for server in self._servers.values())
 
     def tools(self, server: str = "") -> tuple[ToolInfo, ...]:
-        chosen = [self._server(server)] if server else list(self._servers.values())
+        chosen = [self.server(server)] if server else list(self._servers.values())
         return tuple(tool for each in chosen for tool in each.tools.values())
 
     # ---- sessions ----
@@ -202,7 +217,7 @@ class Toolbox:
         if self.draining or self.paused:
             why = "is about to end" if self.draining else "is paused"
             raise UnavailableError(f"This toolbox {why}.", retry_after_s=1.0)
-        servers = [self._server(name) for name in dict.fromkeys(wanted.servers)]
+        servers = [self.server(name) for name in dict.fromkeys(wanted.servers)]
         if self.open_sessions >= self._quotas.sessions:
             raise QuotaError(f"There are {self._quotas.sessions} sessions open already.", retry_after_s=1.0)
         for server in servers if not wanted.replays else ():
@@ -371,7 +386,8 @@ class Toolbox:
 
     # ---- inside ----
 
-    def _server(self, name: str) -> Server:
+    def server(self, name: str) -> Server:
+        """Raises UnknownToolError."""
         try:
             return self._servers[name]
         except KeyError:

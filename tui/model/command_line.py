@@ -42,7 +42,7 @@ _VIEWS = {
 VERBS = (
     *_VIEWS,
     *("scale", "drain", "restart", "stop", "pause", "resume", "stacks", "logs", "tune", "alerts"),
-    *("tasks", "checkpoints", "rollback", "keys", "down"),
+    *("tasks", "checkpoints", "rollback", "keys", "tools", "down"),
 )
 """The first words of all lines."""
 
@@ -76,7 +76,7 @@ class _Line:
         self._flags = {word for word in rest if word.startswith("--")}
         self._values = dict[str, str]()
         rest = ["--environment" if word == "-e" else word for word in rest]
-        for option in ("--note", "--why", "--for", "--environment", "--to", "--reason"):
+        for option in ("--note", "--why", "--for", "--environment", "--to", "--reason", "--server", "--sort"):
             if option in rest and rest.index(option) + 1 < len(rest):
                 at = rest.index(option)
                 self._values[option] = rest[at + 1]
@@ -126,12 +126,24 @@ class _Line:
                 return self._stored()
             case "rollback":
                 return self._rollback()
+            case "tools":
+                return self._tools()
             case "down":
                 return pending_commands.down(now=self._now)
         raise UsageError(
             f"The console has no verb {verb!r}.",
             hint=f"{_meant(verb, VERBS)}`?` lists the keys; any other verb works in a shell.",
         )
+
+    def _tools(self) -> Destination:
+        match self._rest:
+            case ["errors"]:
+                return Destination("tool-errors")
+            case ["show" | "sandboxes" | "sessions", *named]:
+                return Destination("tools", self._values.get("--server", named[0] if named else ""))
+            case [] | ["list"]:
+                return Destination("tools")
+        raise UsageError(f"The console does not take `tools {' '.join(self._rest)}`.", hint="It works in a shell.")
 
     @property
     def _now(self) -> bool:

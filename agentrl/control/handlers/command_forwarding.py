@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,13 +21,13 @@ from agentrl.control.commands.prepared import Prepare, Prepared
 from agentrl.control.context import Context
 from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.state.operations import Operation
-from agentrl.errors import AgentrlError, UnavailableError, WaitTimeoutError
+from agentrl.errors import AgentrlError, UnavailableError, UnknownNameError, WaitTimeoutError
 from agentrl.protocol import messages
-from agentrl.protocol.commands import COMMANDS, CommandSpec
+from agentrl.protocol.commands import COMMANDS, TOOLBOX, CommandSpec
 from agentrl.protocol.data_commands import Done
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import OperationState, UnitState
-from agentrl.protocol.wire import decode_as
+from agentrl.protocol.wire import decode_as, raw
 from agentrl.supervision.unit_slots import Slot
 
 log = logging.getLogger(__name__)
@@ -57,8 +57,28 @@ class ServedCommands:
 
     async def ask(self, spec: CommandSpec, request: messages.Request, who: str) -> msgspec.Raw:
         """Return the answer of the unit. Raises the error of its refusal; UnavailableError if no unit is ready."""
-        slot = self._ready(spec)
+        if spec.by_all:
+            return joined(spec, request, await self._ask_all(spec, request, who))
+        return await self._ask_one(self._ready(spec)[0], request, who)
+
+    async def _ask_one(self, slot: Slot, request: messages.Request, who: str) -> msgspec.Raw:
         return await self._asks.served(slot.unit, slot.incarnation, request, who, within_s=self._time_for(request))
+
+    async def _ask_all(self, spec: CommandSpec, request: messages.Request, who: str) -> list[msgspec.Raw]:
+        """Return the answers of the units. A query leaves out units that refuse, a change those to which the named
+        thing is unknown; if nothing is left, the first refusal is raised.
+        """
+        asking = [self._ask_one(slot, request, who) for slot in self._ready(spec)]
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        left_out: type[AgentrlError] = UnknownNameError if spec.mutates else AgentrlError
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, left_out):
+                raise answer
+        refused = [answer for answer in answers if isinstance(answer, AgentrlError)]
+        given = [answer for answer in answers if not isinstance(answer, BaseException)]
+        if refused and not given:
+            raise refused[0]
+        return given
 
     async def prepare(self, spec: CommandSpec, request: messages.Request, args: Any, who: str) -> Prepared:
         """As `table`, with the effect that the unit computes. Raises the error of the unit's refusal."""
@@ -117,18 +137,18 @@ class ServedCommands:
             return WITHIN_S
         return min(max(0.0, request.deadline_ct - self._context.clock.now()) * UNIT_SHARE, AT_MOST_S)
 
-    def _ready(self, spec: CommandSpec) -> Slot:
+    def _ready(self, spec: CommandSpec) -> list[Slot]:
+        """The units that serve the command, at least one. Raises UnavailableError."""
         slots = [slot for slot in self._context.state.of_group(spec.served_by) if slot.wanted or not slot.tree_gone]
-        for slot in slots:
-            if slot.state is UnitState.READY and self._context.peers.is_connected(slot.unit):
-                return slot
+        ready = [slot for slot in slots if slot.state is UnitState.READY]
+        if connected := [slot for slot in ready if self._context.peers.is_connected(slot.unit)]:
+            return connected
         verb = f"`agentrl {spec.cli}` is served by the {spec.served_by}"
         if not self._context.state.slots:
             raise UnavailableError(f"{verb}, and the run has no unit yet.", hint="`agentrl status` shows the progress.")
         if not slots:
-            raise UnavailableError(
-                f"{verb}, and this run has none.", hint="A run file with `environments:` starts one."
-            )
+            section = "tools" if spec.served_by == TOOLBOX else "environments"
+            raise UnavailableError(f"{verb}, and this run has none.", hint=f"A run file with `{section}:` starts one.")
         raise UnavailableError(
             f"{verb}, and {'; '.join(map(self._condition, slots))}.", hint="`agentrl status` shows the progress."
         )
@@ -140,3 +160,25 @@ class ServedCommands:
         until = f" for {left:.0f} s" if slot.state is UnitState.BACKOFF and left >= 1 else ""
         doing = self._context.observed.facts(slot).report.status if slot.state is UnitState.STARTING else ""
         return f"{slot.unit} is {slot.state}{until}: {doing or slot.reason or 'no reason is known'}"
+
+
+def joined(spec: CommandSpec, request: messages.Request, answers: list[msgspec.Raw]) -> msgspec.Raw:
+    """One answer of all units: their rows one after the other, or the sum of their effects or results."""
+    if len(answers) == 1:
+        return answers[0]
+    if not spec.mutates:
+        return raw([row for answer in answers for row in decode_as(list[msgspec.Raw], answer)])
+    if request.dry_run:
+        effects = [decode_as(Effect, answer) for answer in answers]
+        return raw(msgspec.structs.replace(Effect(), **{name: _chained(effects, name) for name in _SENTENCES}))
+    done = [decode_as(Done, answer) for answer in answers]
+    under_way = "; ".join(each.under_way for each in done if each.under_way)
+    results = {name: value for each in done for name, value in each.result.items()}
+    return raw(Done(_chained(done, "lines"), results, under_way))
+
+
+_SENTENCES = ("starts", "drains", "kills", "changes", "loses", "notes")
+
+
+def _chained(parts: Sequence[object], name: str) -> tuple[str, ...]:
+    return tuple(line for part in parts for line in getattr(part, name))

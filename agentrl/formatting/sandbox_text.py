@@ -1,0 +1,49 @@
+"""Formats tool servers and their sandboxes as text, the same on the command line and in the console."""
+
+from __future__ import annotations
+
+from agentrl.formatting.amounts import age, counted, size
+from agentrl.protocol.tool_commands import SandboxRow, ToolServerRow, ToolSessionRow
+
+
+def memory(row: SandboxRow) -> str:
+    """`212M of 256M`; only what it uses if nothing limits it."""
+    if not row.measured_at:
+        return ""
+    return (
+        f"{size(row.memory_bytes)} of {size(row.memory_limit_bytes)}"
+        if row.memory_limit_bytes
+        else size(row.memory_bytes)
+    )
+
+
+def share(value: float) -> str:
+    return f"{value:.0%}" if value else ""
+
+
+def used(count: int, limit: int) -> str:
+    return f"{count}/{limit}" if limit else str(count or "")
+
+
+def doing(row: SandboxRow) -> str:
+    """Whom it serves, and what it runs now."""
+    whom = row.session or (counted(row.sessions, "sessions") if row.sessions else "")
+    return ": ".join(part for part in (row.purpose, whom, ", ".join(row.doing)) if part)
+
+
+def short(id: str) -> str:
+    """The id without its toolbox."""
+    return id.rpartition("/")[2]
+
+
+def state(row: ToolServerRow) -> str:
+    return row.state if row.breaker == "closed" else f"{row.state}, breaker {row.breaker}"
+
+
+def trouble(row: ToolServerRow) -> str:
+    """Why it is not usable, or the last thing that went wrong."""
+    return row.why or (row.last_failure if row.breaker != "closed" else "")
+
+
+def session_state(row: ToolSessionRow) -> str:
+    return f"{counted(len(row.running), 'calls')} under way" if row.running else f"idle for {age(row.idle_s)}"

@@ -1,0 +1,142 @@
+"""The sandboxes of a toolbox: which processes of tool servers live now, what they use, and what they wrote.
+
+Invariants:
+- A sandbox has a number that no other sandbox of this toolbox gets.
+- Memory is bounded: of each server the newest lines are kept, and ended sandboxes are forgotten.
+- Each round measures a bounded number of sandboxes, outside of the loop; later rounds measure the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from agentrl.config.data_plane import ToolServer
+from agentrl.sandboxes.sandbox_usage import Measured, Usage, UsageMeter
+from agentrl.toolbox.mcp_connection import Connection
+from agentrl.toolbox.stdio_transport import ServerProcess
+
+MEASURE_EVERY_S = 2.0
+MEASURED_AT_ONCE = 200
+MOST_LINES = 2_000
+"""Of each server, over all its sandboxes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedLine:
+    """A line that a sandbox wrote to its log."""
+
+    number: int
+    """Of all lines of the server, from 1."""
+    at: float
+    sandbox: str
+    text: str
+
+
+class ServerLog:
+    """The newest lines of one server."""
+
+    def __init__(self) -> None:
+        self._lines: deque[LoggedLine] = deque(maxlen=MOST_LINES)
+        self.count = 0
+
+    def add(self, sandbox: str, text: str) -> None:
+        self.count += 1
+        self._lines.append(LoggedLine(self.count, time.time(), sandbox, text))
+
+    def after(self, number: int, sandbox: str = "") -> list[LoggedLine]:
+        return [line for line in self._lines if line.number > number and sandbox in ("", line.sandbox)]
+
+
+@dataclass(eq=False)
+class LiveSandbox:
+    """One process of a tool server."""
+
+    id: str
+    server: str
+    config: ToolServer
+    connection: Connection
+    process: ServerProcess
+    made_at: float = field(default_factory=time.time)
+    usage: Usage | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.process.launch.sandbox
+
+    @property
+    def is_over(self) -> bool:
+        return self.connection.is_over
+
+
+class LiveSandboxes:
+    """All sandboxes of one toolbox."""
+
+    def __init__(self, toolbox: str) -> None:
+        """`toolbox` is its incarnation; it begins the ids."""
+        self._prefix = f"{toolbox}/" if toolbox else ""
+        self._numbers: dict[str, Iterator[int]] = {}
+        self._all: list[LiveSandbox] = []
+        self.logs: dict[str, ServerLog] = {}
+        self._meter = UsageMeter()
+        self._next = 0
+
+    def watched(self, server: str, config: ToolServer, connect: Callable[[], Connection]) -> Callable[[], Connection]:
+        """`connect`, with the sandbox of each connection that it makes known here."""
+
+        def watch() -> Connection:
+            connection = connect()
+            self._add(server, config, connection)
+            return connection
+
+        return watch
+
+    def _add(self, server: str, config: ToolServer, connection: Connection) -> None:
+        """One to a server elsewhere has no sandbox."""
+        process = connection.peer
+        if not isinstance(process, ServerProcess):
+            return
+        number = next(self._numbers.setdefault(server, itertools.count(1)))
+        sandbox = LiveSandbox(f"{self._prefix}{server}-{number}", server, config, connection, process)
+        log = self.logs.setdefault(server, ServerLog())
+        process.on_line = lambda text: log.add(sandbox.id, text)
+        self._all = [each for each in self._all if not each.is_over]
+        self._all.append(sandbox)
+
+    def living(self, server: str = "") -> list[LiveSandbox]:
+        """Those with a process, the oldest first."""
+        self._all = [each for each in self._all if not each.is_over]
+        return [each for each in self._all if each.process.pid is not None and server in ("", each.server)]
+
+    def find(self, id: str) -> LiveSandbox | None:
+        return next((each for each in self.living() if each.id == id), None)
+
+    def of_connection(self, connection: Connection) -> LiveSandbox | None:
+        return next((each for each in self._all if each.connection is connection), None)
+
+    async def measure(self) -> None:
+        """Measure the next ones in turn."""
+        living = self.living()
+        if not living:
+            return
+        start = self._next % len(living)
+        chosen = [*living[start:], *living[:start]][:MEASURED_AT_ONCE]
+        self._next = start + len(chosen)
+        wanted = {pid: each for each in chosen if (pid := each.process.pid) is not None}
+        measured = [
+            Measured(pid, each.kind, each.config.sandbox, each.process.launch.cgroup) for pid, each in wanted.items()
+        ]
+        found = await asyncio.to_thread(self._meter.measure, measured)
+        for pid, usage in found.items():
+            wanted[pid].usage = usage
+        self._meter.forget([each.process.pid or 0 for each in self.living()])
+
+    async def keep_measured(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            await self.measure()
+            await asyncio.sleep(MEASURE_EVERY_S)

@@ -1,0 +1,145 @@
+"""Shows tool servers, their tools, and their sandboxes with sessions: enter goes one level down, to calls in the end.
+
+Invariants:
+- A command names the sandbox or the session of the selected row, as it was at the key press.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agentrl.client import Client
+from agentrl.protocol.tool_commands import ToolRow, ToolServerRow
+from tui.model import tool_tables
+from tui.model.table import Column
+from tui.model.tool_tables import Use
+from tui.views.calls import Calls
+from tui.views.query_views import ANSWER_S, QueryTable
+
+MOST = 1000
+
+
+def calls_filter(**fields: str) -> str:
+    """The filter of the list of calls with these values."""
+    return " and ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in fields.items() if value)
+
+
+class ToolList(QueryTable):
+    """A list that toolboxes answer. It is short, so its filter looks for words at once."""
+
+    filters_at_once = True
+
+    def calls_filter(self) -> str:
+        """The filter of the calls of the selected row; empty if no row is selected."""
+        raise NotImplementedError
+
+
+class ToolServers(ToolList):
+    """Tool servers; enter shows the tools of one."""
+
+    name_in_registry = "tool-servers"
+    what = "tool servers"
+    filled_by = "the run file has no section `tools`"
+    first_sort = "id"
+
+    def columns(self) -> tuple[Column[Any], ...]:
+        return tool_tables.server_columns()
+
+    async def ask(self, client: Client) -> dict[str, Any]:
+        rows = await client.list_tool_servers(deadline_s=ANSWER_S)
+        return {f"{row.toolbox}/{row.id}": row for row in rows}
+
+    def searched_text(self, row: ToolServerRow) -> str:
+        return f"{row.id} {row.toolbox} {row.state} {row.session} {tool_tables.server_what(row)}"
+
+    def cli_line(self) -> tuple[str, ...]:
+        return ("tools", "list")
+
+    def open_row(self, row: ToolServerRow) -> None:
+        self.actions.navigation.open_page(Tools(row.id))
+
+    def calls_filter(self) -> str:
+        row = self.selected()
+        return calls_filter(server=row.id) if row is not None else ""
+
+    def do_open_sandboxes(self) -> None:
+        """The sandboxes of the selected server, without the way over its tools."""
+        if (row := self.selected()) is not None:
+            self.actions.navigation.open_page(ToolSessions(row.id))
+
+
+class Tools(ToolList):
+    """The tools of one server; enter shows the sessions of the server."""
+
+    name_in_registry = "tools"
+    what = "tools"
+    filled_by = "the server has not listed its tools yet"
+    first_sort = "name"
+
+    def __init__(self, server: str) -> None:
+        super().__init__()
+        self._server = server
+
+    def heading(self) -> str:
+        return f"{self._server}: {super().heading()}"
+
+    def columns(self) -> tuple[Column[Any], ...]:
+        return tool_tables.tool_columns()
+
+    async def ask(self, client: Client) -> dict[str, Any]:
+        rows = await client.list_tools(server=self._server, deadline_s=ANSWER_S)
+        return {f"{row.toolbox}/{row.id}": row for row in rows}
+
+    def searched_text(self, row: ToolRow) -> str:
+        return f"{row.id} {row.toolbox} {row.effect} {row.description}"
+
+    def cli_line(self) -> tuple[str, ...]:
+        return ("tools", "show", self._server)
+
+    def calls_filter(self) -> str:
+        row = self.selected()
+        return calls_filter(server=self._server, tool=row.name) if row is not None else ""
+
+    def open_row(self, row: ToolRow) -> None:
+        self.actions.navigation.open_page(ToolSessions(self._server, row.name))
+
+
+class ToolSessions(ToolList):
+    """The sandboxes of one server with their sessions; enter lists the calls of a session."""
+
+    name_in_registry = "tool-sessions"
+    what = "sandboxes and sessions"
+    filled_by = "no process of the server runs here, and no session is open"
+    first_sort = "box"
+
+    def __init__(self, server: str, tool: str = "") -> None:
+        """With `tool`, enter lists only the calls of this tool."""
+        super().__init__()
+        self._server = server
+        self._tool = tool
+
+    def heading(self) -> str:
+        return f"{self._server}: {super().heading()}"
+
+    def columns(self) -> tuple[Column[Any], ...]:
+        return tool_tables.use_columns()
+
+    async def ask(self, client: Client) -> dict[str, Any]:
+        sandboxes = await client.list_sandboxes(server=self._server, sort="-memory", limit=MOST, deadline_s=ANSWER_S)
+        sessions = await client.list_tool_sessions(server=self._server, limit=MOST, deadline_s=ANSWER_S)
+        return tool_tables.uses(sandboxes, sessions)
+
+    def searched_text(self, row: Use) -> str:
+        return f"{row.key} {row.sandbox.state} {row.sandbox.purpose} {' '.join(row.sandbox.doing)}"
+
+    def cli_line(self) -> tuple[str, ...]:
+        return ("tools", "sandboxes", "--server", self._server)
+
+    def calls_filter(self) -> str:
+        row = self.selected()
+        session = row.session_id if row is not None else ""
+        return calls_filter(session=session, server=self._server, tool=self._tool)
+
+    def open_row(self, row: Use) -> None:
+        self.actions.navigation.open_page(Calls(self.calls_filter()))
