@@ -26,7 +26,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     "replay": ("tool=search and status=timeout", ""),
     "replays list": ("verdict=fixed and server=shop", "-duration_s"),
     "tools errors": ("server=shop and requested_at>-1h", ""),
-    "tools sandboxes": ("server=shop and memory_share>0.8", "-memory,age"),
+    "tools sandboxes": ("server=shop and memory_share>0.8", "-cpu_percent,started_at"),
     "calls list": ("server=shop and latency_s>30", "-latency_s"),
 }
 """For the help of each command: a query and an order that its list accepts."""
@@ -38,9 +38,9 @@ def filtering(command: str, what: str = "") -> Any:
     return typer.Option("--filter", metavar="QUERY", help=text, show_default=False)
 
 
-def sorting(command: str) -> Any:
+def sorting(command: str, default: str = "the newest first") -> Any:
     """The option --sort of a command."""
-    text = f"Such as {EXAMPLES[command][1]}; default: the newest first."
+    text = f"Such as {EXAMPLES[command][1]}; default: {default}."
     return typer.Option("--sort", metavar="FIELDS", help=text, show_default=False)
 
 

@@ -68,10 +68,7 @@ async def list_sandboxes(
     cli: Cli,
     server: OnlyServer = "",
     filter: Annotated[str, list_pages.filtering("tools sandboxes")] = "",
-    sort: Annotated[
-        str,
-        typer.Option("--sort", metavar="FIELDS", help="Such as -cpu,age; default: the most memory first."),
-    ] = "-memory",
+    sort: Annotated[str, list_pages.sorting("tools sandboxes", "the most memory first")] = "-memory",
     limit: list_pages.Limit = 100,
 ) -> ExitCode:
     """List the processes of tool servers, and what they use.
@@ -96,9 +93,9 @@ async def list_sessions(cli: Cli, server: OnlyServer = "", limit: list_pages.Lim
 
 
 async def schema(cli: Cli, server: ServerName) -> ExitCode:
-    """Print the tools of a server as chat APIs and demonstrations have them.
+    """Print the tools of a server as chat APIs take them.
 
-    The output is JSON: the value of `tools` in a demonstration, or in a request to a chat API.
+    The output is JSON: the value of `tools` in a demonstration, or in a request.
     """
     from agentrl.cli import output
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from agentrl.cli.app import app, run
 from agentrl.cli.list_pages import EXAMPLES
 from agentrl.errors import ExitCode
+from agentrl.filters.fields import SANDBOXES
 from agentrl.filters.parser import parse
 from agentrl.filters.sorting import parse_sort
 from agentrl.protocol.commands import COMMANDS
@@ -188,7 +189,7 @@ ROWS_OF = {
 def test_every_example_of_a_list_is_a_valid_command_line(verb: tuple[str, ...], capsys: Any) -> None:
     name = " ".join(verb)
     query, order = EXAMPLES[name]
-    fields = FIELDS[ROWS_OF[name]]
+    fields = SANDBOXES if name == "tools sandboxes" else FIELDS[ROWS_OF[name]]
     parse(query, fields)
     assert run([*verb, "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())

@@ -13,7 +13,9 @@ from agentrl.errors import ExitCode
 from agentrl.protocol.commands import COMMANDS
 from tests.cli.conftest import Shell
 
-READ = sorted({spec.cli.partition(" --")[0] for spec in COMMANDS.values() if spec.served_by and not spec.mutates})
+READ = sorted(
+    {spec.cli.partition(" --")[0] for spec in COMMANDS.values() if spec.served_by == "steward" and not spec.mutates}
+)
 
 
 @pytest.fixture

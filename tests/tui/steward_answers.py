@@ -8,6 +8,7 @@ from typing import Any
 from agentrl.errors import RefusedError
 from agentrl.protocol import commands, data_commands
 from agentrl.protocol.messages import Permission
+from agentrl.protocol.tool_commands import SandboxRow, ToolRow, ToolServerRow, ToolSessionRow
 from tests.cli.scripted import Scripted
 
 RECORD = "shop/train/0/000012#r1.s3.a1"
@@ -118,6 +119,7 @@ def answers(coordinator: Scripted, text: str = "") -> list[data_commands.ListRow
     )
     coordinator.answers["tool_errors"] = lambda _: [group]
     _stored(coordinator, text)
+    tool_rows(coordinator, text)
     wrong = data_commands.AccountProblem(f"records of no task {text}", 3, (RECORD,))
     coordinator.answers["accounting"] = lambda _: data_commands.AccountReport(
         {"train": {"trained": 30, "dead": 2}}, {"train": {"scored": 240}}, {"taken": 256}, {"committed": 7}, 64,
@@ -144,6 +146,47 @@ def _replays(coordinator: Scripted, text: str, at: datetime) -> None:
     }  # fmt: skip
     coordinator.answers["list_replays"] = lambda _: data_commands.Page((short | {"counts": {"runs": 2, "rebuilt": 1}},))
     coordinator.answers["show_replay"] = lambda _: data_commands.Story(whole)
+
+
+def tool_rows(coordinator: Scripted, text: str = "") -> None:
+    """A server of processes with a nearly full sandbox, and one that two sessions share and whose breaker is open."""
+    at = datetime(2030, 3, 17, 17, 0, tzinfo=UTC).timestamp()
+    same: dict[str, Any] = {"toolbox": "toolbox-0.1", "server": "shop", "kind": "process", "started_at": at}
+    same |= {"measured_at": at, "memory_limit_bytes": 256 << 20, "processes": 2, "open_files": 9, "calls": 4}
+    boxes = [
+        SandboxRow(
+            id="toolbox-0.1/shop-1", state="session", sessions=1, session=RECORD, doing=("lookup",),
+            memory_bytes=240 << 20, memory_share=0.94, cpu_percent=97.0, **same,
+        ),
+        SandboxRow(id="toolbox-0.1/shop-2", state="idle", purpose=text, memory_bytes=30 << 20, **same),
+        SandboxRow(id="toolbox-0.1/shop-3", state="shared", sessions=2, memory_bytes=30 << 20, **same),
+    ]  # fmt: skip
+    sessions = [
+        ToolSessionRow(
+            id=f"{RECORD[:-1]}{number}{text}", toolbox="toolbox-0.1", servers=("shop",),
+            sandboxes=("toolbox-0.1/shop-3",), opened_at=at, calls=3, running=(f"{RECORD}/0.0",) * number,
+        )
+        for number in (0, 1)
+    ]  # fmt: skip
+    servers = [
+        ToolServerRow(
+            id="shop", toolbox="toolbox-0.1", session="process", state="serving", version=f"shop 2{text}", tools=2,
+            sandbox="in a process sandbox", sandboxes=3, sessions=3, running=1, calls=812, failed=3, died=1,
+            memory_bytes=300 << 20, memory_share=0.94, cpu_percent=98.0,
+        ),
+        ToolServerRow(
+            id="search", toolbox="toolbox-0.1", session="shared", state="serving", breaker="open",
+            last_failure=f"it took longer than 20 s {text}", calls=40, failed=31,
+        ),
+    ]  # fmt: skip
+    tool = {"toolbox": "toolbox-0.1", "server": "shop"}
+    tools = [
+        ToolRow(id="shop.lookup", name="lookup", description=f"Look up a price. {text}", calls=800, failed=3, errors=11,
+                p50_s=0.02, p95_s=1.5, **tool),
+        ToolRow(id="shop.order", name="order", effect="outside", **tool),
+    ]  # fmt: skip
+    for name, rows in (("tool_servers", servers), ("tools", tools), ("sandboxes", boxes), ("tool_sessions", sessions)):
+        coordinator.answers[f"list_{name}"] = lambda _, rows=rows: rows
 
 
 def _stored(coordinator: Scripted, text: str) -> None:
