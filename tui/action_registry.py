@@ -116,7 +116,7 @@ def _open_calls(view: View) -> None:
 def _replay(view: Calls | CallPage) -> None:
     """Replay the call of a page; of a list the marked calls, or the selected one."""
     if isinstance(view, CallPage):
-        replay(view, [view.call])
+        replay(view, [view.call], arguments=view.arguments)
         return
     marked = sorted(view.table.model.marked)
     if not marked and (row := view.selected()) is not None:

@@ -9,9 +9,11 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.formatting.amounts import age, counted
 from agentrl.protocol import commands, data_commands
@@ -177,11 +179,24 @@ def requeue(tasks: Iterable[str], note: str = "") -> PendingCommand:
     return PendingCommand("requeue_tasks", data_commands.RequeueTasks(ids, note), what, words)
 
 
-def replay(calls: Iterable[str], *, times: int = 1, allow: Iterable[str] = ()) -> PendingCommand:
+def replay(
+    calls: Iterable[str],
+    *,
+    times: int = 1,
+    server: str = "",
+    allow: Iterable[str] = (),
+    despite_differences: bool = False,
+    edit: dict[str, Any] | None = None,
+) -> PendingCommand:
     ids, allowed = tuple(calls), tuple(allow)
     words = ("replay", *ids, *(("--times", f"{times}") if times != 1 else ()))
+    words += ("--server", server) if server else ()
     words += tuple(word for tool in allowed for word in ("--allow", tool))
-    args = data_commands.ReplayCalls(calls=ids, times=times, allow=allowed)
+    words += ("--despite-differences",) if despite_differences else ()
+    words += ("--edit", json.dumps(edit, ensure_ascii=False)) if edit is not None else ()
+    args = data_commands.ReplayCalls(
+        calls=ids, times=times, server=server, edit=edit, allow=allowed, despite_differences=despite_differences
+    )
     return PendingCommand(
         "replay_calls", args, f"replay {ids[0] if len(ids) == 1 else counted(len(ids), 'calls')}", words
     )

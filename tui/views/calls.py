@@ -133,6 +133,11 @@ class CallPage(RecordLinksPage, FoldingPage):
     async def ask(self, client: Client) -> CallStory:
         return await client.show_call(self.call, deadline_s=ANSWER_S)
 
+    @property
+    def arguments(self) -> Mapping[str, Any] | None:
+        """The recorded arguments, once the answer has come."""
+        return self._answer.call.get("arguments") if isinstance(self._answer, CallStory) else None
+
     def content(self, width: int) -> list[Line]:
         return call_lines.of_call(self._answer, width, self.unfolded)
 

@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from agentrl.client import Client
@@ -24,18 +24,35 @@ from tui.views.query_views import ANSWER_S, QueryPage, QueryTable
 from tui.views.view import View
 
 MOST_TIMES = 20
+TIMES = Field("times", "1", "how often", replaced=True)
+SERVER = Field("server", hint="another tool server to run on")
+ALLOW = Field("allow", hint="tools that act outside of the session, as SERVER.TOOL")
+DIFFERENCES = Field("differences", hint="yes: run it even if its session cannot be rebuilt exactly")
+EDIT = "arguments"
+YES, NO = ("y", "yes"), ("", "n", "no")
 
 
-def replay(view: View, calls: Sequence[str]) -> None:
-    """Ask how often these calls are to run, with the effect, then send the command and show the replays."""
+def replay(view: View, calls: Sequence[str], *, arguments: Mapping[str, Any] | None = None) -> None:
+    """Ask how these calls are to run, with the effect, then send the command and show the replays. `arguments` are
+    those of a single call, if they are known.
+    """
+    if not calls:
+        return
+    recorded = "" if arguments is None else json.dumps(arguments, ensure_ascii=False)
+    edit = Field(EDIT, recorded, 'other arguments as JSON, such as {"item": "bake"}')
+    fields = (TIMES, SERVER, ALLOW, DIFFERENCES, *((edit,) if len(calls) == 1 else ()))
 
     def command(values: Values) -> PendingCommand:
-        return pending_commands.replay(calls, times=int(values[0]), allow=values[1].split())
-
-    def wrong(values: Values) -> str:
-        times = values[0].strip()
-        valid = times.isdecimal() and 1 <= int(times) <= MOST_TIMES
-        return "" if valid else f"A call is replayed 1 to {counted(MOST_TIMES, 'times')}."
+        times, server, allow, differences, *edited = (value.strip() for value in values)
+        changed = next(iter(edited), "")
+        return pending_commands.replay(
+            calls,
+            times=int(times),
+            server=server,
+            allow=allow.split(),
+            despite_differences=differences.lower() in YES,
+            edit=json.loads(changed) if changed and changed != recorded else None,
+        )
 
     async def preview(values: Values) -> str:
         client = await view.actions.connection.to_ask()
@@ -48,14 +65,24 @@ def replay(view: View, calls: Sequence[str]) -> None:
             names = ",".join(json.dumps(call, ensure_ascii=False) for call in calls)
             view.actions.navigation.open_page(Replays(f"call in ({names})"))
 
-    if not calls:
-        return
     which = calls[0] if len(calls) == 1 else counted(len(calls), "calls")
-    fields = (
-        Field("times", "1", "how often", replaced=True),
-        Field("allow", hint="tools that act outside of the session, as SERVER.TOOL"),
-    )
     view.app.push_screen(Form(Question(f"Execute {which} again", (), fields, "replay", wrong, preview)), then)
+
+
+def wrong(values: Values) -> str:
+    """The fault of the values of the form."""
+    times, _, _, differences, *edited = (value.strip() for value in values)
+    if not (times.isdecimal() and 1 <= int(times) <= MOST_TIMES):
+        return f"A call is replayed 1 to {counted(MOST_TIMES, 'times')}."
+    if differences.lower() not in (*YES, *NO):
+        return f"{DIFFERENCES.title} must be yes or no."
+    if not any(edited):
+        return ""
+    try:
+        arguments = json.loads(edited[0])
+    except ValueError as broken:
+        return f"The {EDIT} are not JSON: {broken}."
+    return "" if isinstance(arguments, dict) else f"The {EDIT} must be a JSON object: each argument by its name."
 
 
 class Replays(QueryTable):
