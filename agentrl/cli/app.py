@@ -33,6 +33,7 @@ from agentrl.cli import (
     programs,
     records,
     replays,
+    review,
     run_file,
     runs,
     status,
@@ -84,7 +85,7 @@ def root(
 # The order of the help: the most used first.
 for module in (
     *(up, down, status, wait, tui, units, tune, logs, events, alerts),
-    *(diagnosis, tools, calls, tasks, records, replays, forks, steps, train),
+    *(diagnosis, tools, calls, tasks, records, review, replays, forks, steps, train),
     *(runs, programs, keys, hosts, run_file, completion),
 ):
     module.register(app)

@@ -1,15 +1,15 @@
-"""Defines the commands `records list`, `records show`, `records exclude` and `records export`."""
+"""Defines the commands `records list`, `records show` and `records export`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from agentrl.cli import list_pages
+from agentrl.cli import list_pages, record_changes
 from agentrl.cli.list_pages import After, Limit, Row
 from agentrl.cli.options import Cli, add_command, group
 from agentrl.errors import ExitCode, UsageError
@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
     add_command(records, "list", reads=True)(list_records)
     add_command(records, "show", reads=True)(show_record)
     add_command(records, "export", reads=True)(export)
-    add_command(records, "exclude", acts=True)(exclude)
+    record_changes.register(records)
 
 
 async def list_records(
@@ -41,32 +41,6 @@ async def list_records(
     """List attempts; running ones with the call that they wait for."""
     query = {"filter": filter, "sort": sort, "after": after, "limit": limit}
     return await list_pages.show_page(cli, "list_records", query, COLUMNS, right=RIGHT, spare=SPARE)
-
-
-async def exclude(
-    cli: Cli,
-    records: Annotated[
-        list[str] | None, typer.Argument(metavar="[RECORD...]", help="Ids of scored records.", show_default=False)
-    ] = None,
-    filter: Annotated[str, list_pages.filtering("records exclude")] = "",
-    made_by: Annotated[
-        str,
-        typer.Option("--made-by", metavar="UNIT", help="Only those of this sampler or engine.", show_default=False),
-    ] = "",
-    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; kept with them.", show_default=False)] = "",
-) -> ExitCode:
-    """Keep scored records out of training.
-
-    The baselines of their groups are computed again without them.
-    What a step leased or trained stays.
-    """
-    from agentrl.cli.execute import act
-    from agentrl.protocol.data_commands import ExcludeRecords
-
-    wanted = ExcludeRecords(ids=tuple(records or ()), filter=filter, made_by=made_by, note=note)
-    if problem := wanted.problem():
-        raise UsageError(problem)
-    return await act(cli, "exclude_records", wanted)
 
 
 # ---- one record ----
@@ -229,6 +203,12 @@ def _show_tokens(found: Tokens, cli: Cli, chars: int) -> ExitCode:
 async def export(
     cli: Cli,
     filter: Annotated[str, list_pages.filtering("records export")] = "",
+    form: Annotated[
+        str,
+        typer.Option(
+            "--as", metavar="FORM", help="trajectories, or dataset: rows to learn from, by default the golden records."
+        ),
+    ] = "trajectories",
     after: After = "",
     limit: Annotated[
         int | None,
@@ -242,12 +222,17 @@ async def export(
     """Write whole trajectories as JSON lines.
 
     With texts, calls, token ids, log-probs, masks and versions. Only ended records, in the order of their ends.
-    `--after` continues an export.
+    `--after` continues an export. `--as dataset` writes rows for `environments: …: {dataset: …}`, which are
+    demonstrations as well.
     """
     from agentrl.cli import output
     from agentrl.client import long_answers
     from agentrl.formatting.amounts import counted
 
+    if form not in ("trajectories", "dataset"):
+        raise UsageError(f"There is no form {form!r}.", hint="Forms are: trajectories, dataset.")
+    kind: Literal["trajectories", "dataset"] = "dataset" if form == "dataset" else "trajectories"
+    query = filter or ("review=golden" if kind == "dataset" else "")
     records, last = 0, after
     try:
         target = file.open("ab") if file else sys.stdout.buffer
@@ -255,7 +240,7 @@ async def export(
         raise UsageError(f"{file} cannot be written: {broken.strerror}.") from broken
     try:
         async with cli.connect() as client:
-            async for lines in long_answers.exported(client, filter=filter, after=after, limit=limit):
+            async for lines in long_answers.exported(client, filter=query, form=kind, after=after, limit=limit):
                 target.write(lines.data)
                 records, last = records + lines.records, lines.after
         target.flush()

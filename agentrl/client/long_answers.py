@@ -7,7 +7,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -68,13 +68,19 @@ class Lines(NamedTuple):
 
 
 async def exported(
-    client: CommandMethods, *, filter: str = "", after: str = "", limit: int | None = None, deadline_s: float = ANSWER_S
+    client: CommandMethods,
+    *,
+    filter: str = "",
+    form: Literal["trajectories", "dataset"] = "trajectories",
+    after: str = "",
+    limit: int | None = None,
+    deadline_s: float = ANSWER_S,
 ) -> AsyncIterator[Lines]:
-    """Whole trajectories as JSON lines, oldest end first; at most `limit` of them."""
+    """Whole trajectories, or rows of a dataset, as JSON lines, oldest end first; at most `limit` of them."""
     begun, offset, end, left = b"", 0, False, limit
     while not end and left != 0:
         part = await client.export_records(
-            filter=filter, after=after, offset=offset, limit=left or 0, deadline_s=deadline_s
+            filter=filter, form=form, after=after, offset=offset, limit=left or 0, deadline_s=deadline_s
         )
         left = None if left is None else left - part.records
         whole, newline, rest = part.data.rpartition(b"\n")

@@ -129,7 +129,8 @@ TASKS = fields(
     age="admitted_at",
 )
 RECORDS = fields(
-    text="task environment purpose status owner outcome outcome_class error reason fork:fork.kind base:fork.base",
+    text="task environment purpose status owner outcome outcome_class error reason fork:fork.kind base:fork.base"
+    " review:review.verdict reviewed_by:review.who",
     number="round seat attempt score oldest_version newest_version generated_tokens turns duration_s",
     time="created_at started_at finished_at",
     texts="forks",

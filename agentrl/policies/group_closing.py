@@ -19,6 +19,9 @@ from agentrl.policies.advantages import RIGHT_SCORE, Baseline, Estimator, advant
 from agentrl.policies.outcomes import LimitRule, OutcomeClass
 from agentrl.policies.status_tables import RecordStatus
 
+REDRAWN = (RecordStatus.FAILED, RecordStatus.ABANDONED, RecordStatus.EXCLUDED, RecordStatus.CANCELLED)
+"""Another attempt may follow these: after a failure by itself, after the others if an operator requeues them."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupRule:
@@ -79,10 +82,10 @@ class Closed:
 
 
 def seat_settled(latest: RecordStatus, *, may_redraw: bool) -> bool:
-    """Whether a seat is done: its latest attempt is scored, or it failed and may not be redrawn."""
-    if latest in (RecordStatus.FAILED, RecordStatus.ABANDONED):
+    """Whether a seat is done: its latest attempt is scored, or it ended otherwise and may not be redrawn."""
+    if latest in REDRAWN:
         return not may_redraw
-    return latest in (RecordStatus.SCORED, RecordStatus.UNSCORABLE, RecordStatus.EXCLUDED)
+    return latest in (RecordStatus.SCORED, RecordStatus.UNSCORABLE)
 
 
 def may_close(settled: Iterable[bool], *, past_deadline: bool) -> bool:

@@ -49,6 +49,7 @@ class RecordStatus(enum.StrEnum):
     ABANDONED = "abandoned"
     UNSCORABLE = "unscorable"
     EXCLUDED = "excluded"
+    CANCELLED = "cancelled"
     SUPERSEDED = "superseded"
 
 
@@ -231,7 +232,12 @@ RECORD = Table(
     "Record",
     RecordStatus,
     (
-        *_moves(NEW, _R.OPEN, "steward operator", "its Task was admitted, the attempt before failed, or a repair"),
+        *_moves(
+            NEW,
+            _R.OPEN,
+            "steward operator",
+            "its Task was admitted, or the attempt before failed or was requeued",
+        ),
         *_moves(_R.OPEN, _R.RUNNING, "sampler", "claimed"),
         *_moves(_R.RUNNING, _R.FINISHED, "sampler", "policy result or limit; its tokens are durable"),
         *_moves(_R.RUNNING, _R.FAILED, "sampler", "infrastructure"),
@@ -241,6 +247,7 @@ RECORD = Table(
         *_moves(_R.UNSCORED, (_R.SCORED, _R.UNSCORABLE), "scorer", "asked again, or past its deadline"),
         *_moves((_R.FAILED, _R.ABANDONED), _R.EXCLUDED, "operator", "repaired while its Task is admitted"),
         *_moves(_R.SCORED, _R.EXCLUDED, "operator", "its Task is admitted or ready"),
+        *_moves(IN_FLIGHT, _R.CANCELLED, "operator", "cancelled; its seat stays empty unless it is requeued"),
         *_moves(HOLDS_SEAT, _R.SUPERSEDED, "steward trainer operator", "its round is over, or a repair has its seat"),
         *_moves(_R.SCORED, _R.SCORED, "operator", "rescored; the old score is kept"),
     ),

@@ -390,6 +390,13 @@ COMMANDS: dict[str, CommandSpec] = {
         _query("list_keys", ListKeys, list[KeyRow], "keys list", "Keys and what they may do.", Permission.ADMIN),
         _list("list_tasks", "tasks list", "Rows of datasets and what became of them."),
         _list("list_records", "records list", "Attempts, with what those under way are doing."),
+        _served(
+            "list_reviews",
+            data_commands.ListReviews,
+            data_commands.Page,
+            "review list",
+            "Records that a person should look at, and why.",
+        ),
         _list("list_steps", "steps list", "Trained batches with their metrics."),
         _list("list_checkpoints", "checkpoints list", "What was saved."),
         _served(
@@ -529,6 +536,10 @@ COMMANDS: dict[str, CommandSpec] = {
         _changed("exclude_replayed", data_commands.ExcludeReplayed, "replays exclude", "Keep records of replays out."),
         _changed("fork_records", data_commands.ForkRecords, "fork", "Go on from a place in a record."),
         _changed("exclude_records", data_commands.ExcludeRecords, "records exclude", "Keep records out of training."),
+        _changed("requeue_records", data_commands.RequeueRecords, "records requeue", "Attempt failed seats again."),
+        _changed("cancel_records", data_commands.CancelRecords, "records cancel", "End records that have not ended."),
+        _changed("rescore_records", data_commands.RescoreRecords, "records rescore", "Score records again."),
+        _changed("review_records", data_commands.ReviewRecords, "review mark", "Note a verdict on records."),
         _changed("add_tasks", data_commands.AddTasks, "tasks add", "Queue the rows of a file."),
         _changed(
             "pin_checkpoint", data_commands.PinCheckpoint, "checkpoints pin", "Keep a checkpoint.", "unpin_checkpoint"

@@ -6,7 +6,7 @@ are UTC; a page begins after the last row of the page before, so pages neither r
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -158,6 +158,8 @@ class ExportRecords(Args, frozen=True):
     """-> ExportPart"""
 
     filter: str = ""
+    form: Literal["trajectories", "dataset"] = "trajectories"
+    """`dataset`: rows that a dataset and demonstrations are read from."""
     after: str = ""
     """The id of the last record that the caller has completely."""
     offset: int = 0
@@ -284,8 +286,8 @@ class RequeueTasks(Args, frozen=True):
     note: str = ""
 
 
-class ExcludeRecords(Args, frozen=True):
-    """Keep scored records out of training. The baselines of their groups are computed again without them."""
+class ChooseRecords(Args, frozen=True):
+    """The records that an operator changes, by name or by a filter."""
 
     ids: tuple[str, ...] = ()
     filter: str = ""
@@ -298,6 +300,40 @@ class ExcludeRecords(Args, frozen=True):
         if self.ids and (self.filter or self.made_by):
             return "Name records, or find them by --filter and --made-by."
         return "" if self.ids or self.filter or self.made_by else "Name records, or find them by --filter or --made-by."
+
+
+class ExcludeRecords(ChooseRecords, frozen=True):
+    """Keep scored records out of training. The baselines of their groups are computed again without them."""
+
+
+class RequeueRecords(ChooseRecords, frozen=True):
+    """Attempt the seats of records again that failed, or were abandoned, excluded or cancelled. If their group is
+    closed, the whole task is sampled again."""
+
+
+class CancelRecords(ChooseRecords, frozen=True):
+    """End records that have not ended. Their episodes stop, and their seats stay empty."""
+
+
+class RescoreRecords(ChooseRecords, frozen=True):
+    """Score scored records again. The baselines of their groups are computed again."""
+
+    scorer: str = ""
+    """Another scorer than those of the tasks."""
+
+
+class ReviewRecords(ChooseRecords, frozen=True):
+    """Note a verdict on records."""
+
+    verdict: Literal["good", "bad", "golden", "none"] = "none"
+    """`none` removes it."""
+
+
+class ListReviews(Args, frozen=True):
+    """-> Page, of records without a verdict that a person should look at: suspicious ones, then random ones."""
+
+    filter: str = ""
+    limit: int = 20
 
 
 class RollBack(Args, frozen=True):

@@ -16,7 +16,7 @@ from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.rows import ONLY_READ
 from agentrl.protocol.wire import decode_as
-from agentrl.queries import details, exports, pages, record_tokens, records, staleness, tool_calls, tool_errors
+from agentrl.queries import details, exports, pages, record_tokens, records, reviews, staleness, tool_calls, tool_errors
 from agentrl.queries.fork_changes import ForkChanges
 from agentrl.queries.operator_changes import Change, Changes
 from agentrl.queries.published_tokenizer import PublishedTokenizer
@@ -63,6 +63,7 @@ class Dispatcher:
             "export_records": partial(exports.part, database, published),
             "tool_errors": errors.grouped,
             "staleness": lambda args: staleness.report(database, settings()),
+            "list_reviews": partial(reviews.page, database),
             "accounting": lambda args: details.account(database, settings().max_trained_count),
         }
         self.changes: dict[str, Change] = {}

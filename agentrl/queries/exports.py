@@ -16,8 +16,9 @@ from typing import NamedTuple
 import msgspec
 
 from agentrl.chat.template import Template
+from agentrl.errors import UnavailableError
 from agentrl.protocol.data_commands import ExportPart, ExportRecords
-from agentrl.queries import loop_messages
+from agentrl.queries import dataset_rows, loop_messages
 from agentrl.queries.published_tokenizer import PublishedTokenizer
 from agentrl.store import calls, chunks, lists
 from agentrl.store.call_writer import CALLS
@@ -51,7 +52,14 @@ async def part(database: Database, published: PublishedTokenizer, args: ExportRe
         database, "Record", filter=query, sort="finished_at", after=after or None, limit=most, also=ENDED
     )
     data, offset, complete = bytearray(), args.offset, 0
-    async with contextlib.aclosing(_lines(database, await published.template(), found.rows)) as lines:
+    template = await published.template()
+    if args.form == "dataset":
+        if template is None:
+            raise UnavailableError("No tokenizer is published, so tokens cannot be read as messages.")
+        made = dataset_rows.lines(database, template, found.rows)
+    else:
+        made = _lines(database, template, found.rows)
+    async with contextlib.aclosing(made) as lines:
         async for id, line in lines:
             room = PART_BYTES - len(data)
             data += line[offset : offset + room]

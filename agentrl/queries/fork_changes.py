@@ -20,13 +20,14 @@ from agentrl.protocol.effects import Effect
 from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.queries.operator_changes import Change
-from agentrl.queries.record_exclusion import RecordExclusion
+from agentrl.queries.record_changes import RecordChanges
 from agentrl.steward.fork_plans import ForkPlan, ForkPlanner, Wanted
 from agentrl.steward.replays import ReplayRunner
 from agentrl.steward.settings import StewardSettings
 from agentrl.store import forks, replays, tasks
 from agentrl.store.database import Database
-from agentrl.store.documents import Fork, Replay
+from agentrl.store.documents import Fork
+from agentrl.store.replay_documents import Replay
 
 _DECIDED = (ReplayStatus.KEPT, ReplayStatus.EXCLUDED, ReplayStatus.FORKED)
 
@@ -45,7 +46,7 @@ class ForkChanges:
         self._database = database
         self._settings = settings
         self._servers = runner.servers if runner is not None else {}
-        self._exclusion = RecordExclusion(database, settings)
+        self._exclusion = RecordChanges(database, settings).table["exclude_records"]
         self.table: dict[str, Change] = {
             "fork_records": Change(self._preview, self._fork),
             "keep_replays": Change(self._preview_keep, self._keep),

@@ -30,7 +30,7 @@ from agentrl.protocol.data_commands import (
 )
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages.served_commands import AskUnit
-from agentrl.queries.record_exclusion import RecordExclusion
+from agentrl.queries.record_changes import RecordChanges
 from agentrl.steward import epochs
 from agentrl.steward.epochs import ADDED, Source
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
@@ -54,9 +54,9 @@ class Changes:
         self._database = database
         self._settings = settings
         self._sources = sources
-        exclusion = RecordExclusion(database, settings)
+        of_records = RecordChanges(database, settings).table
         self.table: dict[str, Change] = {
-            "exclude_records": Change(exclusion.preview, exclusion.carry_out),
+            **{name: Change(one.preview, one.carry_out) for name, one in of_records.items()},
             "requeue_tasks": Change(self._preview_requeue, self._requeue),
             "add_tasks": Change(self._preview_add, self._add),
             "pin_checkpoint": Change(self._preview_pin, self._pin),

@@ -28,7 +28,7 @@ from agentrl.steward.replay_plans import ReplayPlan
 from agentrl.steward.replays import ReplayRunner, then_of
 from agentrl.store import replays
 from agentrl.store.database import Database
-from agentrl.store.documents import Replay
+from agentrl.store.replay_documents import Replay
 
 SHOWN = 5
 MOST_LINES = 50

@@ -77,6 +77,8 @@ class Attempt:
     claim: Claim
     settings: EpisodeSettings
     loop: AgentLoop | None = None
+    stopped: bool = False
+    """Its record was cancelled or superseded: cancelling its task gives nothing to another sampler."""
     _recorder: Recorder | None = None
     _model_calls: ModelCalls | None = None
     _tool_calls: ToolCalls | None = None
@@ -95,7 +97,7 @@ class Attempt:
         except asyncio.CancelledError:
             with contextlib.suppress(EpisodeExit, AgentrlError, TimeoutError):
                 async with asyncio.timeout(GIVEN_BACK_WITHIN_S):
-                    await self._give_back(resumable=self.resumable)
+                    await self._give_back(resumable=self.resumable and not self.stopped)
             raise
         finally:
             if self._recorder is not None:
@@ -250,8 +252,10 @@ class Attempt:
     async def _give_back(self, *, resumable: bool) -> None:
         """If another sampler goes on with it, its tool calls and its session stay open."""
         if self._recorder is not None:
-            self._recorder.give_up_open("its sampler left", tool_calls=not resumable)
-            await self._recorder.settled()
+            why = "its record was cancelled" if self.stopped else "its sampler left"
+            self._recorder.give_up_open(why, tool_calls=not resumable)
+            with contextlib.suppress(EpisodeExit) if self.stopped else contextlib.nullcontext():
+                await self._recorder.settled()
         if not resumable:
             await self._close_session()
         await self.context.endings.give_back(self.claim.record, resumable=resumable)

@@ -15,6 +15,8 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from agentrl.errors import DiskError, UnknownNameError
 from agentrl.policies import outcomes
 from agentrl.policies.group_closing import GroupRule
@@ -26,6 +28,7 @@ from agentrl.rollout.batched_requests import Coalescer
 from agentrl.rollout.ended_episode import EndedEpisode
 from agentrl.rollout.episode_errors import DroppedError
 from agentrl.rollout.model_calls import Wait
+from agentrl.rollout.rescorer import Rescorer
 from agentrl.rollout.scorers import UnscoredError
 from agentrl.rollout.user_code_faults import UserCodeFaults, described, scoring_of
 from agentrl.store import calls, claims, groups, tasks
@@ -128,6 +131,7 @@ class RecordEnder:
         self._lease = lease
         self._rule = rule
         self._together = Coalescer(self._end_together)
+        self.rescorer = Rescorer(database, lease, rule, self.score_again)
 
     async def end(
         self, loop: AgentLoop, claim: Claim, ending: Ending, texts: Sequence[str], data: DBRecordData
@@ -233,6 +237,19 @@ class RecordEnder:
             await self._held(lambda: claims.give_up_scoring(self._database, record.id, self._lease.incarnation, why))
             return True
         return False
+
+    async def score_again(self, claim: Claim) -> float:
+        """The score that the stored episode has now. Raises UnscoredError if the scorer cannot say."""
+        record, task = claim.record, claim.task
+        if record.rescore is not None and record.rescore.scorer:
+            task = msgspec.structs.replace(task, scorer=record.rescore.scorer)
+        episode = await self._stored_episode(Claim(record, task), record.outcome)
+
+        async def ended() -> EndedEpisode:
+            return episode
+
+        with self._wait(f"another score of {record.id}", f"scorer {task.scorer}", SCORED_AT_MOST_S):
+            return await _judged(lambda: agent_loops.loop_named(task.agent_name)(), episode.texts, task, ended)
 
     async def _stored_episode(self, claim: Claim, outcome: str) -> EndedEpisode:
         record = claim.record.id

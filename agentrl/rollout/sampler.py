@@ -23,7 +23,7 @@ from agentrl.rollout import agent_loops, single_turn, tool_agent
 from agentrl.rollout.attempt import Attempt, EpisodeSettings, SamplerContext
 from agentrl.rollout.episode_errors import EpisodeExit
 from agentrl.rollout.user_code_faults import scoring_of
-from agentrl.store import claims
+from agentrl.store import cancellations, claims
 from agentrl.store.claims import Claim
 from agentrl.store.database import StoreError
 from agentrl.store.documents import Record
@@ -49,6 +49,8 @@ FINISH_WITHIN_S = 30.0
 """Of a drain: for episodes that cannot be resumed."""
 RESCORE_EVERY_S = 2.0
 MOST_RESCORE_S = 120.0
+STOP_EVERY_S = 2.0
+"""How often a sampler looks which of its episodes were cancelled."""
 
 
 class Sampler:
@@ -114,10 +116,12 @@ class Sampler:
         """Take nothing new, and end."""
         if self._drain_began is None:
             self._drain_began = time.monotonic()
+        self._context.endings.rescorer.paused = True
         self._changed.set()
 
     def cancel_drain(self) -> None:
         self._drain_began = None
+        self._context.endings.rescorer.paused = False
         self._changed.set()
 
     async def run(self) -> None:
@@ -128,6 +132,8 @@ class Sampler:
                 tasks.create_task(context.lease.keep(), name="keep the lease"),
                 tasks.create_task(context.directory.watch(), name="watch engines and toolboxes"),
                 tasks.create_task(self._score_again(), name="score again"),
+                tasks.create_task(self._stop_cancelled(), name="stop cancelled episodes"),
+                tasks.create_task(context.endings.rescorer.run(), name="score what operators want scored again"),
             ]
             try:
                 await self._work(tasks)
@@ -314,6 +320,22 @@ class Sampler:
                 await self._context.endings.free(record)
             else:
                 self._unscored[record.id] = _Waiting.first(0.0)
+
+    async def _stop_cancelled(self) -> None:
+        """Episodes whose records were cancelled or superseded: nothing of them counts any more."""
+        while True:
+            await asyncio.sleep(STOP_EVERY_S)
+            by_record = {attempt.claim.record.id: attempt for attempt in self._attempts if not attempt.stopped}
+            try:
+                gone = await cancellations.among(self._context.database, list(by_record)) if by_record else []
+            except (StoreError, DiskError) as away:
+                log.warning("cancelled episodes run on: %s", away)
+                continue
+            for record in gone:
+                if (task := self._attempts.get(by_record[record])) is not None:
+                    log.info("%s is stopped: its record counts no more", record)
+                    by_record[record].stopped = True
+                    task.cancel()
 
     async def _held_without_episode(self) -> dict[str, Record]:
         held = await claims.held_by(self._context.database, self._context.lease.incarnation)

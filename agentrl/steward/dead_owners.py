@@ -11,7 +11,7 @@ import logging
 from typing import Any, NamedTuple
 
 from agentrl.policies.status_tables import RECORD, Actor, RecordStatus, check
-from agentrl.store import calls, claims, owners, publications, service_registry, steps
+from agentrl.store import calls, claims, owners, publications, rescoring, service_registry, steps
 from agentrl.store.database import Database
 from agentrl.store.documents import Record, load
 from agentrl.store.update_expressions import NOW, seconds_since, setting
@@ -51,6 +51,7 @@ async def expire(database: Database) -> Expired:
     for incarnation in dead:
         log.warning("%s is declared dead: its lease is past", incarnation)
     handed_over, abandoned = await _free_records(database)
+    await rescoring.free_dead(database)
     return Expired(dead, handed_over, abandoned, await _free_steps(database))
 
 

@@ -26,9 +26,10 @@ from agentrl.policies.version_tree import VersionTree
 from agentrl.steward.admission import reported_plan
 from agentrl.steward.replays import MOST_RESULT_CHARS
 from agentrl.steward.settings import StewardSettings
-from agentrl.store import exclusions, forks, publications, replays, tasks
+from agentrl.store import forks, publications, replays, tasks
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import Fork, Record, Replay, Task, load, load_if
+from agentrl.store.documents import Fork, Record, Task, load, load_if
+from agentrl.store.replay_documents import Replay
 from agentrl.store.replays import RecordedCall
 
 _INFRASTRUCTURE = OutcomeClass.INFRASTRUCTURE.value
@@ -94,7 +95,7 @@ class ForkPlanner:
                 fault=replay.fault if replay else "",
                 task_status=TaskStatus(task.status),
                 same_round=task.round == base.round,
-                step=await exclusions.step_with(self._database, base.id),
+                step=await chosen_records.step_with(self._database, base.id),
                 edited=fork.edited,
                 seat_taken_by=next((one.id for one in later if one.status not in NOT_BEGUN), ""),
                 too_old=stale,

@@ -1,8 +1,9 @@
 """Looks after groups: opens the next attempt at a failed seat, closes what no sampler closed, requeues trained Tasks.
 
 Invariants: an attempt follows the one before it by its number, so it is opened once, however many stewards see it; at
-most two failed attempts of a seat are followed by another; a seat of a round that is over gets nothing; a group that
-the steward closes has the result that a sampler would have computed, because both use the same policy.
+most two failed attempts of a seat are followed by another, besides those that operators requeue; a seat of a round that
+is over gets nothing; a group that the steward closes has the result that a sampler would have computed, because both
+use the same policy.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.policies.group_closing import REDRAWN
 from agentrl.policies.status_tables import Actor, RecordStatus
 from agentrl.steward.settings import StewardSettings
 from agentrl.store import groups, retraining, tasks
@@ -23,15 +25,21 @@ _FAILED = [RecordStatus.FAILED, RecordStatus.ABANDONED]
 
 async def open_next_attempts(database: Database) -> int:
     """Returns how many attempts were opened."""
-    unfollowed = {"status": {"$in": _FAILED}, "followed": False}
-    found = await database.find("Record", unfollowed, limit=MOST_AT_ONCE, projection=["task"])
+    unfollowed = {"$or": [{"status": {"$in": _FAILED}}, {"requeued_by": {"$gt": ""}}], "followed": False}
+    found = await database.find("Record", unfollowed, limit=MOST_AT_ONCE, projection=["task", "requeued_by"])
     opened = 0
     for group in await groups.read(database, sorted({record["task"] for record in found})) if found else ():
         opened += await _redraw(database, group)
     # After the attempts: if this process dies in between, the next one opens them again, without effect.
-    ids = [record["_id"] for record in found]
-    if ids:
-        await database.update_many("Record", {"_id": {"$in": ids}}, {"$set": {"followed": True}})
+    # An operator may have requeued one of them after it was read; that one is followed in the next round.
+    requeued = {record["_id"] for record in found if record.get("requeued_by")}
+    for ids, condition in (
+        ([record["_id"] for record in found if record["_id"] not in requeued], {"$in": [None, ""]}),
+        (sorted(requeued), {"$gt": ""}),
+    ):
+        if ids:
+            same = {"_id": {"$in": ids}, "requeued_by": condition}
+            await database.update_many("Record", same, {"$set": {"followed": True}})
     return opened
 
 
@@ -61,6 +69,6 @@ async def _redraw(database: Database, group: Group) -> int:
     next_attempts = [
         (attempts[-1].seat, attempts[-1].attempt + 1)
         for attempts in group.seats
-        if attempts and attempts[-1].status in _FAILED and groups.redraws_left(attempts)
+        if attempts and attempts[-1].status in REDRAWN and groups.redraws_left(attempts)
     ]
     return await tasks.open_records(database, group.task, next_attempts) if next_attempts else 0

@@ -27,7 +27,8 @@ from agentrl.policies.status_tables import ReplayStatus
 from agentrl.steward.replay_plans import ReplayPlan, ReplayPlanner
 from agentrl.store import replays, service_registry
 from agentrl.store.database import Database, Plain, StoreError
-from agentrl.store.documents import Replay, ReplayChange, ReplayedCall, Service, ToolCall
+from agentrl.store.documents import Service, ToolCall
+from agentrl.store.replay_documents import Replay, ReplayChange, ReplayedCall
 from agentrl.toolbox.api_messages import (
     BadRequestError,
     CallAnswer,

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from agentrl.policies.outcomes import Outcome, OutcomeClass
+from agentrl.policies.outcomes import OutcomeClass
+from agentrl.policies.review_queue import CUT_OFF
 from agentrl.store import calls
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import TRAINS
 
-CUT_OFF = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT, Outcome.CONTEXT_FULL, Outcome.TIME_LIMIT)
 MOST_RECORDS = 2000
 """Only the newest attempts are read, also for a Step that took longer."""
 

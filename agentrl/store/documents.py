@@ -18,7 +18,6 @@ from agentrl.policies.status_tables import (
     CheckpointStatus,
     PublicationStatus,
     RecordStatus,
-    ReplayStatus,
     StepStatus,
     TaskStatus,
     ToolCallStatus,
@@ -87,6 +86,9 @@ class Task(Named):
     """What each record took out of the group: the truth from which DBRecordData follows."""
     excluded: list[str] = []
     """Records that operators excluded; no closing of the group counts them."""
+    changes: int = 0
+    """How often operators changed its records. A process that closes the group writes nothing if it read another
+    number."""
     lineage: str = ""
     step: int = -1
     trained_count: int = 0
@@ -150,6 +152,34 @@ class Share(msgspec.Struct):
     record: str
     advantage: float | None = None
     capped: bool = False
+    score: float | None = None
+    """Of a record that was scored again after the group had closed; its Record follows."""
+
+
+class Rescore(msgspec.Struct):
+    """The request of an operator to score a record again."""
+
+    by: str = ""
+    """The operation."""
+    wanted: bool = False
+    """No sampler has done it yet."""
+    sampler: str = ""
+    """The sampler that does it."""
+    scorer: str = ""
+    """Another scorer than that of the task."""
+    error: str = ""
+    """Why the record kept its score."""
+
+
+class Review(msgspec.Struct):
+    """The verdict of a person on a record."""
+
+    verdict: str = ""
+    note: str = ""
+    who: str = ""
+    at: datetime | None = None
+    by: str = ""
+    """The operation."""
 
 
 class Record(Named):
@@ -181,6 +211,12 @@ class Record(Named):
     """Where it begins, if it goes on from another record."""
     forks: list[str] = []
     """What was forked from it: records that repair it, and tasks that branch off."""
+    cancelled_by: str = ""
+    """The operation that cancelled it."""
+    requeued_by: str = ""
+    """The operation that wants another attempt at its seat, which costs no re-draw."""
+    rescore: Rescore | None = None
+    review: Review | None = None
     outcome: str = ""
     outcome_class: str = ""
     error: str = ""
@@ -270,91 +306,6 @@ class DispatchedSamplingTask(Named):
     """When the last of its tool calls that failed ended."""
 
 
-class ReplayChange(msgspec.Struct):
-    """One difference between two results; None where one of them has nothing."""
-
-    path: str = ""
-    then: str | None = None
-    now: str | None = None
-
-
-class ReplayedCall(msgspec.Struct, kw_only=True):
-    """A call that a replay made, or answered from the record."""
-
-    call: str = ""
-    """The recorded call."""
-    tool: str = ""
-    status: str = ""
-    error_class: str = ""
-    result: str = ""
-    latency_s: float = 0.0
-    same: bool = False
-    """It returned what is recorded."""
-    changes: list[ReplayChange] = []
-    changes_left_out: int = 0
-
-
-class Replay(Named):
-    """A recorded tool call that an operator has executed again. The recorded call stays as it is."""
-
-    operation: str = ""
-    who: str = ""
-    place: int = 0
-    """Its place in the operation."""
-    call: str = ""
-    record: str = ""
-    task: str = ""
-    turn: int = 0
-    server: str = ""
-    """Where it runs; `recorded_server` is where the call ran."""
-    recorded_server: str = ""
-    server_version: str = ""
-    tool: str = ""
-    effect: str = ""
-    """What the server declares of the tool: pure, session or outside."""
-    arguments: dict[str, Any] = {}
-    edited: bool = False
-    """The arguments are not those of the recorded call."""
-    times: int = 1
-    allowed: list[str] = []
-    """Tools with effects outside of the session that may run, as `server.tool`."""
-    despite_differences: bool = False
-    """An earlier call that returns something else does not end the replay."""
-    note: str = ""
-    status: str = ReplayStatus.QUEUED
-    stopped: bool = False
-    """No steward takes it until an operator continues it."""
-    continued_by: str = ""
-    """The operation that continued it last: it does so once."""
-    owner: str = ""
-    attempt: int = 0
-    session: str = ""
-    sent: list[str] = []
-    """Calls with effects outside that may have run, durable before each is sent."""
-    then: ReplayedCall | None = None
-    """The recorded call."""
-    rebuilt: list[ReplayedCall] = []
-    """The earlier calls that rebuilt the session before the first run."""
-    runs: list[ReplayedCall] = []
-    verdict: str = ""
-    agreed: int = 0
-    """Of a flaky call: how many runs worked, or returned what is recorded."""
-    fault: str = ""
-    """Whose fault the recorded failure was, as far as the replay shows."""
-    reason: str = ""
-    """Why it failed or could not run, or why it was interrupted before."""
-    forked: str = ""
-    """The record or the task that was forked from its result."""
-    decision: str = ""
-    """Why it was kept, excluded or forked."""
-    decided_by: str = ""
-    """The operation."""
-    created_at: datetime | None = None
-    started_at: datetime | None = None
-    judged_at: datetime | None = None
-    duration_s: float = 0.0
-
-
 class DBRecordData(Named):
     """What the trainer consumes: the structure of a Record's token tree over the tokens of its calls."""
 
@@ -368,6 +319,8 @@ class DBRecordData(Named):
     capped: bool = False
     intervened: bool = False
     """The record is a fork, which an operator chose."""
+    excluded: bool = False
+    """An operator excluded its Record: it never has an advantage again."""
 
     @property
     def trained_versions(self) -> list[int]:

@@ -62,8 +62,8 @@ async def repair(database: Database, task: Task, base: Record, fork: Fork) -> st
     since it was read."""
     check(RECORD, base.status, RecordStatus.EXCLUDED, Actor.OPERATOR, base.id)
     fields = {"excluded": sorted({*task.excluded, base.id}), "repairs": [*task.repairs, fork], "repairing": True}
-    unchanged = {"_id": task.id, "status": TaskStatus.ADMITTED, "round": task.round}
-    unchanged |= groups.excluding_the_same(task)
+    fields |= {"changes": task.changes + 1}
+    unchanged = groups.unchanged(task) | {"status": TaskStatus.ADMITTED}
     if base.id in task.excluded or not await database.update_one("Task", unchanged, [{"$set": literally(fields)}]):
         raise RefusedError(f"{task.id} went on meanwhile.", hint="Look at it again.")
     await _finish_repairs_of(database, task.id)

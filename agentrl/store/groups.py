@@ -8,11 +8,12 @@ closes what is settled and has enough valid members, everything else is the stew
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pymongo import UpdateMany
+import msgspec
+from pymongo import UpdateMany, UpdateOne
 
 from agentrl.policies import group_closing, outcomes
 from agentrl.policies.advantages import Baseline
@@ -20,7 +21,7 @@ from agentrl.policies.group_closing import Closed, GroupRule, Member
 from agentrl.policies.outcomes import OutcomeClass
 from agentrl.policies.status_tables import IN_FLIGHT, TASK, Actor, RecordStatus, TaskStatus, check
 from agentrl.store import tasks
-from agentrl.store.database import Database, Write
+from agentrl.store.database import Database, Plain, Write
 from agentrl.store.documents import TRAINS, Record, Share, Task, load
 from agentrl.store.update_expressions import NOW, setting
 
@@ -28,6 +29,7 @@ Answer = Literal["ready", "requeued", "dead", "open", "gone"]
 """What became of it. `open`: something is still to come. `gone`: it was not admitted, or somebody else was first."""
 
 READ = ["task", "round", "seat", "attempt", "status", "free", "outcome_class", "score", "turns", "malformed"]
+READ += ["requeued_by", "rescore"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +50,19 @@ class Group:
 
     @property
     def may_close(self) -> bool:
-        """A seat that no sampler has begun is waited for also past the deadline: it is not late but in the queue."""
-        waiting = any(record.status == RecordStatus.OPEN for record in self.latest)
+        """A seat that no sampler has begun is waited for also past the deadline: it is not late but in the queue. So
+        is a record that is being scored again."""
+        waiting = any(record.status == RecordStatus.OPEN or _is_scored_again(record) for record in self.latest)
         return group_closing.may_close(self.settled, past_deadline=self.past_deadline and not waiting)
 
 
 def redraws_left(attempts: Sequence[Record]) -> bool:
-    """Whether a seat whose last attempt failed may be tried again."""
-    paid = sum(not record.free for record in attempts)
+    """Whether a seat may be tried again after its last attempt, which failed, was excluded or cancelled."""
+    if attempts[-1].requeued_by:
+        return True
+    if attempts[-1].status in (RecordStatus.EXCLUDED, RecordStatus.CANCELLED):
+        return False
+    paid = sum(not (record.free or record.requeued_by) for record in attempts)
     return outcomes.may_redraw(paid - 1, breaker_open=attempts[-1].free)
 
 
@@ -94,9 +101,8 @@ async def close_group(database: Database, group: Group, rule: GroupRule, actor: 
         return "dead" if target is TaskStatus.DEAD else "requeued"
     check(TASK, task.status, TaskStatus.READY, actor, tasks.story(task))
     fields = closed_fields(closed, len(members), rule)
-    admitted = {"_id": task.id, "status": TaskStatus.ADMITTED, "round": task.round, **excluding_the_same(task)}
     became = setting({**fields, "status": TaskStatus.READY}, closed_at=NOW)
-    if not await database.update_one("Task", admitted, became):
+    if not await database.update_one("Task", unchanged(task), became):
         return "gone"
     await _write_advantages(database, fields["shares"])
     if group.past_deadline:
@@ -109,41 +115,84 @@ def closing_of(task: Task, members: Sequence[Record], rule: GroupRule) -> Closed
     return group_closing.close(list(map(_member, members)), task.n, rule, trains=task.purpose in TRAINS)
 
 
-def closed_fields(closed: Closed, members: int, rule: GroupRule) -> dict[str, Any]:
-    """The fields of a Task whose group is closed."""
+async def closed_again(
+    database: Database,
+    task: Task,
+    rule: GroupRule,
+    *,
+    without: Collection[str] = (),
+    scores: Mapping[str, float] | None = None,
+) -> tuple[dict[str, Any], bool]:
+    """The fields of a closed Task without some of its records, or with other scores, and whether enough are left."""
+    known = {share.record: share.score for share in task.shares if share.score is not None} | dict(scores or {})
+    members = sorted({share.record for share in task.shares} - set(without))
+    found = await database.find("Record", {"_id": {"$in": members}}, projection=READ)
+    records = [load(Record, document) for document in found]
+    records = [msgspec.structs.replace(one, score=known.get(one.id, one.score)) for one in records]
+    closed = closing_of(task, records, rule)
+    return closed_fields(closed, len(found), rule, known), closed.enough
+
+
+def closed_fields(
+    closed: Closed, members: int, rule: GroupRule, scores: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """The fields of a Task whose group is closed. `scores` of records that were scored again."""
+    new = scores or {}
     return {
         "baseline": None if closed.baseline is None else _plain_baseline(closed.baseline, rule),
         "signal": closed.signal,
         "members": members,
-        "shares": [Share(record, share.advantage, share.capped) for record, share in closed.shares.items()],
+        "shares": [
+            Share(record, share.advantage, share.capped, new.get(record)) for record, share in closed.shares.items()
+        ],
         "reason": closed.why,
     }
 
 
-def excluding_the_same(task: Task) -> dict[str, Any]:
-    """A condition: nothing was excluded since the Task was read."""
-    return {"excluded": task.excluded or {"$in": [None, []]}}
+def unchanged(task: Task) -> dict[str, Any]:
+    """A condition: the Task is as it was read, and so are its records as far as operators change them."""
+    changes = task.changes or {"$in": [None, 0]}
+    return {"_id": task.id, "status": task.status, "round": task.round, "changes": changes}
+
+
+async def note_change(database: Database, task: Task) -> bool:
+    """After an operator changed records of an admitted Task: whoever read them before does not close the group. False
+    if the group was closed meanwhile."""
+    admitted = {"_id": task.id, "status": TaskStatus.ADMITTED, "round": task.round}
+    return await database.update_one("Task", admitted, {"$inc": {"changes": 1}})
 
 
 async def settle(database: Database, closed: Sequence[Task]) -> None:
-    """Write what follows from the shares if the process that closed the group ended before it wrote it: advantages, and
-    which records came too late."""
+    """Write what follows from the shares if the process that closed the group ended before it wrote it: advantages, new
+    scores, and which records came too late."""
     shares = {share.record: share for task in closed for share in task.shares}
     found = await database.find("DBRecordData", {"_id": {"$in": list(shares)}}, projection=["advantage", "capped"])
     stored = {data["_id"]: (data.get("advantage"), data.get("capped")) for data in found}
     unwritten = [one for one in shares.values() if stored.get(one.record) != (one.advantage, one.capped)]
     await _write_advantages(database, unwritten)
+    await _write_scores(database, [one for one in shares.values() if one.score is not None])
     await _mark_late(database, closed)
+
+
+async def _write_scores(database: Database, shares: Sequence[Share]) -> None:
+    before: Plain = {"$concatArrays": [{"$ifNull": ["$scores_before", []]}, ["$score"]]}
+    writes: list[Write] = [
+        UpdateOne({"_id": one.record, "score": {"$ne": one.score}}, setting({"score": one.score}, scores_before=before))
+        for one in shares
+    ]
+    await database.write("Record", writes, ordered=False)
 
 
 async def _write_advantages(database: Database, shares: Sequence[Share]) -> None:
     """Records of a group that scored alike have the same advantage, and each statement costs the server more than its
-    documents do."""
+    documents do. A record may have been excluded after its share was read."""
     alike: dict[tuple[float | None, bool], list[str]] = defaultdict(list)
     for share in shares:
         alike[share.advantage, share.capped].append(share.record)
     writes: list[Write] = [
-        UpdateMany({"_id": {"$in": records}}, {"$set": {"advantage": advantage, "capped": capped}})
+        UpdateMany(
+            {"_id": {"$in": records}, "excluded": {"$ne": True}}, {"$set": {"advantage": advantage, "capped": capped}}
+        )
         for (advantage, capped), records in alike.items()
     ]
     await database.write("DBRecordData", writes, ordered=False)
@@ -187,7 +236,13 @@ async def _read(database: Database, filter: dict[str, object]) -> list[Group]:
     return [Group(task, tuple(tuple(seats[task.id][seat]) for seat in range(task.n)), late) for task, late in found]
 
 
+def _is_scored_again(record: Record) -> bool:
+    return record.status == RecordStatus.SCORED and record.rescore is not None and record.rescore.wanted
+
+
 def _settled(attempts: Sequence[Record]) -> bool:
+    if _is_scored_again(attempts[-1]):
+        return False
     return group_closing.seat_settled(RecordStatus(attempts[-1].status), may_redraw=redraws_left(attempts))
 
 

@@ -70,6 +70,8 @@ INDEXES: dict[str, list[IndexModel]] = {
             partialFilterExpression={"status": {"$in": sorted(status.value for status in HOLDS_SEAT)}},
         ),
         _index("unfollowed", "status", partialFilterExpression={"status": {"$in": UNFOLLOWED}, "followed": False}),
+        _index("requeued", "requeued_by", partialFilterExpression={"requeued_by": {"$gt": ""}, "followed": False}),
+        _index("rescores", "rescore.sampler", partialFilterExpression={"rescore.wanted": True}),
         _index("finished", "finished_at _id"),
         _index("begun", "started_at _id"),
         _index("ages", "started_at", partialFilterExpression={"status": RecordStatus.RUNNING.value}),

@@ -23,6 +23,7 @@ from agentrl.filters.sorting import after as behind
 from agentrl.formatting.names import singular
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.replay_verdicts import Verdict
+from agentrl.policies.review_queue import ReviewVerdict
 from agentrl.policies.status_tables import (
     CheckpointStatus,
     PublicationStatus,
@@ -37,7 +38,9 @@ from agentrl.store.database import Database, Plain
 
 FIELDS: Mapping[str, Fields] = {
     "Task": known_fields.TASKS.among(status=TaskStatus),
-    "Record": known_fields.RECORDS.among(status=RecordStatus, outcome=Outcome, outcome_class=OutcomeClass),
+    "Record": known_fields.RECORDS.among(
+        status=RecordStatus, outcome=Outcome, outcome_class=OutcomeClass, review=ReviewVerdict
+    ),
     "DispatchedSamplingTask": known_fields.CALLS,
     "ToolCall": known_fields.TOOL_CALLS.among(status=ToolCallStatus),
     "Step": known_fields.STEPS.among(status=StepStatus),

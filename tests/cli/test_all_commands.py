@@ -23,6 +23,7 @@ from agentrl.filters.parser import parse
 from agentrl.filters.sorting import parse_sort
 from agentrl.protocol.commands import COMMANDS
 from agentrl.queries import dispatcher
+from agentrl.queries.record_verbs import VERBS as VERBS_OF_RECORDS
 from agentrl.store.lists import FIELDS
 
 ROOT = Path(__file__).parents[2]
@@ -180,7 +181,7 @@ ROWS_OF = {
     COMMANDS["list_calls"].cli: "ToolCall",
     COMMANDS["tool_errors"].cli: "ToolCall",
     COMMANDS["export_records"].cli: "Record",
-    COMMANDS["exclude_records"].cli: "Record",
+    **{COMMANDS[name].cli: "Record" for name in [*VERBS_OF_RECORDS, "list_reviews"]},
     COMMANDS["replay_calls"].cli: "ToolCall",
 }
 

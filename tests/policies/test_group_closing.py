@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agentrl.errors import ConfigError
 from agentrl.policies.advantages import Baseline, Trained, normalized, turn_bonus
 from agentrl.policies.group_closing import (
+    REDRAWN,
     GroupRule,
     Member,
     another_round,
@@ -194,8 +195,8 @@ def test_groups_that_could_never_train_are_refused() -> None:
 
 def test_a_seat_is_settled_by_a_score_or_when_nothing_comes_any_more() -> None:
     settled = {status for status in RecordStatus if seat_settled(status, may_redraw=True)}
-    assert settled == {RecordStatus.SCORED, RecordStatus.UNSCORABLE, RecordStatus.EXCLUDED}
-    assert seat_settled(RecordStatus.FAILED, may_redraw=False)
+    assert settled == {RecordStatus.SCORED, RecordStatus.UNSCORABLE}
+    assert all(seat_settled(status, may_redraw=False) for status in REDRAWN)
     assert not seat_settled(RecordStatus.UNSCORED, may_redraw=False), "the judge may still answer"
     assert may_close([True, True], past_deadline=False)
     assert not may_close([True, False], past_deadline=False)

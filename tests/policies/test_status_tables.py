@@ -53,7 +53,7 @@ def test_the_check_agrees_with_the_table_for_all_actors(table: Table) -> None:
     ("table", "ends"),
     [
         ("Task", {"done"}),
-        ("Record", {"unscorable", "excluded", "superseded"}),
+        ("Record", {"unscorable", "excluded", "cancelled", "superseded"}),
         ("DispatchedSamplingTask", {"done", "partial", "failed"}),
         ("ToolCall", {"refused", "ok", "tool_error", "timeout", "cancelled", "lost"}),
         ("Replay", {"kept", "excluded", "forked", "failed"}),

@@ -74,6 +74,8 @@ def _value(kind: Any, name: str, numbers: Iterator[int]) -> Any:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return _value(next(each for each in inner if each is not type(None)), name, numbers)
+    if origin is typing.Literal:
+        return inner[-1]
     if origin is tuple:
         return (_value(inner[0], name, numbers), _value(inner[0], name, numbers))
     if origin in (list, set):

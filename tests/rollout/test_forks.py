@@ -24,7 +24,8 @@ from agentrl.steward.replays import ReplayRunner
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.store import accounting, forks, replays, tasks
 from agentrl.store import calls as call_store
-from agentrl.store.documents import DBRecordData, Record, Replay, ReplayedCall, Task
+from agentrl.store.documents import DBRecordData, Record, Task
+from agentrl.store.replay_documents import Replay, ReplayedCall
 from agentrl.training.batch_assembly import trajectory_of
 from tests.rollout.actors import Prompt
 from tests.rollout.conftest import TOKEN, Stage, configuration, unruly_tools

@@ -10,14 +10,15 @@ import pytest
 
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import RecordStatus
+from agentrl.rollout import rescorer
 from agentrl.rollout.agent_loops import register_loop
 from agentrl.rollout.scorers import UnscoredError, register_scorer
 from agentrl.rollout.tool_agent import ToolAgent
 from agentrl.steward import dead_owners
-from agentrl.store import claims, owners, tasks
+from agentrl.store import cancellations, claims, owners, rescoring, tasks
 from agentrl.store.claims import Ending
 from agentrl.store.database import Database, StoreUnavailableError
-from agentrl.store.documents import Record
+from agentrl.store.documents import DispatchedSamplingTask, Record
 from agentrl.store.owners import OwnerLostError
 from agentrl.tokens.binary_format import unpack_ids
 from tests.rollout.actors import Prompt, Spoken
@@ -419,3 +420,56 @@ async def test_a_store_that_is_away_fails_the_episode_once_it_is_back(
         away = False
     assert (record.status, record.outcome) == ("failed", "store_failed")
     assert not await stage.data()
+
+
+# ---- what operators change ----
+
+
+async def test_cancelled_episode_stops_and_its_place_is_free(stage: Stage) -> None:
+    gate = Gate()
+    engine = await stage.engine(gate)
+    await stage.task(n=3)
+    async with stage.sampler(concurrency=1) as sampler:
+        await aeventually(lambda: len(engine.prompts) == 1)
+        first = engine.prompts[0].record
+        assert await cancellations.cancel(stage.db, [first], "", by="op-1") == 1
+        await aeventually(lambda: len(engine.prompts) == 2, what="the next episode has its place")
+        assert engine.prompts[1].record != first
+        gate.open.set()
+        await aeventually(lambda: sampler.ended == 3)
+    assert sorted(await statuses(stage)) == ["cancelled", "scored", "scored"]
+    for call in await stage.all(DispatchedSamplingTask):
+        assert (call.status == "failed") == (call.record == first), "the call of the cancelled one is not left open"
+
+
+async def test_operators_have_records_scored_again_by_another_scorer(stage: Stage) -> None:
+    await stage.engine(lambda prompt: "<answer>3</answer>")
+    await stage.task(n=2)
+
+    @register_scorer("generous")
+    async def generous(answer: str, truth: str, task: Any) -> float:
+        return 0.25
+
+    @register_scorer("speechless")
+    async def speechless(answer: str, truth: str, task: Any) -> float:
+        raise UnscoredError("the judge is away")
+
+    async with stage.sampler():
+        await stage.ended(count=2)
+        before = {record.id: record.score for record in await stage.all(Record)}
+        await rescoring.request(stage.db, list(before), "generous", by="op-1")
+
+        async def scored_again() -> bool:
+            return not await stage.db.count("Record", {"rescore.wanted": True})
+
+        await aeventually(scored_again)
+        for record in await stage.all(Record):
+            assert (record.score, record.scores_before) == (0.25, [before[record.id]])
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(rescorer, "TRIES_AFTER_S", (0.0, 0.0))
+            await rescoring.request(stage.db, list(before)[:1], "speechless", by="op-2")
+            await aeventually(scored_again)
+    kept = (await rescoring.of_operation(stage.db, "op-2"))[0]
+    assert kept.score == 0.25
+    assert kept.rescore is not None
+    assert kept.rescore.error == "the judge is away"

@@ -26,7 +26,8 @@ from agentrl.steward.settings import EnvironmentSettings, StewardSettings
 from agentrl.store import accounting, indexes, owners, replays, service_registry
 from agentrl.store.call_writer import CALLS, now
 from agentrl.store.database import Database, StoreUnavailableError
-from agentrl.store.documents import Replay, Service, load
+from agentrl.store.documents import Service, load
+from agentrl.store.replay_documents import Replay
 from agentrl.toolbox.api import build_app
 from agentrl.toolbox.toolbox import Toolbox
 from tests.toolbox.conftest import TOKEN, faulty

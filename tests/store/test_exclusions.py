@@ -8,24 +8,24 @@ import pytest
 
 from agentrl.errors import RefusedError
 from agentrl.policies.status_tables import Actor
-from agentrl.store import accounting, exclusions, groups, lineages, steps, tasks
+from agentrl.store import accounting, chosen_records, exclusions, groups, lineages, steps, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import Task
 from tests.store.flow import RULE, admit, claim_one, commit, end, queue, ready_tasks, sampler, step_of
 
 
 async def exclude(db: Database, *ids: str, by: str = "op-1") -> list[bool]:
-    planned = await exclusions.plan(db, ids, by=by)
-    assert not planned.refused, planned.refused
-    return [
-        await exclusions.exclude(db, task, planned.records[id], "bad tool", by=by, rule=RULE)
-        for id, task in planned.tasks.items()
-    ]
+    enough = []
+    for one in (await chosen_records.read(db, ids)).values():
+        assert exclusions.refusal(one) is None or exclusions.is_unfinished(one, by)
+        assert one.task is not None
+        enough.append(await exclusions.exclude(db, one.task, [one.record.id], "bad tool", by=by, rule=RULE))
+    return enough
 
 
 async def refusal(db: Database, record: str) -> str:
-    planned = await exclusions.plan(db, [record])
-    return planned.refused.get(record, "")
+    refused = exclusions.refusal((await chosen_records.read(db, [record]))[record])
+    return refused.sentence if refused else ""
 
 
 def records_of(task: Task) -> list[str]:
@@ -75,8 +75,6 @@ async def test_group_with_too_few_records_left_is_sampled_again(db: Database) ->
     assert await exclude(db, records_of(task)[0]) == [False]
     again = await tasks.get(db, task.id)
     assert (again.status, again.round, again.reason) == ("queued", 2, exclusions.TOO_FEW)
-    await exclude(db, records_of(task)[0])
-    assert (await tasks.get(db, task.id)).round == 2, "once per operation"
     assert (await accounting.account(db)).balanced
 
 
@@ -91,19 +89,28 @@ async def test_what_a_step_has_is_refused_with_its_number_also_after_a_rollback(
     assert (await tasks.get(db, trained.id)).status == "ready"
     assert "trained, before a rollback, in step 1 of" in await refusal(db, records_of(trained)[0])
     assert await refusal(db, records_of(leased)[0]) == "", "its step was released"
-    assert await refusal(db, "no/such") == "There is no record no/such."
 
 
 async def test_lease_after_the_plan_wins(db: Database) -> None:
     (task,) = await ready_tasks(db, 1, scores=(0.0, 1.0, 1.0))
-    planned = await exclusions.plan(db, [records_of(task)[0]])
     lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
     await steps.lease(db, step_of(lineage.id, 1, [task]))
     with pytest.raises(RefusedError, match="went on meanwhile"):
-        await exclusions.exclude(db, planned.tasks[task.id], records_of(task)[:1], "", by="op-1", rule=RULE)
+        await exclusions.exclude(db, task, records_of(task)[:1], "", by="op-1", rule=RULE)
     record = await db.find_one("Record", {"_id": records_of(task)[0]})
     assert record is not None
     assert record["status"] == "scored"
+
+
+async def test_overtaken_closing_gives_an_excluded_record_no_advantage(db: Database) -> None:
+    (task,) = await ready_tasks(db, 1, scores=(0.0, 1.0, 1.0, 0.0))
+    first = records_of(task)[0]
+    await exclude(db, first)
+    # The process that closed the group writes what follows from its shares only now.
+    await groups._write_advantages(db, task.shares)
+    stored = await db.find_one("DBRecordData", {"_id": first})
+    assert stored is not None
+    assert stored["advantage"] is None
 
 
 async def test_exclusion_after_the_trainer_looked_leaves_the_record_out_of_its_step(db: Database) -> None:
@@ -131,9 +138,10 @@ async def test_account_balances_after_any_order_of_exclusions_steps_and_rollback
     for act in range(12):
         match chance.choice(("exclude", "exclude", "train", "rollback")):
             case "exclude":
-                planned = await exclusions.plan(db, chance.sample(names, 3))
-                for id, task in planned.tasks.items():
-                    await exclusions.exclude(db, task, planned.records[id], "", by=f"op-{act}", rule=RULE)
+                for name in chance.sample(names, 3):
+                    one = (await chosen_records.read(db, [name]))[name]
+                    if exclusions.refusal(one) is None and one.task is not None and name not in one.task.excluded:
+                        await exclusions.exclude(db, one.task, [name], "", by=f"op-{act}", rule=RULE)
             case "train":
                 chosen = [one.task for one in await steps.ready(db, limit=1) if one.records]
                 if chosen:

@@ -34,7 +34,7 @@ async def wrong_baselines(database: Database) -> Problem | None:
 
 async def _wrong_among(database: Database, tasks: Sequence[Plain]) -> list[str]:
     names = [share["record"] for task in tasks for share in task["shares"]]
-    fields = ["outcome_class", "score", "scores_before", "late", "turns"]
+    fields = ["outcome_class", "score", "late", "turns"]
     found = await database.find("Record", {"_id": {"$in": names}}, projection=fields) if names else []
     records = {record["_id"]: record for record in found}
     return [task["_id"] for task in tasks if not _agrees(task, records)]
@@ -59,8 +59,6 @@ def _is_valid(member: Plain) -> bool:
 def _is_baseline(stored: Mapping[str, float], members: Sequence[Plain]) -> bool:
     if stored["valid"] != len(members):
         return False
-    if any(member.get("scores_before") for member in members):
-        return True  # the score that it had when its group closed is not known any more
     scores = [float(member["score"]) for member in members]
     computed = baseline_of(shaped(scores, [member["turns"] for member in members], stored.get("turn_spread", 0.0)))
     return (

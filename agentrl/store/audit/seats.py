@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from agentrl.policies import outcomes
+from agentrl.policies.group_closing import REDRAWN
 from agentrl.policies.status_tables import (
     DISPATCHED_SAMPLING_TASK,
     HOLDS_SEAT,
@@ -26,7 +27,7 @@ from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 
 HOLDING = sorted(status.value for status in HOLDS_SEAT)
-_FOLLOWED = [RecordStatus.FAILED, RecordStatus.ABANDONED, RecordStatus.EXCLUDED, RecordStatus.SUPERSEDED]
+_FOLLOWED = [*(status.value for status in REDRAWN), RecordStatus.SUPERSEDED.value]
 """What another attempt may come after. A repair supersedes an attempt that was opened after its base."""
 _WITHOUT_SEATS = (TaskStatus.QUEUED, TaskStatus.DEAD)
 _ROUND = ("round", "held", "records", "seats", "first", "last")
@@ -233,7 +234,7 @@ async def _broken_chains_of_attempts(database: Database, tasks: Plain) -> Proble
                 "numbers": {"$addToSet": "$attempt"},
                 "last": {"$max": "$attempt"},
                 "first": {"$min": "$attempt"},
-                "paid": {"$sum": {"$cond": ["$free", 0, 1]}},
+                "paid": {"$sum": {"$cond": [{"$or": ["$free", {"$gt": ["$requeued_by", ""]}]}, 0, 1]}},
             }
         },
         {

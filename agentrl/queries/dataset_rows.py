@@ -1,0 +1,65 @@
+"""Exports records as rows of a dataset: the task as it was, with the whole conversation as a demonstration.
+
+The reader of datasets takes query, answer and scorer of a row, the reader of demonstrations its messages.
+
+Invariants:
+- The messages are decoded from the tokens, so their tokens are those of the episode again.
+- Of an episode with branches, the messages are those of the last model call and its context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from agentrl.chat.template import Template
+from agentrl.store import calls, lists
+from agentrl.store.database import Database, Plain
+from agentrl.store.documents import DispatchedSamplingTask
+from agentrl.tokens.spans import full_prompts
+
+AT_ONCE = 16
+_OTHERS = ("messages", "tools", "functions", "system", "train")
+"""Columns that would mean something else beside these messages."""
+
+
+async def lines(
+    database: Database, template: Template, records: Sequence[Plain]
+) -> AsyncGenerator[tuple[str, bytes], None]:
+    """Each record with its row. Those without calls, because they were pruned, have none."""
+    for begin in range(0, len(records), AT_ONCE):
+        some = records[begin : begin + AT_ONCE]
+        ids = {"$in": sorted({record["task"] for record in some})}
+        tasks = {task["_id"]: task for task in await database.find("Task", {"_id": ids}, projection={"shares": 0})}
+        answered = await calls.with_tokens(database, [record["id"] for record in some])
+        for record in some:
+            task, made = tasks.get(record["task"]), answered.get(record["id"])
+            row = _row(record, lists.shown(task), made, template) if task is not None and made else None
+            yield record["id"], msgspec.json.encode(row) + b"\n" if row is not None else b""
+
+
+def _row(
+    record: Plain, task: Mapping[str, Any], answered: Sequence[DispatchedSamplingTask], template: Template
+) -> Plain:
+    named = {name: task[name] for name in ("answer", "scorer", "answer_schema", "agent_name") if task.get(name)}
+    query = {"role": "user", "content": task["query"]}
+    earlier = task.get("earlier") or []
+    extra = {name: value for name, value in task.get("extra", {}).items() if name not in _OTHERS}
+    return {
+        **extra,
+        "id": record["id"],
+        "query": [*earlier, query] if earlier else task["query"],
+        **named,
+        "split": "train",
+        "messages": messages(answered, template),
+    }
+
+
+def messages(answered: Sequence[DispatchedSamplingTask], template: Template) -> list[Plain]:
+    stored = calls.stored_calls(answered)
+    last = max(stored)
+    ids = [*full_prompts(stored)[last], *stored[last].output]
+    found = [(role, text) for role, text in template.messages(ids) if role]
+    return [{"role": role, "content": text} for role, text in found]

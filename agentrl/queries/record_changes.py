@@ -1,0 +1,190 @@
+"""Serves the commands that change records: one preview and one execution for all of them.
+
+Invariants:
+- A preview says in numbers what would happen, and which records are refused for which reason.
+- A record is changed once per operation, however often the operation is requested.
+- Records that another operation changed before are never counted as changed by this one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentrl.errors import AgentrlError, RefusedError, UsageError
+from agentrl.filters.mongo import Query
+from agentrl.formatting.amounts import counted
+from agentrl.formatting.sentences import few
+from agentrl.protocol.data_commands import ChooseRecords, Done
+from agentrl.protocol.effects import Effect
+from agentrl.protocol.messages.served_commands import AskUnit
+from agentrl.queries.record_verbs import VERBS, Plan, Verb
+from agentrl.steward.settings import StewardSettings
+from agentrl.store import chosen_records, lists
+from agentrl.store.call_writer import CALLS
+from agentrl.store.chosen_records import Refused
+from agentrl.store.database import Database
+from agentrl.store.documents import TRAINS
+
+MOST = 5000
+"""Records that one command changes."""
+
+
+class RecordChanges:
+    """The commands that change records, by their names."""
+
+    def __init__(self, database: Database, settings: Callable[[], StewardSettings]) -> None:
+        self._database = database
+        self._settings = settings
+        self.table = {name: _Command(self, verb) for name, verb in VERBS.items()}
+
+    async def preview(self, verb: Verb[Any], args: ChooseRecords) -> Effect:
+        planned = await self._plan(verb, args)
+        effect = await verb.effect(self._database, planned, args, self._settings())
+        notes = [*effect.notes, *_refusals(planned)]
+        if verb.tasks is not None and not args.ids and (over := await self._over(verb, args)):
+            notes.append(f"{counted(over, 'other records')} match, but trained already or are over: they stay")
+        if planned.before:
+            notes.append(f"{counted(len(planned.before), 'records')} of them {verb.were_before}")
+        if not planned.count:
+            return Effect(notes=tuple(notes))
+        return Effect(changes=effect.changes, loses=effect.loses, notes=tuple(notes))
+
+    async def carry_out(self, verb: Verb[Any], args: ChooseRecords, operation: AskUnit) -> Done:
+        if not (verb.waits and await self._has_begun(verb, operation.id)):
+            planned = await self._plan(verb, args, by=operation.id)
+            outcome: Counter[str] = Counter({verb.done: len(planned.done)})
+            for name, ids in _parts(verb, planned):
+                try:
+                    outcome += await verb.carry_out(
+                        self._database, planned.tasks.get(name), ids, args, operation, self._settings().group_rule
+                    )
+                except AgentrlError as why:
+                    for id in ids:
+                        planned.refused[id] = Refused("they went on meanwhile", str(why))
+            if not verb.waits:
+                return _done(verb, outcome, planned)
+        assert verb.progress is not None
+        return await verb.progress(self._database, operation.id)
+
+    async def _has_begun(self, verb: Verb[Any], by: str) -> bool:
+        return await self._database.find_one("Record", {verb.mark: by}, projection=["_id"]) is not None
+
+    # ---- which ----
+
+    async def _plan(self, verb: Verb[Any], args: ChooseRecords, *, by: str = "") -> Plan:
+        ids = list(dict.fromkeys(args.ids)) or await self._found(verb, args, by)
+        chosen = await chosen_records.read(self._database, ids)
+        planned = Plan()
+        for id in ids:
+            if (one := chosen.get(id)) is None:
+                planned.refused[id] = Refused("they do not exist", f"There is no record {id}.")
+                continue
+            standing = verb.standing(one, args, by)
+            if standing == "done":
+                planned.done.append(id)
+            elif standing == "before":
+                planned.before.append(id)
+            elif why := verb.refusal(one):
+                planned.refused[id] = why
+            else:
+                planned.add(one)
+        self._refuse_nothing(verb, args, planned)
+        return planned
+
+    async def _found(self, verb: Verb[Any], args: ChooseRecords, by: str) -> list[str]:
+        here = await self._here(verb)
+        made = await self._made_by(args.made_by, verb, here) if args.made_by else {}
+        wanted: Query = {"status": {"$in": list(verb.statuses)}} if verb.statuses else {}
+        begun: Query = {verb.mark: by} if by else {"_id": None}
+        also: Query = {"$and": [here, made, {"$or": [wanted, begun]}]}
+        ids: list[str] = []
+        after: str | None = ""
+        while after is not None:
+            page = await lists.page(
+                self._database, "Record", filter=args.filter, after=after or None, limit=lists.MOST_ROWS, also=also
+            )
+            ids += [row["id"] for row in page.rows]
+            after = page.after
+            if len(ids) > MOST:
+                raise UsageError(f"More than {MOST} records match.", hint="Name fewer of them with --filter.")
+        return ids
+
+    async def _here(self, verb: Verb[Any]) -> Query:
+        """Records of tasks that the verb can change."""
+        if verb.tasks is None:
+            return {}
+        wanted = {"status": {"$in": list(verb.tasks)}, "purpose": {"$in": list(TRAINS)}}
+        return {
+            "task": {"$in": [task["_id"] for task in await self._database.find("Task", wanted, projection=["_id"])]}
+        }
+
+    async def _made_by(self, unit: str, verb: Verb[Any], here: Query) -> Query:
+        """Records that a unit sampled, or whose text an engine generated."""
+        name = _of_unit(unit)
+        among = here | ({"status": {"$in": list(verb.statuses)}} if verb.statuses else {})
+        records = [one["_id"] for one in await self._database.find("Record", among, projection=["_id"])]
+        generated = await self._database.distinct(CALLS, "record", {"record": {"$in": records}, "engine": name})
+        return {"$or": [{"owner": name}, {"_id": {"$in": generated}}]}
+
+    async def _over(self, verb: Verb[Any], args: ChooseRecords) -> int:
+        """How many records match that are not of such tasks."""
+        here = await self._here(verb)
+        over: Query = {"task": {"$nin": here["task"]["$in"]}, "purpose": {"$in": list(TRAINS)}}
+        over |= {"status": {"$in": list(verb.statuses)}}
+        over |= {"owner": _of_unit(args.made_by)} if args.made_by else {}
+        return await lists.count(self._database, "Record", args.filter, also=over)
+
+    @staticmethod
+    def _refuse_nothing(verb: Verb[Any], args: ChooseRecords, planned: Plan) -> None:
+        if planned.count or planned.done or planned.before:
+            return
+        if planned.refused:
+            raise RefusedError(" ".join(few(_refusals(planned))))
+        raise RefusedError(f"No {verb.kind} matches.", hint="See `agentrl records list`.")
+
+
+class _Command:
+    """A verb as the steward serves it."""
+
+    def __init__(self, changes: RecordChanges, verb: Verb[Any]) -> None:
+        self._changes = changes
+        self._verb = verb
+
+    async def preview(self, args: ChooseRecords) -> Effect:
+        return await self._changes.preview(self._verb, args)
+
+    async def carry_out(self, args: ChooseRecords, operation: AskUnit) -> Done:
+        return await self._changes.carry_out(self._verb, args, operation)
+
+
+def _parts(verb: Verb[Any], planned: Plan) -> list[tuple[str, list[str]]]:
+    """The tasks with their records, or all records together."""
+    if verb.at_once:
+        return [("", [record.id for record in planned.all])] if planned.count else []
+    return [(task, [record.id for record in records]) for task, records in planned.records.items()]
+
+
+def _of_unit(unit: str) -> Query:
+    """A unit by its name or by that of an incarnation."""
+    return {"$regex": f"^{re.escape(unit)}(\\.|$)"}
+
+
+def _refusals(planned: Plan) -> Sequence[str]:
+    """One sentence for each reason, with how many records have it."""
+    kinds: dict[str, list[str]] = {}
+    for kind, sentence in planned.refused.values():
+        kinds.setdefault(kind, []).append(sentence)
+    return [
+        sentences[0] if len(sentences) == 1 else f"{len(sentences)} records are refused because {kind}: {sentences[0]}"
+        for kind, sentences in kinds.items()
+    ]
+
+
+def _done(verb: Verb[Any], outcome: Counter[str], planned: Plan) -> Done:
+    lines = [f"{counted(outcome[verb.done], 'records')} {verb.done.replace('_', ' ')}"]
+    lines += [verb.also[name].format(amount) for name, amount in outcome.items() if amount and name in verb.also]
+    also = {name: outcome[name] for name in verb.also}
+    return Done((*lines, *_refusals(planned)), {verb.done: outcome[verb.done], **also, "refused": len(planned.refused)})

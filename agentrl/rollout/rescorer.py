@@ -1,0 +1,85 @@
+"""Scores records again that operators want scored again.
+
+Invariants:
+- It scores what is stored of an episode, with the scorer and the agent loop as they are now.
+- A scorer that cannot judge is called again a few times; then the record keeps its score, with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from agentrl.errors import DiskError
+from agentrl.policies.group_closing import GroupRule
+from agentrl.policies.status_tables import Actor
+from agentrl.rollout.scorers import UnscoredError
+from agentrl.store import groups, rescoring
+from agentrl.store.claims import Claim
+from agentrl.store.database import Database, StoreError
+from agentrl.store.owners import Lease
+
+log = logging.getLogger("sampler")
+LOOK_EVERY_S = 1.0
+AT_ONCE = 8
+TRIES_AFTER_S = (1.0, 4.0, 15.0, 0.0)
+"""The pauses after a scorer could not judge; after the last one the record keeps its score."""
+Score = Callable[[Claim], Awaitable[float]]
+
+
+class Rescorer:
+    def __init__(self, database: Database, lease: Lease, rule: GroupRule, score: Score) -> None:
+        """`score` judges the stored episode of a record."""
+        self._database = database
+        self._lease = lease
+        self._rule = rule
+        self._score = score
+        self.paused = False
+        """Takes no further record."""
+
+    async def run(self) -> None:
+        """Until it is cancelled. What it has taken then is given back when this owner is gone."""
+        while True:
+            try:
+                taken = await self._take()
+                await asyncio.gather(*map(self._score_again, taken))
+            except (StoreError, DiskError) as away:
+                log.warning("no record is scored again: %s", away)
+                taken = []
+            if len(taken) < AT_ONCE:
+                await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _take(self) -> list[Claim]:
+        taken: list[Claim] = []
+        while not self.paused and self._lease.valid and len(taken) < AT_ONCE:
+            claim = await rescoring.claim(self._database, self._lease.incarnation)
+            if claim is None:
+                break
+            taken.append(claim)
+        return taken
+
+    async def _score_again(self, claim: Claim) -> None:
+        owner = self._lease.incarnation
+        why = ""
+        for pause_s in TRIES_AFTER_S:
+            try:
+                score = await self._score(claim)
+            except UnscoredError as cannot:
+                why = str(cannot)
+                await asyncio.sleep(pause_s)
+                continue
+            except (StoreError, DiskError):
+                raise
+            except Exception as broken:
+                # The boundary: one record never keeps the others from their scores.
+                log.exception("%s cannot be scored again", claim.record.id)
+                why = f"it cannot be scored: {broken!r}"
+                break
+            why = await rescoring.finish(self._database, claim.record, owner, score, self._rule)
+            if why:
+                log.info("%s keeps its score: %s", claim.record.id, why)
+            else:
+                await groups.close(self._database, claim.task.id, self._rule, Actor.SAMPLER)
+            return
+        await rescoring.give_up(self._database, claim.record, owner, why)
