@@ -25,7 +25,8 @@ _FAILED = [RecordStatus.FAILED, RecordStatus.ABANDONED]
 
 async def open_next_attempts(database: Database) -> int:
     """Returns how many attempts were opened."""
-    unfollowed = {"$or": [{"status": {"$in": _FAILED}}, {"requeued_by": {"$gt": ""}}], "followed": False}
+    ended = ({"status": {"$in": _FAILED}}, {"requeued_by": {"$gt": ""}})
+    unfollowed = {"$or": [one | {"followed": False} for one in ended]}
     found = await database.find("Record", unfollowed, limit=MOST_AT_ONCE, projection=["task", "requeued_by"])
     opened = 0
     for group in await groups.read(database, sorted({record["task"] for record in found})) if found else ():

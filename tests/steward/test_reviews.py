@@ -39,9 +39,9 @@ from tests.store import flow
 TEXTS = ["what costs item 3? <tool_call>lookup(pear)</tool_call> <answer>3</answer> you can look things up: pear"]
 
 
-async def mark(db: Database, verdict: str, *ids: str, dry_run: bool = False, who: str = "ada", **args: Any) -> Any:
+async def mark(db: Database, verdict: str, *ids: str, dry_run: bool = False, id: str = "op-1", **args: Any) -> Any:
     wanted = ReviewRecords(ids=ids, verdict=verdict, **args)  # type: ignore[arg-type]
-    return await desk(db).answer(AskUnit("1", "op-1", "review_records", raw(wanted), dry_run=dry_run, who=who))
+    return await desk(db).answer(AskUnit("1", id, "review_records", raw(wanted), dry_run=dry_run, who="ada"))
 
 
 async def queue(db: Database, **args: Any) -> dict[str, list[str]]:
@@ -115,7 +115,7 @@ async def test_suspicious_records_come_first_and_a_verdict_takes_them_out(db: Da
         await listed(db, "review=goldn")
     effect = await mark(db, "golden", odd, dry_run=True)
     assert effect.notes == ("1 record had the verdict bad by ada",)
-    await mark(db, "none", filter="review=bad")
+    await mark(db, "none", filter="review=bad", id="op-2")
     assert odd in await queue(db)
 
 

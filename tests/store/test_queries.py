@@ -20,6 +20,7 @@ from agentrl.store import (
     attempt_statistics,
     call_writer,
     calls,
+    cancellations,
     checkpoints,
     claims,
     database,
@@ -30,6 +31,7 @@ from agentrl.store import (
     lists,
     owners,
     publications,
+    rescoring,
     service_registry,
     steps,
     tasks,
@@ -141,6 +143,8 @@ async def test_no_hot_query_scans_a_collection(db: Database) -> None:
     await claim_one(watched, "sampler-0.2", environments=["shop"])
     await claims.claim_for_scoring(watched, "sampler-0.2")
     await claims.held_by(watched, "sampler-0.2")
+    await cancellations.among(watched, ["x"])
+    await rescoring.claim(watched, "sampler-0.2")
     await tasks.admit(watched, [row(11)], n=2, sampling={}, deadline_s=60, rounds_max=3)
     claim = await claim_one(watched, "sampler-0.2")
     assert claim is not None
