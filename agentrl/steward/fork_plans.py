@@ -26,7 +26,7 @@ from agentrl.policies.version_tree import VersionTree
 from agentrl.steward.admission import reported_plan
 from agentrl.steward.replays import MOST_RESULT_CHARS
 from agentrl.steward.settings import StewardSettings
-from agentrl.store import forks, publications, replays, tasks
+from agentrl.store import chosen_records, forks, publications, replays, tasks
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import Fork, Record, Task, load, load_if
 from agentrl.store.replay_documents import Replay
