@@ -86,6 +86,7 @@ def _show(story: RecordStory) -> None:
     owner = f" by {record['owner']}" if record.get("owner") else ""
     output.say(f"{record['id']} is {record['status']}{owner}: {story.ending['sentence']}")
     _show_training(story)
+    _show_lineage(record)
     output.block("query", story.task["query"])
     for turn in story.turns:
         _show_turn(turn)
@@ -109,6 +110,17 @@ def _show_training(story: RecordStory) -> None:
     parts.append(f"{counted(record['turns'], 'turns')}, {counted(record['generated_tokens'], 'tokens')}")
     parts += [f"trained in {step}" for step in training.get("trained_in", ())]
     output.say(f"  {', '.join(parts)}")
+
+
+def _show_lineage(record: Row) -> None:
+    from agentrl.cli import output
+
+    if fork := record.get("fork"):
+        place = f"behind {fork['call']}" if fork["call"] else f"with turn {fork['turns']}"
+        edited = ", with what a person wrote" if fork["edited"] else ""
+        output.say(f"  {fork['kind']} of {fork['base']}: it goes on {place}{edited}")
+    for name in record.get("forks") or ():
+        output.say(f"  forked: {name}")
 
 
 def _show_turn(turn: Row) -> None:

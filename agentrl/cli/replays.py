@@ -53,7 +53,10 @@ async def replay(
     despite_differences: Annotated[
         bool, typer.Option("--despite-differences", help="Run it even if its session cannot be rebuilt exactly.")
     ] = False,
-    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; kept.", show_default=False)] = "",
+    then: Annotated[
+        str, typer.Option("--then", metavar="fork", help="Fork the records of calls that work now.", show_default=False)
+    ] = "",
+    note: Note = "",
 ) -> ExitCode:
     """Execute recorded tool calls again, and compare the results.
 
@@ -71,6 +74,7 @@ async def replay(
         edit=_arguments(edit) if edit else None,
         allow=tuple(allow or ()),
         despite_differences=despite_differences,
+        then=then,
         note=note,
     )
     return await act(cli, "replay_calls", args)

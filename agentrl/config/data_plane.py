@@ -388,6 +388,8 @@ class Training(Section):
     `sampling.context` tokens each)."""
     denominator: Counted = "all"
     """With `token-mean`: whether tokens that the bounds of `decay` exclude count (`all`) or not (`kept`)."""
+    intervened_share: Annotated[_Share, _SCIENTIFIC_STEP] = 0.05
+    """The greatest share of forks among the records that recent steps trained."""
     max_gradient_norm: Annotated[Number, Field(gt=0, le=1_000)] = 1.0
     """A longer gradient is scaled down."""
     bound: Annotated[_Natural, _NEXT_STEP] = 2

@@ -3,6 +3,7 @@
 Invariants:
 - the oldest admitted group goes first, not the first finished one; groups are never split;
 - a record past the bound never trains, and its group trains without it;
+- forks beyond their share do not train: their groups train without them, or wait if they are forks alone;
 - a group that can never train leaves `ready` immediately, also while there are too few groups for a step: otherwise it
   would hold capacity of admission forever;
 - every decision is a step, a wait with its reason, or the end.
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from agentrl.policies import fork_rules
 from agentrl.policies.freshness import Freshness
 
 
@@ -24,6 +26,8 @@ class ReadyRecord:
     record: str
     age: int
     """From its oldest trained token to the version that the step would start from."""
+    intervened: bool = False
+    """An operator chose it: it is a fork."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class Wanted:
     """Groups without signal that are replaced before a step is taken with fewer groups."""
     last_batch: Literal["take", "leave"] = "take"
     """What happens to a smaller batch at the end of the data."""
+    intervened_share: float = 1.0
+    """The greatest share of forks among the records of this step and those before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,10 @@ class Situation:
     """No Task that could train is queued or admitted any more."""
     hold: str = ""
     """Why no Step may be taken, in words."""
+    trained: int = 0
+    """Records of the steps before."""
+    trained_intervened: int = 0
+    """How many of them were forks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +132,10 @@ def cut(ready: Sequence[ReadyGroup], freshness: Freshness) -> Cut:
 
 def decide(now: Situation, wanted: Wanted, freshness: Freshness) -> Decision:
     """Returns a step, a wait, or the end. The caller requeues `stale_groups` in any case."""
-    left = cut(now.ready, freshness)
+    left, waiting = _within_share(cut(now.ready, freshness), now, wanted)
     if now.hold:
         return Decision("wait", now.hold, stale_groups=left.stale_groups)
-    missing = wanted.groups - len(left.fresh)
+    missing = wanted.groups - len(left.fresh) - waiting
     if missing > 0:
         if now.exhausted and not left.stale_groups:
             return _last(left, wanted)
@@ -136,6 +146,33 @@ def decide(now: Situation, wanted: Wanted, freshness: Freshness) -> Decision:
     if chosen and (why := _held_back(now, freshness)):
         return Decision("wait", why, stale_groups=left.stale_groups, held=True)
     return _step(left, chosen)
+
+
+def _within_share(left: Cut, now: Situation, wanted: Wanted) -> tuple[Cut, int]:
+    """Without the forks that are too many for a step, and how many groups wait because they are forks alone. One that
+    is all there is does not wait, because it holds the capacity that other groups need."""
+    forks = [[record for record in group.records if record.intervened] for group in left.fresh]
+    if not any(forks):
+        return left, 0
+    sizes = [(len(group.records), len(of)) for group, of in zip(left.fresh, forks, strict=True)]
+    allowed = fork_rules.limited(
+        sizes, share=wanted.intervened_share, recent=now.trained, recent_intervened=now.trained_intervened
+    )
+    fresh, out = list[ReadyGroup](), dict(left.stale_records)
+    alone = list[ReadyGroup]()
+    for group, of, most in zip(left.fresh, forks, allowed, strict=True):
+        too_many = {record.record for record in of[most:]}
+        kept = replace(group, records=tuple(one for one in group.records if one.record not in too_many))
+        if kept.records:
+            fresh.append(kept)
+            out[group.task] = (*left.stale_records[group.task], *sorted(too_many))
+        else:
+            alone.append(group)
+    if alone and not fresh and wanted.intervened_share > 0:
+        first = alone.pop(0)
+        fresh.append(replace(first, records=first.records[:1]))
+        out[first.task] = (*left.stale_records[first.task], *(one.record for one in first.records[1:]))
+    return replace(left, fresh=tuple(fresh), stale_records=out), len(alone)
 
 
 def _last(left: Cut, wanted: Wanted) -> Decision:

@@ -386,6 +386,8 @@ class ReplayCalls(Args, frozen=True):
     """Tools with effects outside of the session that may run, as `server.tool`."""
     despite_differences: bool = False
     """Run the call even if an earlier call, which rebuilds the session, returns something else than then."""
+    then: str = ""
+    """`fork`: fork the records of calls that work now."""
     note: str = ""
 
     def problem(self) -> str:
@@ -393,6 +395,8 @@ class ReplayCalls(Args, frozen=True):
             return "replay needs either ids of tool calls or a filter."
         if self.edit is not None and len(set(self.calls)) != 1:
             return "Edited arguments belong to one call; name exactly one."
+        if self.then not in ("", "fork"):
+            return "What follows a replay can only be `fork`."
         if not 1 <= self.times <= 20:
             return "A call is replayed 1 to 20 times."
         if len(self.calls) > MOST_REPLAYS:

@@ -68,8 +68,9 @@ class Dispatcher:
         }
         self.changes: dict[str, Change] = {}
         if sources is not None:
-            self.changes |= Changes(database, settings, sources).table | ReplayChanges(database, replays).table
-            self.changes |= ForkChanges(database, settings, replays).table
+            forks = ForkChanges(database, settings, replays)
+            self.changes |= Changes(database, settings, sources).table | forks.table
+            self.changes |= ReplayChanges(database, replays, forks).table
 
     async def answer(self, question: AskUnit) -> Any:
         spec = COMMANDS.get(question.name)

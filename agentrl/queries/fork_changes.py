@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from agentrl.errors import AgentrlError, RefusedError, UsageError
 from agentrl.formatting.amounts import counted
 from agentrl.formatting.sentences import few
-from agentrl.policies.status_tables import ReplayStatus
+from agentrl.policies.replay_verdicts import CallResult, Verdict, fault_of
+from agentrl.policies.status_tables import ReplayStatus, ToolCallStatus
 from agentrl.protocol.data_commands import Done, ExcludeRecords, ExcludeReplayed, ForkRecords, KeepReplays
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.knob import KnobValue
@@ -27,7 +29,8 @@ from agentrl.steward.settings import StewardSettings
 from agentrl.store import forks, replays, tasks
 from agentrl.store.database import Database
 from agentrl.store.documents import Fork
-from agentrl.store.replay_documents import Replay
+from agentrl.store.replay_documents import Replay, ReplayedCall
+from agentrl.store.replays import RecordedCall
 
 _DECIDED = (ReplayStatus.KEPT, ReplayStatus.EXCLUDED, ReplayStatus.FORKED)
 
@@ -91,7 +94,7 @@ class ForkChanges:
         lines, kinds, made = list[str](), Counter[str](), list[str]()
         for one in wanted:
             try:
-                kind, id, line = await self._fork_one(one, args.note, operation)
+                kind, id, line = await self.fork_one(one, args.note, operation)
             except AgentrlError as why:
                 if len(wanted) == 1:
                     raise
@@ -102,7 +105,7 @@ class ForkChanges:
         result: dict[str, KnobValue] = {**kinds, **({"forked": made[0]} if len(made) == 1 else {})}
         return Done(few(lines) if len(lines) > 1 else tuple(lines), result)
 
-    async def _fork_one(self, wanted: Wanted, note: str, operation: AskUnit) -> tuple[str, str, str]:
+    async def fork_one(self, wanted: Wanted, note: str, operation: AskUnit) -> tuple[str, str, str]:
         """The kind of what became of it, its id, and a sentence."""
         planner = ForkPlanner(self._database, self._settings(), self._servers)
         place = _by(await planner.place(wanted), operation, note)
@@ -123,6 +126,20 @@ class ForkChanges:
             fields = {"forked": done, "decision": note}
             await replays.decide(self._database, wanted.replay, ReplayStatus.FORKED, by=operation.id, fields=fields)
         return kind, done, f"{kind}: {done} goes on from {place.base}"
+
+    async def summary_if_fixed(self, calls: Sequence[RecordedCall]) -> tuple[str, ...]:
+        """What forks would be, if these calls worked now."""
+        planner = ForkPlanner(self._database, self._settings(), self._servers)
+        plans = []
+        for one in calls:
+            fixed = Replay(
+                call=one.call.id, record=one.record, task=one.task, turn=one.turn, status=ReplayStatus.JUDGED
+            )
+            fixed.verdict, fixed.fault = Verdict.FIXED, fault_of(CallResult(one.call.status), Verdict.FIXED)
+            fixed.runs = [ReplayedCall(status=ToolCallStatus.OK)]
+            with suppress(AgentrlError):
+                plans.append(await planner.plan(Wanted(replay=fixed)))
+        return _summary(plans)
 
     # ---- other decisions on replays ----
 

@@ -17,13 +17,17 @@ from msgspec.structs import replace
 
 from agentrl.errors import AgentrlError, RefusedError, UnavailableError
 from agentrl.formatting.amounts import counted
+from agentrl.formatting.sentences import few
+from agentrl.policies.replay_verdicts import Verdict
 from agentrl.policies.status_tables import ReplayStatus
 from agentrl.protocol.data_commands import ContinueReplays, Done, ListRows, ReplayCalls, StopReplays
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.queries import pages
+from agentrl.queries.fork_changes import ForkChanges
 from agentrl.queries.operator_changes import Change
+from agentrl.steward.fork_plans import Wanted
 from agentrl.steward.replay_plans import ReplayPlan
 from agentrl.steward.replays import ReplayRunner, then_of
 from agentrl.store import replays
@@ -32,6 +36,7 @@ from agentrl.store.replay_documents import Replay
 
 SHOWN = 5
 MOST_LINES = 50
+WORK_NOW = (Verdict.FIXED, Verdict.FLAKY)
 OPEN = (ReplayStatus.QUEUED, ReplayStatus.PREPARING, ReplayStatus.REPLAYING)
 
 
@@ -43,8 +48,9 @@ class _Planned:
 
 
 class ReplayChanges:
-    def __init__(self, database: Database, runner: ReplayRunner | None) -> None:
+    def __init__(self, database: Database, runner: ReplayRunner | None, forks: ForkChanges) -> None:
         self._database = database
+        self._forks = forks
         self._runner = runner
         self.table: dict[str, Change] = {
             "replay_calls": Change(self._preview, self._replay),
@@ -56,6 +62,7 @@ class ReplayChanges:
 
     async def _preview(self, args: ReplayCalls) -> Effect:
         planned = await self._plan(args)
+        changes = await self._sentences(args, planned.plans)
         loses = [
             f"{tool} acts outside of its session, and is called {counted(count * args.times, 'times')}"
             for tool, count in _outside_calls(planned.plans).items()
@@ -63,10 +70,13 @@ class ReplayChanges:
         notes = ["the recorded calls and their records stay as they are"]
         if args.edit is not None:
             notes.append("the arguments are edited, so the result can never repair the record")
+        if args.then:
+            calls = [plan.call for plan in planned.plans]
+            changes += tuple(f"if it works now: {sentence}" for sentence in await self._forks.summary_if_fixed(calls))
         if planned.refused:
             are = "is" if len(planned.refused) == 1 else "are"
             notes.append(f"{counted(len(planned.refused), 'calls')} {are} left out: {planned.refused[0]}")
-        return Effect(changes=await self._sentences(args, planned.plans), loses=tuple(loses), notes=tuple(notes))
+        return Effect(changes=changes, loses=tuple(loses), notes=tuple(notes))
 
     async def _sentences(self, args: ReplayCalls, plans: Sequence[ReplayPlan]) -> tuple[str, ...]:
         assert self._runner is not None
@@ -132,7 +142,22 @@ class ReplayChanges:
             wanted = [await self._wanted(args, operation, place, plan) for place, plan in enumerate(planned.plans)]
             await replays.insert(self._database, wanted)
             queued = await replays.of_operation(self._database, operation.id)
-        return _done(queued)
+        forked = await self._fork_fixed(queued, args.note, operation) if args.then else []
+        return _done(queued, forked)
+
+    async def _fork_fixed(self, queued: Sequence[Replay], note: str, operation: AskUnit) -> list[str]:
+        """A sentence for each call that works now."""
+        lines = []
+        for replay in queued:
+            undecided = replay.status == ReplayStatus.JUDGED or replay.decided_by == operation.id
+            if replay.verdict not in WORK_NOW or not undecided:
+                continue
+            try:
+                _, _, line = await self._forks.fork_one(Wanted(replay=replay), note, operation)
+            except AgentrlError as why:
+                line = why.message
+            lines.append(line)
+        return lines
 
     async def _wanted(self, args: ReplayCalls, operation: AskUnit, place: int, plan: ReplayPlan) -> Replay:
         call = plan.call.call
@@ -204,7 +229,7 @@ def _outside_calls(plans: Sequence[ReplayPlan]) -> Counter[str]:
     )
 
 
-def _done(chosen: Sequence[Replay]) -> Done:
+def _done(chosen: Sequence[Replay], forked: Sequence[str] = ()) -> Done:
     """The state of an operation: under way as long as a replay that is not stopped has not ended."""
     left = [one for one in chosen if one.status in OPEN and not (one.stopped and one.status == ReplayStatus.QUEUED)]
     ended = [one for one in chosen if one.status not in OPEN]
@@ -213,6 +238,7 @@ def _done(chosen: Sequence[Replay]) -> Done:
     lines = [_line(one) for one in ended[:MOST_LINES]]
     if len(ended) > MOST_LINES:
         lines.append(f"{len(ended) - MOST_LINES} more: agentrl replays list --filter operation={chosen[0].operation}")
+    lines += few(forked)
     if stopped := len(chosen) - len(ended):
         lines.append(
             f"{counted(stopped, 'replays')} stopped before they began: agentrl replays continue {chosen[0].operation}"

@@ -22,6 +22,8 @@ from agentrl.store.documents import TRAINS, DBRecordData, Share, Step, Task, loa
 from agentrl.store.update_expressions import NOW, seconds_since, setting
 
 DEATHS_REMEMBERED = 100
+STEPS_LOOKED_AT = 50
+"""For the share of forks among the records that train."""
 
 
 class LineageClosedError(ConflictError):
@@ -76,6 +78,18 @@ def _records_of(task: Task, data: Mapping[str, DBRecordData]) -> list[DBRecordDa
         for share in task.shares
         if share.record in data
     ]
+
+
+async def recently_trained(database: Database) -> tuple[int, int]:
+    """How many records the last committed steps trained, and how many of them were forks."""
+    stages: list[Plain] = [
+        {"$match": {"status": StepStatus.COMMITTED}},
+        {"$sort": {"step": -1}},
+        {"$limit": STEPS_LOOKED_AT},
+        {"$group": {"_id": None, "records": {"$sum": {"$size": "$records"}}, "forks": {"$sum": "$intervened"}}},
+    ]
+    found = await database.aggregate("Step", stages)
+    return (int(found[0]["records"]), int(found[0]["forks"])) if found else (0, 0)
 
 
 class Flying(NamedTuple):

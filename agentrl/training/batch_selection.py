@@ -73,6 +73,8 @@ async def look(
     # Read after the groups: the next look finds a group that became ready in between.
     enough = sum(group.signal for group in groups) >= plan.groups
     exhausted = not enough and await _exhausted(database, place, plan) and not await _newly_ready(database, found)
+    has_forks = any(data.intervened for one in found for data in one.records)
+    trained, intervened = await steps.recently_trained(database) if has_forks else (0, 0)
     situation = Situation(
         ready=groups,
         under_way=under_way,
@@ -80,10 +82,16 @@ async def look(
         waited_s=place.waited_s,
         exhausted=exhausted,
         hold=hold,
+        trained=trained,
+        trained_intervened=intervened,
     )
     decision = None if hold else suspicion.decide(ready, groups, plan.freshness)
     if decision is None:
-        decision = batch_cut.decide(situation, Wanted(groups=plan.groups, max_refill=plan.groups), plan.freshness)
+        decision = batch_cut.decide(
+            situation,
+            Wanted(groups=plan.groups, max_refill=plan.groups, intervened_share=plan.intervened_share),
+            plan.freshness,
+        )
     return Look(decision, ready)
 
 
@@ -155,5 +163,7 @@ async def _newly_ready(database: Database, found: list[Ready]) -> bool:
 
 def _group(one: Ready, place: Place) -> ReadyGroup:
     tree, base = place.tree, place.version
-    records = tuple(ReadyRecord(data.id, tree.staleness(data.trained_versions, base)) for data in one.records)
+    records = tuple(
+        ReadyRecord(data.id, tree.staleness(data.trained_versions, base), data.intervened) for data in one.records
+    )
     return ReadyGroup(one.task.id, one.task.admitted_order, one.task.signal, records, one.task.environment)

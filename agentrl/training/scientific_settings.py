@@ -24,12 +24,15 @@ def settings_of(plan: Plan, tasks: Iterable[Task]) -> Settings:
         "clip_low": plan.loss.clip_low,
         "clip_high": plan.loss.clip_high,
         "strategy": plan.freshness.strategy,
+        "intervened_share": plan.intervened_share,
     }
     if plan.loss.decay is not None:
         decay = plan.loss.decay
         found |= {"decay_epsilon": decay.epsilon, "decay_extra": decay.extra, "decay_cap": decay.cap}
         found["decay_out_of_date_decay"] = decay.out_of_date_decay
-    newest = max(tasks, key=lambda task: task.admitted_order, default=None)
+    # How often a fork is sampled is no setting.
+    usual = [task for task in tasks if task.fork is None]
+    newest = max(usual, key=lambda task: task.admitted_order, default=None)
     if newest is not None:
         found["n"] = newest.n
         found |= {name: newest.sampling[name] for name in _OF_SAMPLING if name in newest.sampling}

@@ -259,6 +259,7 @@ class Trainer:
             tasks=[group.task for group in chosen.groups],
             filtered=list(chosen.filtered),
             records=[record.record for group in chosen.groups for record in group.records],
+            intervened=sum(record.intervened for group in chosen.groups for record in group.records),
             bounds={name: plan.freshness.of(name).oldest for name in {group.environment for group in chosen.groups}},
         )
         # A lease whose confirmation was lost is released before the next one is taken.

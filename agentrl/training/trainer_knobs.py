@@ -45,6 +45,8 @@ class Plan:
     publish_every: int
     checkpoint_every: int
     evaluate_every: int
+    intervened_share: float = 1.0
+    """The greatest share of forks among the records that train."""
     normalise: bool = False
     """Whether advantages are normalized within each environment."""
     decays_by_time: bool = False
@@ -144,6 +146,7 @@ class Knobs:
         self._decay = DecayKnobs(unit, config)
         self._groups = self._count("groups", self._preview_groups)
         self._rate, self._low, self._high = map(self._number, ("learning_rate", "clip_low", "clip_high"))
+        self._intervened = self._number("intervened_share")
         self._optimizer_steps = self._count("optimizer_steps", self._preview_optimizer_steps)
         self._publish = self._count("publish_every", self._preview_publish_every)
         self._checkpoint, self._evaluate = self._count("checkpoint_every"), self._count("evaluate_every")
@@ -224,6 +227,7 @@ class Knobs:
             publish_every=self._publish.take(),
             checkpoint_every=self._checkpoint.take(),
             evaluate_every=self._evaluate.take(),
+            intervened_share=self._intervened.take(),
             normalise=training.normalise,
             decays_by_time=decays and training.decay.per == "second",
         )

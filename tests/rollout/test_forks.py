@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.errors import RefusedError, UsageError
+from agentrl.errors import RefusedError
 from agentrl.policies.outcomes import Outcome
-from agentrl.policies.status_tables import Actor, ReplayStatus
-from agentrl.protocol.data_commands import Done, ForkRecords
+from agentrl.policies.status_tables import Actor
+from agentrl.protocol.data_commands import Done, ExcludeReplayed, ForkRecords, KeepReplays, ReplayCalls
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages.served_commands import AskUnit
@@ -22,10 +22,10 @@ from agentrl.rollout.episode import Episode
 from agentrl.steward import admission, group_upkeep
 from agentrl.steward.replays import ReplayRunner
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
-from agentrl.store import accounting, forks, replays, tasks
+from agentrl.store import accounting, forks, owners, replays, tasks
 from agentrl.store import calls as call_store
 from agentrl.store.documents import DBRecordData, Record, Task
-from agentrl.store.replay_documents import Replay, ReplayedCall
+from agentrl.store.replay_documents import Replay
 from agentrl.training.batch_assembly import trajectory_of
 from tests.rollout.actors import Prompt
 from tests.rollout.conftest import TOKEN, Stage, configuration, unruly_tools
@@ -283,22 +283,48 @@ async def test_another_sampler_goes_on_with_a_fork_and_its_session(stage: Stage,
     assert (record.turns, made) == (4, ["tick 1", "found", "tick 2"])
 
 
-async def test_fork_from_a_replay_has_its_result(stage: Stage, down: Line) -> None:
-    task, base = await failed_search(stage, down)
-    (call,) = [one for one in await stage.tool_calls() if one.tool == "search"]
-    replay = Replay(id=f"{call.id}~1", operation="op-0", call=call.id, record=base.id, task=task.id, turn=1)
-    replay.status, replay.verdict, replay.fault = ReplayStatus.JUDGED, "fixed", "infrastructure"
-    replay.runs = [ReplayedCall(call=call.id, status="ok", result="found")]
-    await replays.insert(stage.db, [replay])
-    await stage.db.update_many("Replay", {}, {"$set": {"status": "judged"}})
+async def test_calls_that_work_now_are_replayed_and_their_records_forked(stage: Stage, down: Line) -> None:
+    _, base = await failed_search(stage, down)
+    wanted = ReplayCalls(filter="tool=search", then="fork")
+    effect: Effect = await ask(stage, "replay_calls", wanted, dry_run=True)
+    assert effect.changes[-1] == "if it works now: 1 record of 1 group is repaired: forks take their seats"
     down.mend()
-    id = await fork(stage, replays=(replay.id,))
-    found = await replays.get(stage.db, replay.id)
-    assert (found.status, found.forked) == ("forked", id)
+    await owners.Lease(stage.db, "steward-0.1", unit="steward-0", role="steward").open()
+    runner = ReplayRunner(stage.db, stage.config.tools, owner="steward-0.1", token=TOKEN)
+    replaying = asyncio.create_task(runner.run())
+
+    async def over() -> Done | None:
+        done: Done = await ask(stage, "replay_calls", wanted)
+        return None if done.under_way else done
+
+    done: Done = await aeventually(over, what="the replay and the fork are over")
+    assert done == await over(), "the operation may be repeated"
+    runner.stop()
+    await replaying
+    (id,) = (await of_record(stage, base.id)).forks
+    assert any(f"repair: {id} goes on from {base.id}" in line for line in done.lines)
+    (replay,) = await stage.all(Replay)
+    assert (replay.status, replay.forked, replay.verdict) == ("forked", id, "fixed")
     async with stage.sampler("sampler-1.1"):
         record = await scored(stage, id)
     assert record.fork is not None
-    assert (record.fork.kind, record.fork.replay) == ("repair", replay.id)
-    assert record.turns == 4
-    with pytest.raises(UsageError, match="did not fail"):
-        await preview(stage, id)
+    assert (record.fork.kind, record.fork.replay, record.turns) == ("repair", replay.id, 4)
+
+
+async def test_replay_is_kept_or_its_record_excluded_once(stage: Stage) -> None:
+    await stage.engine(lambda prompt: "<answer>3</answer>")
+    task = await stage.task(n=3)
+    async with stage.sampler("sampler-0.1"):
+        await stage.ended(count=3)
+    record = f"{task.id}#r1.s0.a1"
+    for name in ("one", "two"):
+        made = Replay(id=f"{record}/000.0~{name}", operation=name, call=f"{record}/000.0", record=record, task=task.id)
+        await replays.insert(stage.db, [made])
+    await stage.db.update_many("Replay", {}, {"$set": {"status": "judged", "verdict": "different"}})
+    await ask(stage, "keep_replays", KeepReplays(ids=("one",), note="as it should be"))
+    with pytest.raises(RefusedError, match="is kept: there is nothing to decide"):
+        await ask(stage, "exclude_replayed", ExcludeReplayed(ids=("one",)), id="op-2")
+    await ask(stage, "exclude_replayed", ExcludeReplayed(ids=("two",)), id="op-3")
+    found = {replay.operation: (replay.status, replay.decision) for replay in await stage.all(Replay)}
+    assert found == {"one": ("kept", "as it should be"), "two": ("excluded", "")}
+    assert (await of_record(stage, record)).status == "excluded"

@@ -20,6 +20,7 @@ from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.wire import raw
 from agentrl.queries.dispatcher import Dispatcher
+from agentrl.queries.fork_changes import ForkChanges
 from agentrl.queries.replay_changes import ReplayChanges
 from agentrl.steward.replays import ReplayRunner, _Execution
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
@@ -498,6 +499,7 @@ async def test_plans_of_many_replays_hold_no_results_of_earlier_calls(house: Sta
     made = await house(steward=False)
     ids = await recorded(db, *[("echo", {"text": "x"}, "ok", "x" * 1000)] * 3)
     runner = ReplayRunner(db, made.servers, owner="steward-0.1", token=TOKEN)
-    planned = await ReplayChanges(db, runner)._plan(ReplayCalls(calls=tuple(ids)))
+    forks = ForkChanges(db, lambda: StewardSettings(environments={}), runner)
+    planned = await ReplayChanges(db, runner, forks)._plan(ReplayCalls(calls=tuple(ids)))
     assert [len(plan.rebuild) for plan in planned.plans] == [0, 1, 2]
     assert {one.call.result for plan in planned.plans for one in plan.rebuild} == {""}
