@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -89,6 +90,8 @@ class ReplayRunner:
         self._closing: set[asyncio.Task[None]] = set()
         self._freed_at = float("-inf")
         self._stopping = asyncio.Event()
+        self._look = asyncio.Event()
+        """A replay ended, or none is to be taken any more."""
 
     async def run(self) -> None:
         """Until `stop` is called, or it is cancelled."""
@@ -100,7 +103,8 @@ class ReplayRunner:
                     log.warning("replays wait: %s", away.message)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
-                        await self._stopping.wait()
+                        await self._look.wait()
+                self._look.clear()
             if self._running:
                 await asyncio.wait(self._running.values(), timeout=STOPPED_WITHIN_S)
         finally:
@@ -114,6 +118,7 @@ class ReplayRunner:
     def stop(self) -> None:
         """Take no more; replays under way may end."""
         self._stopping.set()
+        self._look.set()
 
     async def _take_all(self) -> None:
         if time.monotonic() >= self._freed_at + FREE_ORPHANS_EVERY_S:
@@ -129,7 +134,12 @@ class ReplayRunner:
                 return
             key = (replay.id, replay.attempt)
             task = self._running[key] = asyncio.create_task(self._guarded(replay), name=f"replay {replay.id}")
-            task.add_done_callback(lambda _, key=key: self._running.pop(key, None))  # type: ignore[misc]
+            task.add_done_callback(partial(self._ended, key))
+
+    def _ended(self, key: tuple[str, int], _: asyncio.Task[None]) -> None:
+        self._running.pop(key, None)
+        # The next one takes the place at once.
+        self._look.set()
 
     async def _guarded(self, replay: Replay) -> None:
         """Run a replay; it is put back if it is interrupted."""

@@ -32,6 +32,7 @@ BENCHMARKS = {
     "records": "tests.benchmarks.claims",
     "large": "tests.benchmarks.large_run",
     "calls": "tests.benchmarks.call_lists",
+    "replay": "tests.benchmarks.replays",
     "overhead": "tests.benchmarks.overhead",
     "demo": "tests.benchmarks.demo_learning",
 }

@@ -16,7 +16,7 @@ import pytest
 from agentrl.store import accounting, indexes, lists
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import connect
-from tests.benchmarks import call_lists, claims, finished_run, large_run, many_units, one_process, storage
+from tests.benchmarks import call_lists, claims, finished_run, large_run, many_units, one_process, replays, storage
 from tests.benchmarks.coordinator_with_fake_units import fake_fleet
 from tests.benchmarks.episodes import Sampler, Shape, prepare
 from tests.benchmarks.report import Outcome, as_markdown
@@ -92,6 +92,18 @@ async def test_large_run_agrees_and_is_exported_whole(mongo_url: str) -> None:
     finally:
         await database.drop()
         await database.close()
+
+
+async def test_benchmark_of_replays_replays_each_call_once(
+    mongo_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replays, "REPLAYS", 3)
+    monkeypatch.setattr(replays, "CALL_S", 0.01)
+    monkeypatch.setattr(replays, "IN_TURN", 1)
+    outcome = Outcome("replays")
+    await replays._measure(mongo_url, tmp_path, outcome)
+    assert outcome.lines[0].what == "at the same time"
+    assert (tmp_path / "notes").read_text().count("begun") == 2 * (3 + 1)
 
 
 async def test_pages_of_calls_are_those_of_the_queries_by_hand(mongo_url: str) -> None:
