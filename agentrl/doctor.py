@@ -217,7 +217,7 @@ def check_mongod(*, needed: bool) -> Check:
 
 def check_sandboxes(servers: Mapping[str, ToolServer]) -> Iterator[Check]:
     """Whether tool servers get their sandboxes here; without a run, whether they can."""
-    kinds = {name: each.sandbox for name, each in servers.items() if not each.url} or {"": Sandbox()}
+    kinds = {name: each.sandbox for name, each in servers.items() if not each.address} or {"": Sandbox()}
     weaker = {name: lacks for name, sandbox in kinds.items() if (lacks := sandbox_choice.choose(sandbox).lacks)}
     for name, lacks in weaker.items():
         what, _, cure = lacks.partition("; ")

@@ -42,8 +42,9 @@ async def main(unit: Unit) -> None:
     if unit.state_dir is None:
         raise ConfigError("A toolbox needs the state directory of its run.", hint="Start it with `agentrl up`.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    # The SDK logs tracebacks for what servers do wrong; the toolbox logs one sentence.
     for noisy in ("mcp", "httpx2"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
     config = run_database.configuration(unit.run_dir)
     name = f"{unit.name}.{unit.incarnation}"
     # No episode takes longer, so a session without calls for this long belongs to a dead sampler.

@@ -42,6 +42,7 @@ _Positive = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 _Natural = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 _Share = Annotated[Number, Field(ge=0, le=1)]
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_ADDRESS = re.compile(r"https?://[^\s/]")
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _SECRET_HEADERS = frozenset(["authorization", "cookie", "proxy-authorization"])
 _Rate = Annotated[Number, Field(gt=0, le=10)]
@@ -142,10 +143,12 @@ class ToolServer(Section):
     """With `command`: working directory, relative to the run file; empty means the directory of the run file."""
     url: str = ""
     """The address of a server over streamable HTTP."""
+    sse: str = ""
+    """The address of a server over SSE, the older transport of MCP."""
     token: Secret = None
-    """With `url`: a reference to its token, `env:NAME` or `file:PATH`; sent as `Authorization: Bearer`."""
+    """With an address: a reference to its token, `env:NAME` or `file:PATH`; sent as `Authorization: Bearer`."""
     headers: Env = Field(default_factory=dict)
-    """With `url`: headers of every request. Secrets are references: `env:NAME` or `file:PATH`."""
+    """With an address: headers of every request. Secrets are references: `env:NAME` or `file:PATH`."""
     env: Env = Field(default_factory=dict)
     """Environment of the server, in addition to the few inherited variables. Secrets are references: `env:NAME` or
     `file:PATH`."""
@@ -162,7 +165,7 @@ class ToolServer(Section):
     timeout_s: Seconds = 30.0
     """How long one call may take."""
     calls: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 0
-    """Calls at the same time, of all episodes; others wait. 0: 32, or 16 behind a URL."""
+    """Calls at the same time, of all episodes; others wait. 0: 32, or 16 behind an address."""
     queue_s: Annotated[Seconds, Field(le=40)] = 30.0
     """How long a call waits for others; then it is refused (HTTP 429). Samplers repeat it for ten minutes."""
     timeout_means: Blame = "infrastructure"
@@ -182,8 +185,13 @@ class ToolServer(Section):
     """A longer result keeps its beginning and its end."""
 
     @property
+    def address(self) -> str:
+        """Where a server runs that the toolbox does not start; empty for one with a command."""
+        return self.url or self.sse
+
+    @property
     def start_command(self) -> tuple[str, ...]:
-        """The command of a server over stdio; empty for a server behind a URL."""
+        """The command of a server over stdio; empty for a server behind an address."""
         return self.command or own_tool_servers.command_of(
             self.functions, self.shipped, corpus=self.corpus, workspace=self.workspace, timeout_s=self.timeout_s
         )
@@ -195,7 +203,7 @@ class ToolServer(Section):
 
     @model_validator(mode="after")
     def _one_transport(self) -> ToolServer:
-        if problem := problems_in_one_of(self, ("command", "functions", "shipped", "url")):
+        if problem := problems_in_one_of(self, ("command", "functions", "shipped", "url", "sse")):
             raise ValueError(problem)
         if problem := own_tool_servers.problem_of(
             self.functions,
@@ -206,16 +214,18 @@ class ToolServer(Section):
             sandbox=self.sandbox.kind,
         ):
             raise ValueError(problem)
-        if self.url and self.cwd:
+        if self.address and not _ADDRESS.match(self.address):
+            raise ValueError(f"{self.address!r} is no address; one begins with http:// or https://")
+        if self.address and self.cwd:
             raise ValueError("cwd is for a server with a command")
-        if self.url and self.sandbox != Sandbox():
-            raise ValueError("sandbox is for a server with a command; one behind a url runs elsewhere")
+        if self.address and self.sandbox != Sandbox():
+            raise ValueError("sandbox is for a server with a command; one behind an address runs elsewhere")
         if self.python and self.npm:
             raise ValueError("has python and npm; a server has packages of one kind")
         if (self.python or self.npm) and (not self.command or self.sandbox.kind == "container"):
             raise ValueError("python and npm are for a server with a command whose sandbox is not a container")
-        if not self.url and (self.token or self.headers):
-            raise ValueError("token and headers are for a server with a url; others get their secrets by env")
+        if not self.address and (self.token or self.headers):
+            raise ValueError("token and headers are for a server with an address; others get their secrets by env")
         if self.try_again and "outside" in self.effects.values():
             outside = ", ".join(name for name, effect in self.effects.items() if effect == "outside")
             raise ValueError(f"try_again calls tools twice, and effects says that {outside} acts outside the session")

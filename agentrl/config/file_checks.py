@@ -107,7 +107,7 @@ def _may_register(node: ast.Import | ast.ImportFrom) -> bool:
 
 def problem_of_server(name: str, server: ToolServer, run_dir: Path) -> ConfigError | None:
     """The reason why the command of a tool server cannot be started, or None."""
-    if server.url:
+    if server.address:
         return None
     if problem := _problem_of_own_server(name, server):
         return problem

@@ -233,7 +233,7 @@ def _data_paths(config: RunConfig, beside: Callable[[str], str]) -> dict[str, ob
         name: each.model_copy(update={"dataset": beside(each.dataset), "evaluation": beside(each.evaluation)})
         for name, each in config.environments.items()
     }
-    tools = {name: server if server.url else _tool_paths(server, beside) for name, server in config.tools.items()}
+    tools = {name: server if server.address else _tool_paths(server, beside) for name, server in config.tools.items()}
     model = config.model and config.model.model_copy(update={"path": beside(config.model.path)})
     # A word without a slash is looked for on the PATH.
     python = config.engines.python

@@ -24,6 +24,7 @@ from agentrl.toolbox.mcp_connection import (
     Connection,
     ConnectionFailedError,
     ServerFaultError,
+    SessionForgottenError,
 )
 from agentrl.toolbox.result_text import cut, declared_fault, text_of
 
@@ -38,7 +39,7 @@ async def call_server(
     call: str,
     timeout_s: float,
 ) -> CallAnswer:
-    """Call a tool; every failure of the server becomes an answer."""
+    """Call a tool; every failure of the server becomes an answer. Raises SessionForgottenError."""
     means: Blame
     meta = {SESSION_KEY: session, CALL_KEY: call} if config.session == "keyed" else {}
     try:
@@ -52,6 +53,8 @@ async def call_server(
         return _failed(
             "lost", failed.message, "server", crash_means=config.crash_means, most_chars=config.result_max_chars
         )
+    except SessionForgottenError:
+        raise
     except ConnectionFailedError as gone:
         means = config.crash_means if gone.alone else "infrastructure"
         lost = _failed("lost", gone.message, "server", crash_means=means)

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import AsyncIterator
-
-import httpx2
 
 _HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -19,7 +16,6 @@ _ESCAPE = re.compile(
     rf"{_HIGH}{_LOW}|(?P<unfinished>(?:{_HIGH}(?:{_BEGUN})?|{_BEGUN})\Z)|(?P<half>{_HIGH}|{_LOW})|\\.", re.DOTALL
 )
 """Each escape of a JSON string. An escape at the end of a piece may go on in the next piece."""
-_JSON_TYPES = ("application/json", "text/event-stream")
 
 
 class WholeCharacters:
@@ -47,28 +43,3 @@ class WholeCharacters:
 def in_whole_characters(message: bytes) -> bytes:
     whole = WholeCharacters()
     return whole.feed(message) + whole.end()
-
-
-class _WholeStream(httpx2.AsyncByteStream):
-    """The body of a response, decompressed and in whole characters."""
-
-    def __init__(self, encoded: httpx2.Response) -> None:
-        self._encoded = encoded
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        whole = WholeCharacters()
-        async for piece in self._encoded.aiter_bytes():
-            yield whole.feed(piece)
-        yield whole.end()
-
-    async def aclose(self) -> None:
-        await self._encoded.aclose()
-
-
-async def replace_in_response(response: httpx2.Response) -> None:
-    """A response hook of an HTTP client, for messages that are read whole and for events."""
-    if not response.headers.get("content-type", "").lower().startswith(_JSON_TYPES):
-        return
-    encoded = httpx2.Response(response.status_code, headers=response.headers, stream=response.stream)
-    response.stream = _WholeStream(encoded)
-    response.headers.pop("content-encoding", None)

@@ -4,7 +4,7 @@ Invariants:
 - One task enters and leaves a client.
 - A connection ends once, with a reason, and ends all its calls.
 - A call has a deadline, whatever the server does.
-- A failed call raises one of four errors, which decide whose fault it is.
+- A failed call raises one of five errors, which decide whose fault it is.
 """
 
 from __future__ import annotations
@@ -12,22 +12,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
 from typing import Any, cast
 
 import anyio
-import httpx2
 import mcp_types as types
 from mcp import Client, MCPError
-from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from pydantic import ValidationError
 
 from agentrl.errors import AgentrlError
 from agentrl.toolbox.api_messages import ToolInfo
-from agentrl.toolbox.half_characters import replace_in_response
-from agentrl.toolbox.stdio_transport import TOO_LONG, Activity, ServerProcess
+from agentrl.toolbox.http_peer import SENT, HttpPeer, Sent
+from agentrl.toolbox.stdio_transport import TOO_LONG, ServerProcess
 
 log = logging.getLogger("toolbox")
 START_WITHIN_S = 60.0
@@ -36,8 +34,6 @@ ANSWER_WITHIN_S = 5.0
 BUSY_AT_MOST_S = 60.0
 """How long a server that writes or computes may take."""
 LEAVE_WITHIN_S = 10.0
-MOST_EVENT_BYTES = 160 << 20
-"""Of a server behind a URL."""
 _LATE_S = 2.0
 _MOST_TOOLS = 10_000
 SESSION_KEY = "agentrl/session"
@@ -53,6 +49,10 @@ class ConnectionFailedError(AgentrlError):
     """No other call ran that could have killed the server."""
 
 
+class SessionForgottenError(ConnectionFailedError):
+    """The server does not know the connection any more. The call did not run."""
+
+
 class CallTimedOutError(AgentrlError):
     """The server did not answer in time."""
 
@@ -63,37 +63,6 @@ class ServerFaultError(AgentrlError):
 
 class CallRejectedError(AgentrlError):
     """The server rejected the arguments or the tool, or the answer is too long."""
-
-
-class HttpPeer:
-    """A server behind a URL. Only a request shows that it is gone."""
-
-    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
-        self._url = url
-        self._headers = dict(headers)
-        self.ended = asyncio.Event()
-
-    advice = ""
-
-    @property
-    def story(self) -> str:
-        return f"at {self._url}"
-
-    @property
-    def activity(self) -> Activity:
-        return Activity()
-
-    @asynccontextmanager
-    async def connected(self) -> AsyncIterator[Any]:
-        # A finite pool of connections deadlocks: every session holds one open for events.
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-        timeout = httpx2.Timeout(30.0, read=None)
-        hooks = {"response": [replace_in_response]}
-        async with (
-            httpx2.AsyncClient(headers=self._headers, limits=limits, timeout=timeout, event_hooks=hooks) as http,
-            streamable_http_client(self._url, http_client=http, max_sse_event_size=MOST_EVENT_BYTES) as streams,
-        ):
-            yield streams
 
 
 class _Running:
@@ -164,7 +133,7 @@ class Connection:
     async def call(
         self, tool: str, arguments: dict[str, Any], *, meta: Mapping[str, Any], timeout_s: float
     ) -> types.CallToolResult:
-        """Raises CallTimedOutError, ServerFaultError, CallRejectedError, ConnectionFailedError."""
+        """Raises CallTimedOutError, ServerFaultError, CallRejectedError, or a kind of ConnectionFailedError."""
         if self._client is None or self.gone.is_set():
             raise ConnectionFailedError(self._gone_sentence())
         running = _Running()
@@ -174,6 +143,8 @@ class Connection:
                 other.alone = False
         self.calls += 1
         began = time.monotonic()
+        sent = Sent()
+        of_this_call = SENT.set(sent)
         try:
             # The SDK's timeout begins after the request was written; this one also covers a server that does not read.
             async with asyncio.timeout(timeout_s + _LATE_S):
@@ -183,6 +154,7 @@ class Connection:
                 self._answered += 1
                 return answer
         except MCPError as failed:
+            self._raise_if_refused(tool, sent)
             if failed.code == types.REQUEST_TIMEOUT and time.monotonic() - began >= 0.9 * timeout_s:
                 raise CallTimedOutError(f"{tool} did not answer within {timeout_s:g} s.") from None
             raise self._classified(tool, failed, running) from None
@@ -192,8 +164,10 @@ class Connection:
             # The answer is not a tool result, or violates the schema of the tool.
             raise ServerFaultError(f"{tool} sent an invalid answer: {broken}") from broken
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream) as closed:
+            self._raise_if_refused(tool, sent)
             raise self._gone(running) from closed
         finally:
+            SENT.reset(of_this_call)
             self._running.discard(running)
 
     def doubt(self) -> None:
@@ -335,6 +309,13 @@ class Connection:
         task = asyncio.create_task(work, name=f"tools of {self.name}")
         self._following.add(task)
         task.add_done_callback(self._following.discard)
+
+    def _raise_if_refused(self, tool: str, sent: Sent) -> None:
+        """Raise the error of a call that the server did not take."""
+        if sent.forgotten:
+            raise SessionForgottenError(self._gone_sentence()) from None
+        if sent.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            raise CallRejectedError(f"{tool}: the arguments are longer than the server takes.") from None
 
     def _classified(self, tool: str, failed: MCPError, running: _Running) -> AgentrlError:
         match failed.code:

@@ -24,7 +24,8 @@ from agentrl.sandboxes.network_access import NetworkAccess
 from agentrl.sandboxes.sandbox_choice import sandboxed
 from agentrl.sandboxes.visible_files import Secrets
 from agentrl.toolbox.api_messages import QuotaError, ToolInfo, UnavailableError
-from agentrl.toolbox.mcp_connection import Connection, HttpPeer
+from agentrl.toolbox.http_peer import HttpPeer
+from agentrl.toolbox.mcp_connection import Connection
 from agentrl.toolbox.server_packages import ServerPackages
 from agentrl.toolbox.stdio_transport import ServerProcess
 
@@ -110,9 +111,9 @@ def connector(
     """A function that makes connections to this server."""
 
     def connect() -> Connection:
-        if server.url:
+        if server.address:
             headers = headers_of(name, server, run_dir=run_dir, environ=os.environ)
-            return Connection(name, HttpPeer(server.url, headers))
+            return Connection(name, HttpPeer(server.address, headers, sse=bool(server.sse)))
         plain = launch_of(name, server, run_dir=run_dir, environ=os.environ)
         secrets = Secrets.of_this_host(os.environ, run_dir, secret_files)
         launch = sandboxed(name, server, plain, run_dir=run_dir, secrets=secrets, network=network)

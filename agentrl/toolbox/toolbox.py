@@ -43,7 +43,7 @@ from agentrl.toolbox.call_registry import Call, CallRegistry
 from agentrl.toolbox.circuit_breaker import Breaker, BreakerRule
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
 from agentrl.toolbox.live_sandboxes import LiveSandboxes
-from agentrl.toolbox.mcp_connection import Connection
+from agentrl.toolbox.mcp_connection import Connection, SessionForgottenError
 from agentrl.toolbox.server_packages import ServerPackages
 from agentrl.toolbox.server_pool import (
     FAILURES,
@@ -68,6 +68,8 @@ CALLS_AT_ONCE, CALLS_OVER_HTTP = 32, 16
 MOST_OPEN_WAIT_S = 300.0
 MOST_ID_CHARS = 512
 MOST_FAILURE_CHARS = 300
+TRIES = 2
+"""Of a call that did not run because its server had forgotten the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class Toolbox:
         keeper: ConnectionSource = (
             ProcessPool(starter, config.pool) if config.session == "process" else SharedConnection(starter)
         )
-        at_once = config.calls or (CALLS_OVER_HTTP if config.url else CALLS_AT_ONCE)
+        at_once = config.calls or (CALLS_OVER_HTTP if config.address else CALLS_AT_ONCE)
         retry = FreshSessionRetry(config, connect, self._gate)
         own = OwnProcesses(connect, self._gate, config.pool, within_s=float(config.start_s))
         pooled = config.session == "process"
@@ -332,12 +334,15 @@ class Toolbox:
             server.waiting -= 1
         server.running += 1
         try:
-            connection = await lease.connection()
             limit_s = server.config.timeout_s
             timeout_s = min(limit_s, requested_s) if requested_s > 0.0 else limit_s
-            if replays:
-                return await _call_apart(call, tool, server, connection, timeout_s)
-            return await self._call_server(call, tool, server, connection, timeout_s)
+            with_connection = _call_apart if replays else self._call_server
+            for _ in range(TRIES):
+                connection = await lease.connection()
+                # The lease decides whether a forgotten session may have another connection.
+                with contextlib.suppress(SessionForgottenError):
+                    return await with_connection(call, tool, server, connection, timeout_s)
+            raise UnavailableError(f"{server.name} forgets its connections at once.", retry_after_s=1.0)
         finally:
             server.running -= 1
             server.turns.release()
@@ -476,7 +481,7 @@ def _info(server: Server, refusals: Refusals) -> ServerInfo:
     if down_s > SLOW_START_S and server.keeper.slow_start:
         why = f"it was started more than {SLOW_START_S:g} s ago and does not answer ({server.keeper.slow_start})"
     pool = server.keeper if isinstance(server.keeper, ProcessPool) else None
-    sandbox = None if server.config.url else choose(server.config.sandbox)
+    sandbox = None if server.config.address else choose(server.config.sandbox)
     return ServerInfo(
         id=server.name,
         session=server.config.session,

@@ -49,7 +49,7 @@ async def test_a_missing_secret_is_named(make: MakeToolbox) -> None:
         ({"headers": {"X-Api-Key": "open-sesame"}}, "headers.X-Api-Key must be a reference"),
         ({"headers": {"X Y": "a"}}, "is no header"),
         ({"headers": {"X": "a\r\nHost: b"}}, "of several lines"),
-        ({"url": "", "command": "server", "token": "env:X"}, "are for a server with a url"),
+        ({"url": "", "command": "server", "token": "env:X"}, "are for a server with an address"),
     ],
 )
 def test_secrets_must_be_references_and_headers_must_be_valid(settings: dict[str, Any], sentence: str) -> None:

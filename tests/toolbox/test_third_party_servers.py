@@ -122,7 +122,7 @@ async def test_a_git_server_with_a_repository_of_the_operator(
         assert (outside.status, outside.error_class) == ("tool_error", "policy")
 
 
-@pytest.mark.parametrize("transport", ["stdio", "http"])
+@pytest.mark.parametrize("transport", ["stdio", "streamableHttp", "sse"])
 async def test_a_server_in_another_language(
     make: MakeToolbox, third_party: ThirdParty, tmp_path: Path, transport: str
 ) -> None:
@@ -135,8 +135,9 @@ async def test_a_server_in_another_language(
         assert await hands.open("s", "everything", wait_s=250.0)  # now it is installed
     environment = environment_of("everything", servers["everything"], tmp_path)
     program = f"{environment}/bin/mcp-server-everything"
-    with http_server("env", "PORT={port}", program, "streamableHttp") as (url, _):
-        async with make({"everything": ToolServer(url=url, session="shared", timeout_s=30.0)}) as hands:
+    with http_server("env", "PORT={port}", program, transport) as (url, _):
+        address = {"sse": url.replace("/mcp", "/sse")} if transport == "sse" else {"url": url}
+        async with make({"everything": ToolServer(**address, session="shared", timeout_s=30.0)}) as hands:
             await _use_everything(hands)
 
 
