@@ -81,7 +81,8 @@ def test_healthy_run_fires_no_alert_and_its_steps_have_normal_metrics(run: Run) 
     shown = next(row["metrics"] for row in rows if row["metrics"]["records"] and looked_at <= row["metrics"].keys())
     assert shown["tools/shop/lookup/infrastructure_share"] == 0.0
     assert sum(shown[name] for name in shown if name.startswith("age_") and name.endswith("_pairs")) == shown["pairs"]
-    for name, value in shown.items():
+    # Groups of a small task that is learned are alike.
+    for name, value in ((name, value) for name, value in shown.items() if not name.startswith("zero_variance")):
         assert name not in learning_metrics.LEARNING or learning_metrics.LEARNING[name].is_normal(value), (
             f"{name} = {value}"
         )

@@ -18,7 +18,9 @@ from tui.connection import Connection
 from tui.model.actions import Action, of_view, rebound, sign
 from tui.views.fleet import Fleet
 
-ELSEWHERE: dict[str, str] = {}
+ELSEWHERE = {
+    "forget_host": "hosts are a line above the units, without a row to choose; `down` and alerts name the command"
+}
 """Commands that are only in the shell, each with its reason."""
 QUERIES = {
     "status": "the feed tells all of it",
