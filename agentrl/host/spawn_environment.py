@@ -26,9 +26,9 @@ from agentrl.protocol.specs import Probe, incarnation_name, split_unit
 
 INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "TERM", "TZ", "TMPDIR", "LANG", "LANGUAGE", "LC_*"),
-    *("XDG_*", "AGENTRL_HOME", "VIRTUAL_ENV", "CONDA_*", "PYTHON*", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+    *("XDG_*", "AGENTRL_HOME", "AGENTRL_CACHE", "VIRTUAL_ENV", "CONDA_*", "PYTHON*", "LD_LIBRARY_PATH", "LD_PRELOAD"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
-    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
     *("CUDA_*", "NVIDIA_*", "NCCL_*", "GLOO_*", "ROCR_*", "HIP_*", "TORCH*", "PYTORCH_*", "TRITON_*", "SGLANG_*"),
     *("OMP_*", "MKL_*", "KMP_*", "OPENBLAS_*", "GOMP_*", "MALLOC_*"),
     *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT", "TRANSFORMERS_*", "TOKENIZERS_PARALLELISM"),
