@@ -135,8 +135,14 @@ def _system() -> Iterator[str]:
 
 def _settings(*, network: bool) -> Iterator[str]:
     for name in SETTINGS:
-        if name != "resolv.conf" or network:
-            yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
+        path = f"/etc/{name}"
+        if name == "resolv.conf" and not network:
+            continue
+        if os.path.islink(path) and os.path.realpath(path).startswith(tuple(f"{place}/" for place in SYSTEM)):
+            # The time zone is known by where /etc/localtime leads.
+            yield from ("--symlink", os.readlink(path), path)
+        else:
+            yield from ("--ro-bind-try", path, path)
 
 
 def _mounted(rule: Rule) -> tuple[str, ...]:

@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl.config.tool_sandbox import Sandbox
-from agentrl.sandboxes.launch_environment import Launch
+from agentrl.sandboxes.launch_environment import CERTIFICATES, Launch
 
 _ENGINES = ("podman", "docker")
 _TRY_WITHIN_S = 20.0
-_NOT_PASSED = frozenset(["HOME", "LOGNAME", "PATH", "SHELL", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "USER"])
+_NOT_PASSED = frozenset([*CERTIFICATES, "HOME", "LOGNAME", "PATH", "SHELL", "TMPDIR", "USER"])
 """Variables that describe the host. The image has its own."""
 
 

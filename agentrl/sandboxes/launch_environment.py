@@ -36,13 +36,13 @@ INHERITED = (
     "OMP_NUM_THREADS",
     "PATH",
     "SHELL",
-    "SSL_CERT_DIR",
-    "SSL_CERT_FILE",
     "TERM",
     "TMPDIR",
     "TZ",
     "USER",
 )
+CERTIFICATES = ("CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE")
+"""Variables that name files with certificates, without which programs reach nothing behind a proxy of their host."""
 MARKS = ("AGENTRL_HOST", "AGENTRL_INCARNATION")
 """Names that every process of a run has. They are no address and grant no rights."""
 
@@ -84,7 +84,7 @@ class Launch:
 
 def launch_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[str, str]) -> Launch:
     """The process of a server. Raises ConfigError if a secret, or the pins of its packages, are missing."""
-    env = {key: environ[key] for key in (*INHERITED, *MARKS) if key in environ}
+    env = {key: environ[key] for key in (*INHERITED, *CERTIFICATES, *MARKS) if key in environ}
     if run := environ.get(procfs.MARK_RUN.decode()):
         env[procfs.MARK_TOOL.decode()] = procfs.mark_of(run)
     env["PYTHONUNBUFFERED"] = "1"

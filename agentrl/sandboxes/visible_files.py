@@ -23,7 +23,7 @@ from typing import Literal
 import agentrl
 from agentrl.config.paths import home
 from agentrl.errors import ConfigError
-from agentrl.sandboxes.launch_environment import Launch
+from agentrl.sandboxes.launch_environment import CERTIFICATES, Launch
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 SETTINGS = (
@@ -49,6 +49,8 @@ _SHARED = (
     "/var",
 )
 """Directories of which only parts may be visible."""
+_STORES = ("/nix/store", "/gnu/store")
+"""Directories whose programs are linked to others in them; all users may read them."""
 _LONGEST_FIRST_LINE = 512
 
 
@@ -91,10 +93,11 @@ def visible_files(launch: Launch, *, read: Sequence[Path], write: Sequence[Path]
     cwd, env = launch.cwd, launch.env
     for path in (*read, *write):
         _refuse_if_impossible(path, secrets)
+    _refuse_shim(Path(launch.program))
     search = env.get("PATH", os.defpath)
     programs = (Path(launch.program), *launch.interpreters)
     needed = [*_python_environment(), *(path for program in programs for path in _of_program(program, search))]
-    needed += [Path(env[name]) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in env]
+    needed += [Path(env[name]) for name in CERTIFICATES if name in env]
     if not _within(cwd.resolve(), (*secrets.state, *secrets.others)):
         needed.append(cwd)
     words = [os.path.normpath(cwd / word) for word in launch.command[1:] if not word.startswith("-")]
@@ -153,6 +156,15 @@ def _refuse_if_impossible(path: Path, secrets: Secrets) -> None:
         raise ConfigError(f"The sandbox does not show {path}: it belongs to the state of a run.")
 
 
+def _refuse_shim(program: Path) -> None:
+    """A shim of pyenv, asdf, mise or rbenv looks for the version in the home directory."""
+    if program.parent.name == "shims":
+        raise ConfigError(
+            f"{program} is a shim, which finds no program in a sandbox.",
+            hint=f"Name the program itself; `pyenv which {program.name}` or its like shows the path.",
+        )
+
+
 def _with_neighbours(path: Path) -> Path:
     """A script is shown with its directory, because it imports files beside it; other files alone."""
     if path.is_dir() or path.suffix not in (".py", ".js", ".mjs", ".cjs", ".sh", ".rb"):
@@ -167,13 +179,20 @@ def _of_program(program: Path, search: str) -> Iterator[Path]:
     """The directories of a program: its prefix, if it is in the `bin` of one. `search` is its PATH."""
     for each in dict.fromkeys((program, program.resolve())):
         prefix = each.parent.parent
-        own = each.parent.name == "bin" and not _is_shared(prefix) and prefix.name != ".local"
-        yield prefix if own else each.parent if each.parent.name == "bin" else each
+        yield from _of_prefix(prefix) if each.parent.name == "bin" else (each,)
+        yield from (Path(store) for store in _STORES if each.is_relative_to(store))
         if (settings := prefix / "pyvenv.cfg").is_file():
             yield from _base_of(settings)
     interpreter = _interpreter_of(program, search)
     if interpreter is not None:
         yield from _of_program(interpreter, search)
+
+
+def _of_prefix(prefix: Path) -> list[Path]:
+    """The prefix; of one that has more in it than programs, such as ~/.local, only those and their libraries."""
+    if _is_shared(prefix):
+        return [prefix / "bin"]
+    return [prefix / name for name in ("bin", "lib", "lib64")] if prefix.name == ".local" else [prefix]
 
 
 def _interpreter_of(script: Path, search: str) -> Path | None:
@@ -196,15 +215,16 @@ def _base_of(settings: Path) -> Iterator[Path]:
     for line in settings.read_text(errors="replace").splitlines():
         name, _, value = line.partition("=")
         if name.strip() == "home" and value.strip():
-            yield Path(value.strip()).parent
-            yield Path(value.strip()).resolve().parent
+            yield from _of_prefix(Path(value.strip()).parent)
+            yield from _of_prefix(Path(value.strip()).resolve().parent)
 
 
 @cache
 def _python_environment() -> tuple[Path, ...]:
     """The Python that runs here, with its packages, also those that are installed as links to a checkout."""
     packages = Path(sysconfig.get_path("purelib"))
-    found = [Path(sys.prefix), Path(sys.base_prefix), Path(os.path.realpath(sys.executable)).parent.parent, packages]
+    prefixes = (Path(sys.prefix), Path(sys.base_prefix), Path(os.path.realpath(sys.executable)).parent.parent)
+    found = [*(path for prefix in prefixes for path in _of_prefix(prefix)), packages]
     own = Path(agentrl.__file__).parent
     found += [own, own.parent / "assets"]
     for links in packages.glob("*.pth"):

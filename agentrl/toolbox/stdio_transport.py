@@ -30,6 +30,7 @@ from mcp.shared.message import SessionMessage
 
 from agentrl.errors import AgentrlError
 from agentrl.sandboxes.launch_environment import Launch
+from agentrl.sandboxes.start_advice import advice_for
 from agentrl.toolbox import bounded_lines
 from agentrl.toolbox.bounded_lines import HEAD_BYTES, TooLong, lines
 from agentrl.toolbox.half_characters import in_whole_characters
@@ -53,8 +54,6 @@ _LINES_PER_S = 50
 _SHOWN_BYTES = 200
 _ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)\b\s*:?")
 """The line of a traceback that names the error."""
-_MISFIT = re.compile(r"\b(AttributeError|ImportError|ModuleNotFoundError|ERR_MODULE_NOT_FOUND|SyntaxError)\b")
-"""Errors of programs whose packages have other versions than they expect."""
 _ID = re.compile(rb'"id"\s*:\s*(\d+|"(?:[^"\\]|\\.){1,128}")')
 
 Inbox = MemoryObjectSendStream[SessionMessage | Exception]
@@ -127,11 +126,8 @@ class ServerProcess:
     @property
     def advice(self) -> str:
         """What may help if it does not come up; empty if nothing is known."""
-        if self._launch.interpreters and any(map(_MISFIT.search, self._last_lines)):
-            return f" Its packages may not fit together: pin other versions in tools.{self._name}."
-        if self._launch.sandbox == "none":
-            return ""
-        return f" It runs in a sandbox: network, read and write in tools.{self._name}.sandbox allow what it lacks."
+        found = advice_for(self._name, self._launch, self._last_lines)
+        return f" {found}" if found else ""
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[Streams]:
