@@ -15,6 +15,8 @@ import time
 from collections.abc import AsyncIterator
 
 from agentrl.config.http_token import http_token
+from agentrl.config.secrets import files_of_references
+from agentrl.config.serialization import config_to_plain
 from agentrl.errors import ConfigError
 from agentrl.formatting.amounts import counted
 from agentrl.http.token_server import listening
@@ -49,7 +51,8 @@ async def main(unit: Unit) -> None:
     name = f"{unit.name}.{unit.incarnation}"
     # No episode takes longer, so a session without calls for this long belongs to a dead sampler.
     quotas = Quotas(idle_s=max(60.0, config.rollout.episode_s))
-    toolbox = Toolbox(config.tools, run_dir=unit.run_dir, name=name, quotas=quotas)
+    secret_files = tuple(files_of_references(config_to_plain(config)))
+    toolbox = Toolbox(config.tools, run_dir=unit.run_dir, name=name, quotas=quotas, secret_files=secret_files)
     app = build_app(toolbox, http_token(unit.state_dir))
     database = await run_database.open_database(config, unit.state_dir)
     try:

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -133,6 +133,9 @@ class Alerts(Section):
     """Where notifications go."""
     dead_man: DeadMan | None = None
     """A ping that proves that alerts would arrive."""
+    permission: Literal["", "viewer", "operator", "admin"] = "viewer"
+    """What the commands of `sinks.exec` and `dead_man.exec` may do with the run; empty: nothing. What they get contains
+    text of units and models."""
     repeat_s: Seconds = 3600.0
     """How often an unacknowledged page is sent again."""
     memory_window_s: Annotated[Seconds, Field(ge=1)] = 3600.0

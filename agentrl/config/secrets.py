@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,19 @@ def variable_of(text: str) -> str:
 def names_a_secret(name: str) -> bool:
     """True for names under which people keep secrets: `API_KEY`, `HF_TOKEN`, `PGPASSWORD`; not for `MAX_TOKENS`."""
     return _KEEPS_A_SECRET.search(name) is not None
+
+
+def files_of_references(plain: object) -> Iterator[Path]:
+    """The files that references name in a configuration of dicts, lists and text."""
+    if isinstance(plain, str):
+        if match := _FILE.fullmatch(plain):
+            yield Path(match[1]).expanduser().resolve()
+    elif isinstance(plain, Mapping):
+        for value in plain.values():
+            yield from files_of_references(value)
+    elif isinstance(plain, Iterable):
+        for value in plain:
+            yield from files_of_references(value)
 
 
 def parse_reference(value: object) -> SecretRef:

@@ -107,8 +107,10 @@ class Coordinator:
         self._address = addresses.hub_address(run.uuid)
         self._feed_address = addresses.feed_address(run.uuid)
         self._metrics_address = addresses.metrics_address(run.uuid)
-        self._feed_out = Publisher(self._feed_address, gate=self._gate, on_subscribed=self._beat)
-        self._metrics_out = Publisher(self._metrics_address, gate=self._gate)
+        self._feed_out = Publisher(
+            self._feed_address, gate=self._gate, on_subscribed=self._beat, may_read=self._may_read
+        )
+        self._metrics_out = Publisher(self._metrics_address, gate=self._gate, may_read=self._may_read)
         journal = Journal.open(state_dir / "journal.sqlite", at=self._clock.now())
         self._context = self._make_context(run, host, journal)
         self._wire(run)
@@ -116,6 +118,9 @@ class Coordinator:
     def _key_name(self, public: str) -> str | None:
         found = self._keyring.lookup(public)
         return found[0] if found is not None else None
+
+    def _may_read(self, pid: int, uid: int) -> bool:
+        return self._context.local_peers.may_read(pid, uid)
 
     def _beat(self) -> None:
         now = self._clock.now()

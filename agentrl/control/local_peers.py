@@ -6,14 +6,15 @@ their environments name the unit.
 
 Invariants:
 - A process in the tree of a unit is that unit, whatever it says: it registers as no other unit and commands nothing.
-  Only the processes of a sidecar may do what its run file permits.
-- A connection whose process has ended may do nothing.
+  Only the processes of a sidecar, and programs that alerts started, may do what the run file permits them.
+- A connection whose process has ended, or that the kernel does not name here, may do nothing.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Collection
 
 from agentrl.errors import ExitCode
 from agentrl.host import cgroups, procfs
@@ -24,8 +25,14 @@ from agentrl.transport.hub import Peer
 
 NO_UNIT = ""
 ENDED = "a process that has ended"
+ALERT_PROGRAM = "a program that an alert started"
+OUTSIDE = "a process outside of the coordinator's pid namespace"
 UNNAMED_UNIT = "a process that a unit started"
 """It belongs to the run, but nothing says to which unit: it left its cgroup and cleared its environment."""
+_FROM_OUTSIDE = (
+    "The coordinator runs in a container: run the command there (`docker exec CONTAINER agentrl ...`), or connect by "
+    "`coordinator.listen` with a key (`agentrl keys new`)."
+)
 
 _REMEMBERED = 1000
 _CHANGES = 5
@@ -34,6 +41,10 @@ _CHANGES = 5
 
 class LocalPeers:
     def __init__(self, run: str, state: State) -> None:
+        self.alert_programs: Collection[int] = ()
+        """The pids of the commands that alerts started and that run now."""
+        self.alert_permission: Permission | None = None
+        """What they may command."""
         self._run = run
         self._state = state
         self._owners: dict[Peer, str] = {}
@@ -47,10 +58,12 @@ class LocalPeers:
         """The incarnation that a local connection comes from; NO_UNIT for a person's. Read once: neither changes."""
         owner = self._owners.get(peer)
         if owner is None:
-            owner = self._owners[peer] = self._owner_of_process(peer.pid)
+            owner = self._owners[peer] = self._owner_of_process(peer.pid, peer.uid)
         return owner
 
-    def _owner_of_process(self, pid: int) -> str:
+    def _owner_of_process(self, pid: int, uid: int) -> str:
+        if pid == 0 and uid >= 0:
+            return OUTSIDE
         stat = procfs.read_stat(pid) if pid else None
         if stat is None:
             return ENDED
@@ -58,15 +71,23 @@ class LocalPeers:
         if known not in self._processes:
             if len(self._processes) >= _REMEMBERED:
                 self._processes.clear()
-            self._processes[known] = owner_of(pid, self._run)
+            self._processes[known] = owner_of(pid, self._run, self.alert_programs)
         return self._processes[known]
 
     def permission(self, peer: Peer) -> Permission | None:
         """What a local connection may command; None if nothing."""
-        owner = self.owner(peer)
+        return self._permission(self.owner(peer))
+
+    def may_read(self, pid: int, uid: int) -> bool:
+        """Whether a local process may follow the feed and the metrics."""
+        return self._permission(self._owner_of_process(pid, uid)) is not None
+
+    def _permission(self, owner: str) -> Permission | None:
         if owner == NO_UNIT:
             return Permission.ADMIN
-        if owner in (ENDED, UNNAMED_UNIT):
+        if owner == ALERT_PROGRAM:
+            return self.alert_permission
+        if owner in (ENDED, OUTSIDE, UNNAMED_UNIT):
             return None
         slot = self._state.slots.get(split_incarnation(owner)[0])
         if slot is None or slot.spec is None or slot.spec.role is not Role.SIDECAR:
@@ -88,30 +109,36 @@ class LocalPeers:
         """Why a local connection is not the unit that it claims to be."""
         owner, claimed = self.owner(peer), incarnation_name(hello.unit, hello.incarnation)
         if owner in (NO_UNIT, claimed):
-            # Without cgroups a unit may run in an environment that nobody can read. Its token is proof enough.
+            # Without cgroups the environment of a unit may not be readable. Its token is proof enough.
             return None
         return Refused(ExitCode.REFUSED, f"Process {peer.pid} is {owner}, not {claimed}.", final=True)
 
     def refusal_of_client(self, peer: Peer) -> Refused:
         owner = self.owner(peer)
+        if owner == OUTSIDE:
+            sentence = f"A process of the user {peer.uid} may not ask or command anything: it is {owner}."
+            return Refused(ExitCode.KEY_REFUSED, sentence, _FROM_OUTSIDE)
         sentence = f"Process {peer.pid} may not ask or command anything: it is {owner}."
-        return Refused(ExitCode.KEY_REFUSED, sentence, "Only people command a run, and sidecars with `permission`.")
+        hint = "Only people command a run, and sidecars and programs of alerts with `permission`."
+        return Refused(ExitCode.KEY_REFUSED, sentence, hint)
 
 
-def owner_of(pid: int, run: str) -> str:
+def owner_of(pid: int, run: str, alert_programs: Collection[int] = ()) -> str:
     """The incarnation in whose tree a process of this host is."""
     for _ in range(_CHANGES if pid > 0 else 0):
-        if (owner := _owner_by_ancestors(pid, run)) is not None:
+        if (owner := _owner_by_ancestors(pid, run, alert_programs)) is not None:
             return owner
     return ENDED
 
 
-def _owner_by_ancestors(pid: int, run: str) -> str | None:
+def _owner_by_ancestors(pid: int, run: str, alert_programs: Collection[int]) -> str | None:
     """None if the process or one of its ancestors ended meanwhile. A cgroup is certain; of the marks the outermost
     counts, because a process can give its children any environment.
     """
     child, owner = 0, NO_UNIT
     while pid > 0 and pid != os.getpid():
+        if pid in alert_programs:
+            return ALERT_PROGRAM
         if incarnation := cgroups.incarnation_of(pid, run):
             return incarnation
         stat = procfs.read_stat(pid)

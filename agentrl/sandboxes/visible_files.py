@@ -102,7 +102,7 @@ def visible_files(launch: Launch, *, read: Sequence[Path], write: Sequence[Path]
         needed.append(cwd)
     words = [os.path.normpath(cwd / word) for word in launch.command[1:] if not word.startswith("-")]
     # `Path.exists` fails if the word is a long text, such as the program after `-c`.
-    scripts = [_with_neighbours(Path(word)) for word in words if os.path.exists(word)]
+    scripts = [_with_neighbours(Path(word), secrets) for word in words if os.path.exists(word)]
     found, named = (
         [path for path in _with_targets(paths) if path.exists() and not _is_shared(path) and not _in_system(path)]
         for paths in (needed, scripts)
@@ -165,14 +165,16 @@ def _refuse_shim(program: Path) -> None:
         )
 
 
-def _with_neighbours(path: Path) -> Path:
-    """A script is shown with its directory, because it imports files beside it; other files alone."""
+def _with_neighbours(path: Path, secrets: Secrets) -> Path:
+    """A script is shown with its directory, because it imports files beside it; other files alone, and so are those
+    of the run directory.
+    """
     if path.is_dir() or path.suffix not in (".py", ".js", ".mjs", ".cjs", ".sh", ".rb"):
         return path
     place = path.parent
     if "node_modules" in place.parts:
         place = Path(*place.parts[: place.parts.index("node_modules")])
-    return path if _is_shared(place) else place
+    return path if _is_shared(place) or _within(place.resolve(), secrets.others) else place
 
 
 def _of_program(program: Path, search: str) -> Iterator[Path]:

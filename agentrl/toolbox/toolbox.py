@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -95,13 +95,15 @@ class Toolbox:
         name: str = "",
         quotas: Quotas | None = None,
         breaker: BreakerRule | None = None,
+        secret_files: Sequence[Path] = (),
     ) -> None:
-        """`name` is the incarnation."""
+        """`name` is the incarnation. Servers do not see `secret_files` unless they are named to them."""
         self._name = name
         self._quotas = quotas or Quotas()
         self._gate = asyncio.Semaphore(STARTS_AT_ONCE)
         self._network = NetworkAccess()
         self.sandboxes = LiveSandboxes(name)
+        self._secret_files = secret_files
         self._servers = {key: self._make(key, server, run_dir, breaker) for key, server in servers.items()}
         self._sessions: dict[str, Session] = {}
         self._opening: dict[str, asyncio.Task[Session]] = {}
@@ -116,7 +118,8 @@ class Toolbox:
         def take_tools(tools: tuple[ToolInfo, ...]) -> None:
             server.take_tools(tools)
 
-        connect = self.sandboxes.watched(name, config, connector(name, config, run_dir, network=self._network))
+        plain = connector(name, config, run_dir, self._secret_files, self._network)
+        connect = self.sandboxes.watched(name, config, plain)
         packages = ServerPackages(name, config, run_dir)
         starter = ConnectionStarter(connect, self._gate, take_tools, within_s=float(config.start_s), packages=packages)
         keeper: ConnectionSource = (
@@ -336,7 +339,8 @@ class Toolbox:
         try:
             limit_s = server.config.timeout_s
             timeout_s = min(limit_s, requested_s) if requested_s > 0.0 else limit_s
-            with_connection = _call_apart if replays else self._call_server
+            # No breaker, no statistics and no second call for a replay: it is no evidence about the tool's use.
+            with_connection = _called if replays else self._call_server
             for _ in range(TRIES):
                 connection = await lease.connection()
                 # The lease decides whether a forgotten session may have another connection.
@@ -354,18 +358,8 @@ class Toolbox:
         if permit is None:
             raise self._broken(server)
         limit_s = server.config.timeout_s
-        began = time.monotonic()
         try:
-            answer = await call_server(
-                connection,
-                tool.name,
-                call.arguments,
-                server.config,
-                session=call.session,
-                call=call.id,
-                timeout_s=timeout_s,
-            )
-            latency_s = time.monotonic() - began
+            answer = await _called(call, tool, server, connection, timeout_s)
             # A shorter time limit of the caller is no evidence against the server.
             hurried = answer.status == "timeout" and timeout_s < limit_s
             if hurried:
@@ -384,10 +378,8 @@ class Toolbox:
             server.breaker.ended(permit, now, failed=answer.error_class == "infrastructure")
         if answer.error_class == "infrastructure":
             server.last_failure = answer.content[:MOST_FAILURE_CHARS]
-        if answer.status in ("timeout", "lost") and server.config.session != "process":
-            connection.doubt()
         broken = answer.error_class == "infrastructure" and server.breaker.state(now) is not BreakerStatus.CLOSED
-        return msgspec.structs.replace(answer, latency_s=latency_s, breaker_open=broken)
+        return msgspec.structs.replace(answer, breaker_open=broken)
 
     # ---- inside ----
 
@@ -455,10 +447,8 @@ async def _joined(task: asyncio.Task[T], otherwise: T | ToolboxError) -> T:
         return otherwise
 
 
-async def _call_apart(
-    call: Call, tool: ToolInfo, server: Server, connection: Connection, timeout_s: float
-) -> CallAnswer:
-    """A replayed call: no breaker, no statistics and no second call, because it is no evidence about the tool's use."""
+async def _called(call: Call, tool: ToolInfo, server: Server, connection: Connection, timeout_s: float) -> CallAnswer:
+    """Call the server and measure. A silent connection of many sessions is checked."""
     began = time.monotonic()
     answer = await call_server(
         connection,

@@ -4,6 +4,7 @@ Invariants:
 - A slow subscriber loses messages and never slows the publisher.
 - Topics are not used: a subscriber receives everything, so a gap in the sequence numbers always means a loss.
 - The memory that foreign topics occupied goes back to the system after they are gone.
+- A local process that may not read is disconnected before the next message is sent.
 - After `rebind`, only subscribers on tcp that were admitted again are subscribed.
 """
 
@@ -18,8 +19,10 @@ import zmq
 
 from agentrl.errors import ConfigError
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
+from agentrl.transport.connected_process import end_connection, process_at
 from agentrl.transport.connecting_socket import ConnectingSocket, bind, keep_alive, nothing
 from agentrl.transport.dealer import check_size
+from agentrl.transport.monitor import Monitor
 from agentrl.transport.router import BACKLOG
 from agentrl.transport.socket_files import SocketFile
 from agentrl.transport.socket_reader import SocketReader
@@ -34,18 +37,32 @@ TRIMS = 5
 REBIND_RETRY_S = 0.02
 REBIND_WITHIN_S = 10.0
 
+MayRead = Callable[[int, int], bool]
+"""Whether a local process, by its pid and user, may read what is published."""
+
 _log = logging.getLogger(__name__)
+
+
+def _everyone(pid: int, uid: int) -> bool:
+    return True
 
 
 class Publisher:
     """An XPUB on `address` (ipc) and, with `listen` (tcp), a second one that requires keys."""
 
     def __init__(
-        self, address: str, *, gate: Gate, listen: str = "", on_subscribed: Callable[[], None] = nothing
+        self,
+        address: str,
+        *,
+        gate: Gate,
+        listen: str = "",
+        on_subscribed: Callable[[], None] = nothing,
+        may_read: MayRead = _everyone,
     ) -> None:
         self._addresses = [each for each in (address, listen) if each]
         self._gate = gate
         self._on_subscribed = on_subscribed
+        self._may_read = may_read
         self._outlets: list[_Outlet] = []
 
     def start(self) -> None:
@@ -55,7 +72,7 @@ class Publisher:
 
     def listen(self, address: str) -> None:
         """Bind one more tcp address while the publisher is open. Raises ConfigError if that is not possible."""
-        self._outlets.append(_Outlet(address, self._gate, self._on_subscribed))
+        self._outlets.append(_Outlet(address, self._gate, self._on_subscribed, self._may_read))
 
     def unlisten(self) -> None:
         """Close the sockets on tcp, and with them all subscriptions there."""
@@ -87,16 +104,18 @@ class Publisher:
 class _Outlet:
     """Wraps one XPUB socket, which another socket on the same address may replace."""
 
-    def __init__(self, address: str, gate: Gate, on_subscribed: Callable[[], None]) -> None:
+    def __init__(self, address: str, gate: Gate, on_subscribed: Callable[[], None], may_read: MayRead) -> None:
         self.guarded = not address.startswith("ipc://")
         self._address = address
         self._gate = gate
         self._on_subscribed = on_subscribed
+        self._may_read = may_read
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._reader: SocketReader | None = None
         self._file: SocketFile | None = None
+        self._monitor: Monitor | None = None
         self._topic_bytes = 0
         """Of foreign topics that were added or removed since memory was last returned."""
         self._trims_left = 0
@@ -105,6 +124,8 @@ class _Outlet:
 
     def publish(self, frame: bytes) -> None:
         if self._socket and self._reader:
+            if self._monitor:
+                self._monitor.run()
             self._socket.send(frame, zmq.NOBLOCK)
             self._reader.kick()
 
@@ -145,15 +166,26 @@ class _Outlet:
             if self.guarded:
                 keep_alive(socket)
                 self._gate.guard(socket)
+            else:
+                self._monitor = Monitor(self._gate.context, socket, zmq.EVENT_ACCEPTED, self._accepted)
             bind(socket, self._address)
         except BaseException:
+            if self._monitor:
+                self._monitor.close()
             socket.close()
             raise
         self._socket = socket
         self._file = SocketFile(socket, self._address)
         self._reader = SocketReader(socket, self._take)
 
+    def _accepted(self, event: int, descriptor: int) -> None:
+        if not self._may_read(*process_at(descriptor)):
+            end_connection(descriptor, self._address.removeprefix("ipc://"))
+
     def _close_socket(self) -> None:
+        if self._monitor:
+            self._monitor.close()
+            self._monitor = None
         if self._reader and self._socket:
             self._reader.stop()
             self._socket.close(linger=0)

@@ -14,15 +14,13 @@ thread, which costs more than the message.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import struct
 from collections import deque
 from collections.abc import Callable
 
 import zmq
 
 from agentrl.protocol.messages import MAX_MESSAGE_BYTES
+from agentrl.transport.connected_process import process_at
 from agentrl.transport.connecting_socket import bind, keep_alive
 from agentrl.transport.dealer import check_size
 from agentrl.transport.monitor import Monitor
@@ -197,7 +195,7 @@ class Router:
         self._monitor.run()
         if known:
             self._leave(known)
-        pid, uid = (0, -1) if self.guarded else _process_at(descriptor)
+        pid, uid = (0, -1) if self.guarded else process_at(descriptor)
         peer = self._peers[identity] = Peer(self, identity, key_name, pid, uid)
         former = self._by_fd.pop(descriptor, None)
         if former:
@@ -286,14 +284,3 @@ class Router:
             if not self._empty(peer):
                 self._flush_later(peer)
         self._reader.kick()
-
-
-def _process_at(descriptor: int) -> tuple[int, int]:
-    """The pid and the user of the process at the other end of a local connection; 0 and -1 if it has ended."""
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    except OSError:
-        return 0, -1
-    pid, uid, _ = struct.unpack("3i", credentials)
-    return int(pid), int(uid)

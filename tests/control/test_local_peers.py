@@ -7,11 +7,16 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from agentrl.control.local_peers import ENDED, NO_UNIT, UNNAMED_UNIT, owner_of
+from agentrl.control.local_peers import ALERT_PROGRAM, ENDED, NO_UNIT, OUTSIDE, UNNAMED_UNIT, LocalPeers, owner_of
 from agentrl.host import cgroups, procfs
+from agentrl.protocol.messages import Permission
+from agentrl.supervision.unit_slots import RunState, State
+from agentrl.transport.hub import Peer
 from tests.waiting import eventually
 
 RUN = uuid.uuid4().hex
@@ -95,3 +100,38 @@ def test_process_that_has_ended_has_no_rights() -> None:
         pass
     assert owner_of(pid, RUN) == ENDED
     assert owner_of(0, RUN) == ENDED
+
+
+def connection(pid: int, uid: int) -> Peer:
+    class Connection(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    return cast(Peer, Connection(pid=pid, uid=uid))
+
+
+def test_program_of_an_alert_may_do_what_the_run_file_permits() -> None:
+    peers = LocalPeers(RUN, State(RunState()))
+    with last_of("sh -c 'echo $$; exec sleep 1000'; true", AGENT) as pid:
+        root = procfs.read_stat(pid)
+        assert root is not None
+        peers.alert_programs = {root.ppid}
+        peer = connection(pid, 0)
+        assert (peers.owner(peer), peers.permission(peer)) == (ALERT_PROGRAM, None)
+        peers.alert_permission = Permission.VIEWER
+        assert peers.permission(peer) is Permission.VIEWER
+        # What it leaves behind is no person.
+        assert owner_of(pid, RUN) != NO_UNIT
+
+
+def test_process_of_another_pid_namespace_is_named_and_gets_advice() -> None:
+    peers = LocalPeers(RUN, State(RunState()))
+    peer = connection(0, 1000)
+    assert (peers.owner(peer), peers.permission(peer)) == (OUTSIDE, None)
+    refused = peers.refusal_of_client(peer)
+    assert refused.message == (
+        "A process of the user 1000 may not ask or command anything: it is a process outside of the coordinator's pid "
+        "namespace."
+    )
+    assert "docker exec" in refused.hint
+    assert "agentrl keys new" in refused.hint
+    assert peers.owner(connection(0, -1)) == ENDED

@@ -23,7 +23,10 @@ from agentrl.protocol.wire import decode_from_coordinator, encode
 from agentrl.transport.dealer import Dealer
 
 async def main(victim, output):
-    environ = next(p.environ() for p in psutil.process_iter() if victim in environ_of(p).get("AGENTRL_INCARNATION", ""))
+    # Other runs of this host have units of the same name.
+    found = (environ_of(process) for process in psutil.process_iter())
+    of_run = (each for each in found if each.get("AGENTRL_RUN") == os.environ["AGENTRL_RUN"])
+    environ = next(each for each in of_run if victim in each.get("AGENTRL_INCARNATION", ""))
     unit, _, number = environ["AGENTRL_INCARNATION"].rpartition(".")
     answers = asyncio.Queue()
     dealer = Dealer(environ["AGENTRL_COORDINATOR"], on_message=answers.put_nowait, on_refused=answers.put_nowait)

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +83,11 @@ class Run:
 
 
 @contextlib.asynccontextmanager
-async def attacked(made: Run, **sandbox: Any) -> AsyncIterator[Run]:
+async def attacked(made: Run, *, secret_files: Sequence[Path] = (), **sandbox: Any) -> AsyncIterator[Run]:
     """The run with its toolbox. Whatever happens inside, the other server still answers at the end."""
     servers = {"attacked": made.server(**sandbox), "other": made.server()}
     sandbox_cgroups.usable_places.cache_clear()
-    toolbox = Toolbox(servers, run_dir=made.run_dir, name="toolbox-0.1")
+    toolbox = Toolbox(servers, run_dir=made.run_dir, name="toolbox-0.1", secret_files=secret_files)
     async with toolbox.running():
         made.hands = Hands(toolbox)
         await made.hands.open("attack", "attacked")

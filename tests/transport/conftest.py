@@ -61,6 +61,7 @@ class House:
         self.gone: list[Peer] = []
         self.links: list[Dialled] = []
         self.subscriptions = 0
+        self.refused_pids: set[int] = set()
         self.echo = True
         self.open()
 
@@ -71,7 +72,13 @@ class House:
             self.hub_ipc, gate=self.gate, on_message=self._on_message, on_gone=self.gone.append, listen=self.hub_tcp
         )
         self.hub.start()
-        self.publisher = Publisher(self.feed_ipc, gate=self.gate, listen=self.feed_tcp, on_subscribed=self._count)
+        self.publisher = Publisher(
+            self.feed_ipc,
+            gate=self.gate,
+            listen=self.feed_tcp,
+            on_subscribed=self._count,
+            may_read=lambda pid, uid: pid not in self.refused_pids,
+        )
         self.publisher.start()
 
     def close(self) -> None:

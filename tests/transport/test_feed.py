@@ -28,6 +28,39 @@ async def test_all_subscribers_receive_everything_in_order(house: House) -> None
     assert local.got == remote.got == expected
 
 
+async def test_local_process_that_may_not_read_gets_nothing(house: House) -> None:
+    code = """
+import sys, zmq
+input()
+with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+    socket.subscribe(b"")
+    socket.setsockopt(zmq.RCVTIMEO, 3000)
+    socket.connect(sys.argv[1])
+    print("connecting", flush=True)
+    try:
+        print(socket.recv().decode())
+    except zmq.Again:
+        print("nothing")
+"""
+    command = [sys.executable, "-c", code, house.feed_ipc]
+    reader = await house.subscribe().connected()
+    answers = []
+    for may_read in (False, True):
+        process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        house.refused_pids = set() if may_read else {process.pid}
+        process.stdin.write(b"\n")
+        await process.stdout.readline()
+        answer = asyncio.ensure_future(process.communicate())
+        while not answer.done():
+            house.publisher.publish(b"a row")
+            await asyncio.wait([answer], timeout=0.02)
+        answers.append(answer.result()[0].decode().strip())
+    assert answers == ["nothing", "a row"]
+    await reader.hears(b"a row")
+
+
 async def test_subscriber_finds_a_publisher_that_was_restarted(house: House) -> None:
     reader = await house.subscribe().connected()
     house.close()

@@ -19,6 +19,7 @@ from agentrl.control.alerts.alert_states import AlertEngine, AlertTimes, LastDel
 from agentrl.control.alerts.builtin_rules import default_rules
 from agentrl.control.alerts.delivery_queues import DeadManPing, Dispatcher, sinks_of
 from agentrl.control.alerts.rule_types import RunSnapshot, declared_rule, metrics_read
+from agentrl.control.alerts.sinks import running_commands
 from agentrl.control.background_tasks import restarting_task
 from agentrl.control.context import Context
 from agentrl.control.persistence.stored_values import StoredValues
@@ -28,6 +29,7 @@ from agentrl.errors import UsageError
 from agentrl.protocol import commands
 from agentrl.protocol.commands import WaitChain
 from agentrl.protocol.effects import Effect
+from agentrl.protocol.messages import Permission
 from agentrl.protocol.rows import AlertRow, AlertState, HostRow, IncidentRow, OperationState, RunRow, Severity, UnitRow
 from agentrl.protocol.wire import encode
 from agentrl.telemetry.data_plane_metrics import BASE_VERSION, CANARY_LARGEST, CHECKPOINTS_DAMAGED, STEP
@@ -80,6 +82,9 @@ class AlertService:
         )
         self._context.disks.watch(config.alerts.disk_window_s)
         self._context.metrics.watch_memory(MemoryWatch(config.alerts.memory_window_s))
+        permission = config.alerts.permission
+        self._context.local_peers.alert_programs = running_commands
+        self._context.local_peers.alert_permission = Permission(permission) if permission else None
         self._deliver_to(config.alerts.sinks)
         self._ping_for(config.alerts.dead_man)
 

@@ -168,6 +168,15 @@ class MailSink:
         return message
 
 
+running_commands: set[int] = set()
+"""Their pids, by which the coordinator knows them (`local_peers.py`)."""
+
+
+def _mark(environ: Mapping[str, str]) -> dict[str, str]:
+    name = procfs.MARK_RUN.decode()
+    return {name: environ[name]} if name in environ else {}
+
+
 async def run_command(command: Sequence[str], stdin: bytes, env: Mapping[str, str], deadline_s: float) -> str:
     """Runs a command, or kills its process group at the deadline. Returns an empty text if it exited with 0."""
     try:
@@ -176,12 +185,13 @@ async def run_command(command: Sequence[str], stdin: bytes, env: Mapping[str, st
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            # Without the mark of the run it acts for the operator.
-            env={**procfs.without_marks(os.environ), **env},
+            # It keeps the mark of the run, by which `down` finds what it leaves, and is no unit.
+            env={**procfs.without_marks(os.environ), **_mark(os.environ), **env},
             start_new_session=True,
         )
     except (OSError, ValueError) as failed:
         return ended(f"The command {command[0]} cannot be started: {failed}")
+    running_commands.add(process.pid)
     try:
         async with asyncio.timeout(deadline_s):
             _, errors = await process.communicate(stdin)
@@ -191,6 +201,7 @@ async def run_command(command: Sequence[str], stdin: bytes, env: Mapping[str, st
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+        running_commands.discard(process.pid)
     if process.returncode == 0:
         return ""
     last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no error output"]
