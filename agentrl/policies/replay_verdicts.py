@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from agentrl.policies.status_tables import ToolCallStatus
 
@@ -88,6 +88,16 @@ RAN = frozenset(
 """How a call may have ended that a server saw."""
 RETRIES_APART = 1000
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
+
+
+def merged_effects(declared: Mapping[str, str], run_file: Mapping[str, ToolEffect]) -> dict[str, ToolEffect]:
+    """The effects of the tools of a server: what it declares itself, unless the run file has another entry."""
+    found: dict[str, ToolEffect] = {}
+    for tool, name in declared.items() if ANY_TOOL not in run_file else ():
+        for effect in get_args(ToolEffect):
+            if effect == name:
+                found[tool] = effect
+    return {**found, **run_file}
 
 
 def effect_of(effects: Mapping[str, ToolEffect], tool: str) -> ToolEffect:

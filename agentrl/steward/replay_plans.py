@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.errors import RefusedError, UnknownNameError
-from agentrl.policies.replay_verdicts import RAN, ToolEffect, effect_of, rebuilding_calls
+from agentrl.policies.replay_verdicts import RAN, ToolEffect, effect_of, merged_effects, rebuilding_calls
 from agentrl.policies.status_tables import ToolCallStatus
-from agentrl.store import replays
+from agentrl.store import replays, service_registry
 from agentrl.store.database import Database
 from agentrl.store.replays import RecordedCall
 
@@ -58,14 +58,15 @@ class ReplayPlanner:
             known = ", ".join(self._servers) or "none"
             raise UnknownNameError(f"There is no tool server {name!r}; known are: {known}.")
         declared = self._servers[name]
-        effect = effect_of(declared.effects, call.call.tool)
+        effects = merged_effects(await service_registry.declared_effects(self._database, name), declared.effects)
+        effect = effect_of(effects, call.call.tool)
         stateless = declared.session == "shared"
         others = {one.call.id: one for one in await replays.calls_of_record(self._database, call.record)}
         places = [one.place for one in others.values()]
-        earlier = rebuilding_calls(call.place, places, declared.effects, stateless=stateless)
+        earlier = rebuilding_calls(call.place, places, effects, stateless=stateless)
         rebuild = tuple(others[one.id] for one in earlier)
         tools = dict.fromkeys(one.call.tool for one in (*rebuild, call))
-        outside = tuple(f"{name}.{tool}" for tool in tools if effect_of(declared.effects, tool) == "outside")
+        outside = tuple(f"{name}.{tool}" for tool in tools if effect_of(effects, tool) == "outside")
         return ReplayPlan(call, name, effect, rebuild, effect != "pure" and not stateless, outside)
 
 

@@ -461,6 +461,8 @@ class Service(Named):
     """Of a toolbox: those of its servers that cannot be used now."""
     troubles: list[str] = []
     """Why not, one sentence for each."""
+    effects: list[tuple[str, str, str]] = []
+    """Of a toolbox: server, tool, and what its calls change, as far as the servers declare it."""
 
 
 class Epoch(Named):

@@ -38,6 +38,14 @@ async def seen(database: Database, kind: str, states: Sequence[str]) -> list[Ser
     return [load(Service, document) for document in await database.find("Service", there, sort=[("_id", 1)])]
 
 
+async def declared_effects(database: Database, server: str) -> dict[str, str]:
+    """What calls of each tool change, as the server declared it last, also if its toolbox has ended since."""
+    known = {"kind": "toolbox", "effects": {"$elemMatch": {"0": server}}}
+    newest = await database.find_one("Service", known, sort=[("seen_at", -1)])
+    effects = load(Service, newest).effects if newest is not None else []
+    return {tool: effect for name, tool, effect in effects if name == server}
+
+
 async def unusable_servers(database: Database) -> dict[str, str]:
     """Tool servers that toolboxes have and none of them can use now, each with the reason."""
     toolboxes = await alive(database, "toolbox")

@@ -14,6 +14,7 @@ import msgspec
 
 from agentrl.errors import AgentrlError, ExitCode
 from agentrl.policies.outcomes import AnswerStatus, Fault
+from agentrl.policies.replay_verdicts import ToolEffect
 
 
 class ToolInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +25,8 @@ class ToolInfo(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     schema: dict[str, Any] = msgspec.field(default_factory=dict)
     """JSON schema of its arguments."""
+    effect: ToolEffect | Literal[""] = ""
+    """What a call changes, as the server declares it; empty if it declares nothing. The run file overrides it."""
 
     @property
     def id(self) -> str:

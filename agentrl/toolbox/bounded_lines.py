@@ -14,6 +14,8 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from agentrl.toolservers.shortening import gap
+
 WHOLE_BYTES = 1 << 20
 """A shorter line is left as it is."""
 MOST_BYTES = 16 << 20
@@ -37,11 +39,6 @@ class TooLong:
 
 
 Line = bytes | TooLong
-
-
-def gap(left_out: int) -> str:
-    """What stands in a text in place of its middle."""
-    return f"\n[... {left_out} characters left out ...]\n"
 
 
 class JsonShortener:

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import anyio
 import mcp_types as types
@@ -23,6 +23,7 @@ from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from pydantic import ValidationError
 
 from agentrl.errors import AgentrlError
+from agentrl.policies.replay_verdicts import ToolEffect
 from agentrl.toolbox.api_messages import ToolInfo
 from agentrl.toolbox.http_peer import SENT, HttpPeer, Sent
 from agentrl.toolbox.stdio_transport import TOO_LONG, ServerProcess
@@ -38,6 +39,8 @@ _LATE_S = 2.0
 _MOST_TOOLS = 10_000
 SESSION_KEY = "agentrl/session"
 """Key in the metadata of a call: the session, for keyed servers."""
+EFFECT_KEY = "agentrl/effect"
+"""Key in the metadata of a listed tool: what its calls change."""
 CALL_KEY = "agentrl/call"
 """Key in the metadata of a call: its id, which is never sent twice."""
 
@@ -234,7 +237,13 @@ class Connection:
         while len(found) < _MOST_TOOLS:
             page = await client.list_tools(cursor=cursor)
             found += [
-                ToolInfo(server=self.name, name=tool.name, description=tool.description or "", schema=tool.input_schema)
+                ToolInfo(
+                    server=self.name,
+                    name=tool.name,
+                    description=tool.description or "",
+                    schema=tool.input_schema,
+                    effect=_declared_effect(tool),
+                )
                 for tool in page.tools
             ]
             cursor = page.next_cursor
@@ -341,6 +350,20 @@ class Connection:
     def _end_with(self, why: str) -> None:
         """Keep the first reason."""
         self.why = self.why or why
+
+
+def _declared_effect(tool: types.Tool) -> ToolEffect | Literal[""]:
+    """What a tool changes by its own account.
+
+    The standard hints can only make a replay more careful: a tool that only reads may still depend on its session.
+    """
+    declared = (tool.meta or {}).get(EFFECT_KEY)
+    for effect in get_args(ToolEffect):
+        if declared == effect:
+            return cast(ToolEffect, effect)
+    hints = tool.annotations
+    acts_outside = hints is not None and hints.open_world_hint is True and hints.read_only_hint is False
+    return "outside" if acts_outside else ""
 
 
 def _innermost(error: BaseException) -> str:

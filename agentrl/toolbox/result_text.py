@@ -12,7 +12,7 @@ import re
 
 import mcp_types as types
 
-from agentrl.toolbox.bounded_lines import gap
+from agentrl.toolservers.shortening import gap
 
 _GAP = re.compile(re.escape(gap(0)).replace("0", r"(\d+)"))
 FAULT_KEY = "agentrl/fault"

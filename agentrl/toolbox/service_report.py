@@ -67,6 +67,7 @@ class ServiceReporter:
                 unavailable=[server.id for server in unavailable],
                 troubles=[_trouble(server) for server in unavailable],
                 running=self._toolbox.open_sessions,
+                effects=[(tool.server, tool.name, tool.effect) for tool in self._toolbox.tools() if tool.effect],
             )
             await service_registry.report(self._database, document)
 

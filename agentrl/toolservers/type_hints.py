@@ -129,7 +129,7 @@ class Hints:
             return Many(Anything(), tuple)
         if name in _MAPPED:
             return Mapped(Anything())
-        raise self._refusal(hint, name)
+        raise self._refusal(hint, ast.unparse(hint))
 
     def _of_parts(self, hint: ast.expr, name: str, parts: list[ast.expr]) -> ArgumentType:
         if name == "Literal":

@@ -57,6 +57,7 @@ class House:
             reporting = asyncio.create_task(self._report(me))
             try:
                 await aeventually(self._is_serving)
+                await self._report_once(me)
                 yield
             finally:
                 reporting.cancel()
@@ -68,8 +69,12 @@ class House:
 
     async def _report(self, me: Service) -> None:
         while True:
-            await service_registry.report(self.db, me)
+            await self._report_once(me)
             await asyncio.sleep(1.0)
+
+    async def _report_once(self, me: Service) -> None:
+        me.effects = [(tool.server, tool.name, tool.effect) for tool in self.toolbox.tools() if tool.effect]
+        await service_registry.report(self.db, me)
 
     @contextlib.asynccontextmanager
     async def steward_up(self, owner: str = "steward-0.1") -> AsyncIterator[asyncio.Task[None]]:
@@ -204,6 +209,50 @@ async def test_a_pure_tool_is_not_called_to_rebuild(house: Start, db: Database) 
     ids = await recorded(db, ("echo", {"text": "x"}, "ok", "another"), ("refuse", {"text": "no"}, "tool_error", "no"))
     replay = await made.one(ids[1])
     assert (replay.verdict, replay.rebuilt) == ("same", [])
+
+
+OWN = """
+from agentrl.toolservers import Session, effect
+
+class Counter(Session):
+    count = 0
+
+def count(counter: Counter) -> int:
+    '''Count.'''
+    counter.count += 1
+    return counter.count
+
+@effect("pure")
+def double(number: int) -> int:
+    '''Twice the number.'''
+    return 2 * number
+
+@effect("outside")
+def order(what: str) -> str:
+    '''Order something.'''
+    return f"ordered {what}"
+"""
+
+
+async def test_what_functions_declare_holds_unless_the_run_file_says_otherwise(
+    house: Start, db: Database, tmp_path: Path
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    own = ToolServer(functions=str(file), pool=1)
+    made = await house(servers={"own": own, "trusting": own.model_copy(update={"effects": {"order": "session"}})})
+    counts = [("count", {}, "ok", str(number)) for number in (1, 2)]
+    double = ("double", {"number": 4}, "ok", "another result than it would have")
+    ids = await recorded(
+        db, counts[0], double, counts[1], ("order", {"what": "tea"}, "ok", "ordered tea"), server="own"
+    )
+    replay = await made.one(ids[2])
+    assert (replay.verdict, [one.call for one in replay.rebuilt]) == ("same", [ids[0]]), "a pure call is not run again"
+    assert (await made.one(ids[1])).verdict == "different"
+    with pytest.raises(RefusedError, match=r"own\.order acts outside"):
+        await made.ask("replay_calls", ReplayCalls(calls=(ids[3],)), dry_run=True)
+    trusted = await made.one(ids[3], server="trusting")
+    assert (trusted.verdict, trusted.effect) == ("same", "session")
 
 
 async def test_an_edited_argument_is_marked_and_shows_no_fault(house: Start, db: Database) -> None:
