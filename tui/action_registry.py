@@ -35,6 +35,7 @@ from tui.views.overview import Overview
 from tui.views.query_views import QueryPage, RecordLinksPage, StepPage, WaitsPage
 from tui.views.records import AttemptsVerb, FoldingPage, GroupPage, RecordPage, Records, TokenTree
 from tui.views.replays import ReplayPage, Replays, replay
+from tui.views.reviews import Reviews
 from tui.views.runs import Runs
 from tui.views.stored_tables import AccountPage, Checkpoints, Keys, TaskPage, Tasks
 from tui.views.tools import ToolList, Tools, ToolServers, ToolSessions
@@ -46,13 +47,13 @@ SCREENS: tuple[type[View], ...] = (Overview, Fleet, Events, Alerts, Tuning, Logs
 """The views that have a digit."""
 _PAGES: tuple[type[View], ...] = (
     *(DetailPage, UnitPage, AlertPage, KnobPage, QueryPage, StepPage, TaskPage, RecordPage, GroupPage, AccountPage),
-    *(Tasks, Checkpoints, Keys, ToolErrors, Calls, CallPage, TokenTree, Replays, ReplayPage),
+    *(Tasks, Checkpoints, Keys, ToolErrors, Calls, CallPage, TokenTree, Replays, ReplayPage, Reviews),
     *(ToolServers, Tools, ToolSessions),
 )
 KINDS: dict[str, type[View]] = {kind.name_in_registry: kind for kind in (*SCREENS, *_PAGES)}
 TABLES = (
     *("fleet", "events", "alerts", "tuning", "records", "training", "runs"),
-    *("tasks", "checkpoints", "keys", "tool-errors", "calls", "token-tree", "replays"),
+    *("tasks", "checkpoints", "keys", "tool-errors", "calls", "token-tree", "replays", "reviews"),
     *("tool-servers", "tools", "tool-sessions"),
 )
 _RECORD_LINKS = "step task record call"
@@ -252,7 +253,7 @@ ACTIONS: tuple[Action, ...] = (
     ),
     *_for_rows(
         *_in(
-            "fleet tasks records calls",
+            "fleet tasks records calls reviews",
             _("mark", "space", "mark", "For a command on several rows.", TableView.do_mark, "", 10),
             _("mark.all", "asterisk", "mark all", "Marks all rows that are shown, or removes all marks.",
               TableView.do_mark_all),
@@ -289,9 +290,28 @@ ACTIONS: tuple[Action, ...] = (
           "Tool calls one by one: all, those that failed, or those of the record.", _open_calls, "", 56)),
         *_in("calls", _("calls.failed", "f", "failed only", "Only calls that failed, or all.",
           Calls.do_calls_failed, "", 58)),
-        *_in("records", _("records.exclude", "x", "exclude",
-          "Keeps the selected or the marked records out of training.",
-          Records.do_records_exclude, "exclude_records", 54)),
+        *_in(
+            "records",
+            _("records.exclude", "x", "exclude", "Keeps the selected or the marked records out of training.",
+              Records.do_records_change, "exclude_records", 54, ("exclude",)),
+            _("records.requeue", "r", "requeue", "Attempts the seats of the selected or the marked records again.",
+              Records.do_records_change, "requeue_records", 53, ("requeue",)),
+            _("records.cancel", "K", "cancel", "Ends the selected or the marked records, and stops their episodes.",
+              Records.do_records_change, "cancel_records", 52, ("cancel",)),
+            _("records.rescore", "S", "score again", "Scores the selected or the marked records again.",
+              Records.do_records_change, "rescore_records", 51, ("rescore",)),
+            *_by(Navigation, _("list.reviews", "v", "review", "Records that a person should look at, and why.",
+              _page(Reviews), "", 49)),
+        ),
+        *_in(
+            "reviews",
+            _("review.good", "plus equals_sign", "good", "Notes on the selected or the marked records: good.",
+              Reviews.do_review, "review_records", 58, ("good",)),
+            _("review.bad", "minus", "bad", "Notes: bad. `x` in records excludes them.",
+              Reviews.do_review, "review_records", 57, ("bad",)),
+            _("review.golden", "D", "golden", "Notes: golden, good enough for a dataset.",
+              Reviews.do_review, "review_records", 56, ("golden",)),
+        ),
         *_in("records", _("records.export", "X", "export whole", "Writes whole trajectories of this filter to a file.",
           Records.do_records_export)),
         *_for_rows(*_in(_RECORD_LINKS, _("page.record", "enter", "a record", "One of its records, or another attempt.",

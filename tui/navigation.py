@@ -28,6 +28,7 @@ from tui.views.detail_pages import AlertPage, RowPage, UnitPage
 from tui.views.logs import Logs
 from tui.views.query_views import WaitsPage
 from tui.views.records import RecordPage
+from tui.views.reviews import Reviews
 from tui.views.stored_tables import AccountPage, Checkpoints, Keys, Tasks
 from tui.views.tools import ToolServers, ToolSessions
 from tui.views.tuning import Tuning
@@ -38,6 +39,7 @@ PAGES: Mapping[str, Callable[[], View]] = {
     "tasks": Tasks,
     "checkpoints": Checkpoints,
     "keys": Keys,
+    "review": Reviews,
     "accounting": AccountPage,
     "why": WaitsPage,
     "tools": ToolServers,

@@ -65,6 +65,7 @@ PAGES = (
     Stop("call page", ("7", "t", "enter")),
     Stop("step page", ("8", "home", "enter")),
     _asked("replays", "7", "V"),
+    _asked("reviews", "7", "v"),
     Stop("replay page", ("7", "V", "enter")),
     _asked("tool servers", "1", "T"),
     Stop("tools of a server", ("1", "T", "enter")),

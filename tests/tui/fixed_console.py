@@ -171,7 +171,15 @@ def narrate(script: Scripted, times: str) -> None:
 
 
 def _nothing_yet(script: Scripted) -> None:
-    for name in ("list_records", "list_steps", "list_tasks", "list_checkpoints", "list_calls", "list_replays"):
+    for name in (
+        "list_records",
+        "list_steps",
+        "list_tasks",
+        "list_checkpoints",
+        "list_calls",
+        "list_replays",
+        "list_reviews",
+    ):
         script.answers[name] = lambda _: Page(())
     script.answers["tool_errors"] = script.answers["list_keys"] = lambda _: []
     script.answers["accounting"] = lambda _: AccountReport({}, {}, {}, {}, 0, {}, (), True)

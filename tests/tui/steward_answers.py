@@ -144,6 +144,9 @@ def _replays(coordinator: Scripted, text: str, at: datetime) -> None:
         "recorded_server": "market", "server_version": f"shop 2{text}", "fault": "", "note": text,
         "arguments": {"item": text}, "rebuilt": [works | {"tool": "calculator"}], "then": late, "runs": [works, late],
     }  # fmt: skip
+    row = {"id": RECORD, "score": 1.0, "turns": 41, "generated_tokens": 9000}
+    row |= {"why": [f"it has the score 1 without an answer{text}", "it was cut off (token_limit)"]}
+    coordinator.answers["list_reviews"] = lambda _: data_commands.Page((row,))
     coordinator.answers["list_replays"] = lambda _: data_commands.Page((short | {"counts": {"runs": 2, "rebuilt": 1}},))
     coordinator.answers["show_replay"] = lambda _: data_commands.Story(whole)
 

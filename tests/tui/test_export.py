@@ -38,6 +38,7 @@ OPENS = {
     "tool-errors": ("7", "e"),
     "calls": ("7", "t"),
     "replays": ("7", "V"),
+    "reviews": ("7", "v"),
     "token-tree": ("7", "end", "enter", "b"),
 }
 

@@ -14,7 +14,7 @@ from tests.tui.conftest import HOSTILE, opened, populate
 from tests.tui.steward_answers import RECORD, answers, row, story
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
-from tui.model import data_tables
+from tui.model import data_tables, pending_commands
 from tui.model.notices import Notices
 from tui.views.records import Records
 
@@ -325,3 +325,27 @@ async def test_selected_and_marked_records_are_excluded(coordinator: Scripted) -
         await screen.press("enter")
         both = data_commands.ExcludeRecords((RECORD, "other#r1.s0.a1"))
         await aeventually(lambda: coordinator.sent("exclude_records") == [wanted, both])
+        for key, verb in (("r", "requeue"), ("K", "cancel"), ("S", "rescore")):
+            await screen.press(key)
+            await screen.shows("preview it")
+            await screen.press("enter")
+            sent = pending_commands.RECORD_VERBS[verb].args((RECORD,))
+            await aeventually(lambda verb=verb, sent=sent: coordinator.sent(f"{verb}_records") == [sent])  # type: ignore[misc]
+
+
+async def test_verdicts_are_one_key_in_the_review_queue(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    async with opened(coordinator.state_dir, (140, 24)) as screen:
+        await screen.press("7", "v")
+        await screen.shows("it has the score 1 without an answer")
+        for key, verdict in (("plus", "good"), ("minus", "bad"), ("D", "golden")):
+            await screen.press(key)
+            wanted = data_commands.ReviewRecords((RECORD,), verdict=verdict)  # type: ignore[arg-type]
+            await aeventually(lambda wanted=wanted: coordinator.sent("review_records")[-1:] == [wanted])  # type: ignore[misc]
+        await screen.press("colon")
+        await screen.type(f"review mark none {RECORD}")
+        await screen.press("enter")
+        await aeventually(lambda: coordinator.sent("review_records")[-1].verdict == "none")  # type: ignore[attr-defined]
+        await screen.press("enter")
+        await screen.shows("turn")

@@ -42,9 +42,10 @@ _VIEWS = {
 VERBS = (
     *_VIEWS,
     *("scale", "drain", "restart", "stop", "pause", "resume", "stacks", "logs", "tune", "alerts"),
-    *("tasks", "checkpoints", "rollback", "keys", "tools", "down"),
+    *("tasks", "checkpoints", "review", "rollback", "keys", "tools", "down"),
 )
 """The first words of all lines."""
+VERDICTS = ("good", "bad", "golden", "none")
 
 
 def parse(text: str, mirror: Mirror) -> PendingCommand | Destination:
@@ -86,7 +87,7 @@ class _Line:
 
     def meaning(self) -> PendingCommand | Destination:
         verb, mirror = self._verb, self._mirror
-        if (verb, self._rest[:1]) == ("records", ["exclude"]):
+        if verb == "records" and self._rest[:1] and self._rest[0] in pending_commands.RECORD_VERBS:
             return self._stored()
         if verb in _VIEWS:
             return Destination(_VIEWS[verb])
@@ -122,7 +123,7 @@ class _Line:
                 return self._tune()
             case "alerts":
                 return self._alerts()
-            case "tasks" | "checkpoints" | "keys":
+            case "tasks" | "checkpoints" | "keys" | "review":
                 return self._stored()
             case "rollback":
                 return self._rollback()
@@ -217,16 +218,18 @@ class _Line:
         return pending_commands.tune(row, row.verified().parse(self._rest[1]), self._values.get("--note", ""))
 
     def _stored(self) -> PendingCommand | Destination:
-        """`tasks requeue ID…`, `records exclude ID…`, `tasks add FILE -e NAME`, `checkpoints pin ID`,
-        `keys revoke NAME`; alone: the list."""
+        """`tasks requeue ID…`, `records exclude ID…`, `review mark VERDICT ID…`, `tasks add FILE -e NAME`,
+        `checkpoints pin ID`, `keys revoke NAME`; alone: the list."""
         verb, rest = (self._rest or ["list"])[0], self._rest[1:]
         match self._verb, verb, len(rest):
             case _, "list", _:
                 return Destination(self._verb)
             case "tasks", "requeue", count if count:
                 return pending_commands.requeue(rest, self._values.get("--note", ""))
-            case "records", "exclude", count if count:
-                return pending_commands.exclude(rest, self._values.get("--note", ""))
+            case "records", _, count if count:
+                return pending_commands.change_records(verb, rest, self._values.get("--note", ""))
+            case "review", "mark", count if count > 1:
+                return pending_commands.review(self._verdict(rest[0]), rest[1:], self._values.get("--note", ""))
             case "tasks", "add", 1 if "--environment" in self._values:
                 return pending_commands.add_tasks(rest[0], self._values["--environment"])
             case "checkpoints", "pin", 1:
@@ -236,6 +239,12 @@ class _Line:
             case "keys", "revoke", 1:
                 return pending_commands.revoke_key(rest[0])
         raise UsageError(f"`{self._verb} {verb}` is not understood so.", hint="A shell understands all of it.")
+
+    @staticmethod
+    def _verdict(word: str) -> str:
+        if word not in VERDICTS:
+            raise UsageError(f"There is no verdict {word!r}.", hint=f"Verdicts are: {', '.join(VERDICTS)}.")
+        return word
 
     def _rollback(self) -> PendingCommand:
         to, reason = self._values.get("--to", ""), self._values.get("--reason", "")

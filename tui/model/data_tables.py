@@ -94,6 +94,14 @@ def record_columns() -> tuple[Column[Row], ...]:
     )
 
 
+def review_columns() -> tuple[Column[Row], ...]:
+    def why(row: Row) -> str:
+        return "; ".join(row["why"])
+
+    shown = [column for column in record_columns() if column.name in ("order", "id", "score", "turns", "tokens")]
+    return (*shown, Column("why", "WHY", 40, lambda row, now: span(why(row), Tone.WARN), why, stretches=True))
+
+
 def step_name(row: Row) -> str:
     """An id without the start time of its trainer, because the number at its end would be cut off."""
     trainer, at, rest = str(row["id"]).partition("@")

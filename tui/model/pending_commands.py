@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.formatting.amounts import age, counted
 from agentrl.protocol import commands, data_commands
@@ -213,11 +213,39 @@ def continue_replays(operation: str) -> PendingCommand:
     return PendingCommand("continue_replays", args, "let replays go on", ("replays", "continue", operation))
 
 
-def exclude(records: Iterable[str], note: str = "") -> PendingCommand:
+class RecordVerb(NamedTuple):
+    """A command that changes records."""
+
+    command: str
+    args: Callable[..., data_commands.ChooseRecords]
+    sentence: str
+    """What it does, with `{}` for the records."""
+
+
+RECORD_VERBS: Mapping[str, RecordVerb] = {
+    "exclude": RecordVerb("exclude_records", data_commands.ExcludeRecords, "exclude {} from training"),
+    "requeue": RecordVerb("requeue_records", data_commands.RequeueRecords, "attempt the seat of {} again"),
+    "cancel": RecordVerb("cancel_records", data_commands.CancelRecords, "cancel {}"),
+    "rescore": RecordVerb("rescore_records", data_commands.RescoreRecords, "score {} again"),
+}
+"""By their words on a command line."""
+
+
+def which_records(ids: Sequence[str]) -> str:
+    return ids[0] if len(ids) == 1 else counted(len(ids), "records")
+
+
+def change_records(verb: str, records: Iterable[str], note: str = "") -> PendingCommand:
+    ids, of = tuple(records), RECORD_VERBS[verb]
+    words = ("records", verb, *ids, *(("--note", note) if note else ()))
+    return PendingCommand(of.command, of.args(ids, note=note), of.sentence.format(which_records(ids)), words)
+
+
+def review(verdict: str, records: Iterable[str], note: str = "") -> PendingCommand:
     ids = tuple(records)
-    words = ("records", "exclude", *ids, *(("--note", note) if note else ()))
-    what = f"exclude {ids[0] if len(ids) == 1 else counted(len(ids), 'records')} from training"
-    return PendingCommand("exclude_records", data_commands.ExcludeRecords(ids, note=note), what, words)
+    words = ("review", "mark", verdict, *ids, *(("--note", note) if note else ()))
+    args = data_commands.ReviewRecords(ids, note=note, verdict=verdict)  # type: ignore[arg-type]
+    return PendingCommand("review_records", args, f"note the verdict {verdict} on {which_records(ids)}", words)
 
 
 def add_tasks(file: str, environment: str) -> PendingCommand:

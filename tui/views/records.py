@@ -105,18 +105,19 @@ class Records(QueryTable, AttemptsVerb):
     def do_records_export(self) -> None:
         self.actions.exporter.ask_for_trajectories(self.filter_text)
 
-    def do_records_exclude(self) -> None:
-        """Exclude the marked records, or the selected one."""
+    def do_records_change(self, verb: str) -> None:
+        """Exclude, requeue, cancel or rescore the marked records, or the selected one."""
         if not (marked := self.marked_ids()):
             return
 
         def then(values: Values | None) -> None:
             if values is not None:
-                self.perform(pending_commands.exclude(marked, values[0].strip()))
+                self.perform(pending_commands.change_records(verb, marked, values[0].strip()))
 
-        which = marked[0] if len(marked) == 1 else counted(len(marked), "records")
+        sentence = pending_commands.change_records(verb, marked).what
         note = Field("note", hint="why; kept with them, may be empty")
-        self.app.push_screen(Form(Question(f"Exclude {which} from training", (), (note,), "preview it")), then)
+        asked = Question(f"{sentence[0].upper()}{sentence[1:]}", (), (note,), "preview it")
+        self.app.push_screen(Form(asked), then)
 
     def record_id(self) -> str | None:
         row = self.selected()
