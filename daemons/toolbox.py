@@ -15,11 +15,13 @@ import time
 from collections.abc import AsyncIterator
 
 from agentrl.config.http_token import http_token
+from agentrl.config.outside_access import OutsideAccess
 from agentrl.config.secrets import files_of_references
 from agentrl.config.serialization import config_to_plain
 from agentrl.errors import ConfigError
 from agentrl.formatting.amounts import counted
 from agentrl.http.token_server import listening
+from agentrl.mcp_endpoint.mcp_listener import mcp_listening, tokens_of
 from agentrl.store import owners, run_database
 from agentrl.store.database import Database, StoreError
 from agentrl.store.documents import Service
@@ -31,6 +33,7 @@ from agentrl.toolbox.tool_manager import ToolManager
 from agentrl.toolbox.toolbox import Quotas, Toolbox
 from agentrl.unit import Unit, run_unit
 
+log = logging.getLogger("toolbox")
 LOOK_EVERY_S = 0.5
 TOOLS_EVERY_S = 2.0
 NO_PROGRESS_AT_MOST_S = 60.0
@@ -61,7 +64,7 @@ async def main(unit: Unit) -> None:
             reporter = ServiceReporter(toolbox, database, me)
             _report_servers(unit, toolbox)
             unit.answer(ServedToolCommands(ToolManager(toolbox)).answer)
-            async with _following(reporter):
+            async with _following(reporter), _outside(unit, toolbox, config.outside):
                 unit.ready()
                 with unit.phase("serving", at_most_s=NO_PROGRESS_AT_MOST_S):
                     await _serve(unit, toolbox)
@@ -89,6 +92,25 @@ async def _following(reporter: ServiceReporter) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+@contextlib.asynccontextmanager
+async def _outside(unit: Unit, toolbox: Toolbox, access: OutsideAccess) -> AsyncIterator[None]:
+    """Serve programs outside of the run; episodes go on if that is not possible."""
+    async with contextlib.AsyncExitStack() as serving:
+        # A second toolbox of the run would find the port taken.
+        if access.port and unit.name.endswith("-0"):
+            problem = ""
+            try:
+                tokens = tokens_of(access)
+                url = await serving.enter_async_context(mcp_listening(toolbox, access, tokens))
+                log.info("programs outside of the run find its tools at %s", url)
+            except OSError as taken:
+                problem = f"the port {access.port} (outside.port) cannot be used: {taken.strerror}"
+            except ConfigError as missing:
+                problem = missing.message
+            unit.problem("outside access", problem)
+        yield
 
 
 async def _serve(unit: Unit, toolbox: Toolbox) -> None:

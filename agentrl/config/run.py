@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from agentrl.config import data_plane, policy_rules
 from agentrl.config.alerts import BUILT_IN_RULES, Alerts
 from agentrl.config.field_types import Bytes, Flag, Secret, Section
+from agentrl.config.outside_access import OutsideAccess
 from agentrl.config.paths import RUN_NAME_RULE, is_run_name
 from agentrl.config.sidecars import Sidecar, is_endpoint
 from agentrl.config.supervision_times import SupervisionTimes
@@ -101,6 +102,8 @@ class RunConfig(data_plane.DataPlane):
     """The times and counts of supervision."""
     alerts: Alerts = Alerts()
     """Rules, sinks and the ping."""
+    outside: OutsideAccess = OutsideAccess()
+    """Programs outside of the run that use its tools."""
 
     @model_validator(mode="after")
     def _whole(self) -> RunConfig:

@@ -279,7 +279,7 @@ class Toolbox:
     def _begin(self, tool: str, wanted: CallTool) -> Call:
         if not 0 < len(wanted.call) <= MOST_ID_CHARS:
             raise BadRequestError(f"A call's id has between 1 and {MOST_ID_CHARS} characters.")
-        info = self._tool(tool)
+        info = self.tool(tool)
         session = self._sessions.get(wanted.session)
         if session is None:
             why = self._memory.closed(wanted.session)
@@ -391,7 +391,7 @@ class Toolbox:
             known = ", ".join(self._servers) or "none"
             raise UnknownToolError(f"There is no tool server {name!r}; known are: {known}.") from None
 
-    def _tool(self, id: str) -> ToolInfo:
+    def tool(self, id: str) -> ToolInfo:
         """The tool of `SERVER.TOOL`. Both names may have dots: the longest server name that fits counts."""
         fitting = [name for name in self._servers if id.startswith(f"{name}.")]
         if not fitting:

@@ -12,11 +12,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psutil
 import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 
 from agentrl.config.http_token import http_token
 from agentrl.host import procfs
+from agentrl.http.free_ports import free_port
 from agentrl.protocol import messages
 from agentrl.store.database import Database
 from agentrl.store.owners import Lease
@@ -28,6 +32,8 @@ from tests.toolbox.conftest import FAULTY
 from tests.unit.fake_coordinator import Counterpart, Process
 from tests.waiting import aeventually
 
+GUEST = "the-token-of-a-guest"
+
 
 class Unit:
     """One incarnation of the unit, with two servers of which one cannot start."""
@@ -37,7 +43,7 @@ class Unit:
         self.directory = counterpart.directory
         (self.directory / "mongo").mkdir()
         (self.directory / "mongo" / "url").write_text(mongo_url)
-        config = {
+        config: dict[str, Any] = {
             "name": NAME,
             "model": {"build": "tiny"},
             "environments": {"shop": {"dataset": "train.jsonl", "tools": ["faulty", "broken"]}},
@@ -46,6 +52,9 @@ class Unit:
                 "broken": {"command": ["sh", "-c", "echo no library >&2; exit 7"], "session": "shared"},
             },
         }
+        (self.directory / "guest").write_text(GUEST)
+        self.port = free_port()
+        config["outside"] = {"port": self.port, "tokens": {"guest": f"file:{self.directory / 'guest'}"}}
         (self.directory / "config.json").write_text(json.dumps(config))
         # The counterpart's environment, with the state directory and a name of its own.
         program = self.directory / "life.py"
@@ -107,6 +116,13 @@ async def test_a_toolbox_unit_registers_serves_and_drains(unit: Unit, db: Databa
         assert (seen["AGENTRL_MARK"], seen["AGENTRL_INCARNATION"]) == (procfs.mark_of("run-uuid"), "toolbox-0.4")
         assert not {"AGENTRL_RUN", "AGENTRL_TOKEN", "AGENTRL_COORDINATOR", "AGENTRL_STATE_DIR"} & set(seen)
         await service(db, running=1)
+
+        async with (
+            httpx2.AsyncClient(headers={"Authorization": f"Bearer {GUEST}"}) as http,
+            Client(streamable_http_client(f"http://127.0.0.1:{unit.port}/mcp/faulty", http_client=http)) as guest,
+        ):
+            result = await guest.call_tool("echo", {"text": "from outside"})
+            assert [block.text for block in result.content] == ["from outside"]
 
         (server,) = unit.servers()
         unit.counterpart.tell(messages.Drain(grace_s=60))

@@ -42,7 +42,7 @@ READ_ONLY = ("--read-only",)
 
 _READS: dict[Role, tuple[str, ...]] = {
     Role.STEWARD: ("mongo", "environments", "sampling", "rollout", "training", "evaluation", "retention"),
-    Role.TOOLBOX: ("mongo", "tools"),
+    Role.TOOLBOX: ("mongo", "tools", "outside"),
     Role.ENGINE: ("mongo", "model", "engines"),
     Role.SAMPLER: ("mongo", "model", "environments", "rollout", "sampling", *_OF_GROUPS),
     Role.TRAINER: ("mongo", "model", "environments", "sampling", "training", "evaluation", "retention"),

@@ -1,0 +1,42 @@
+"""Defines who outside of a run may use its tools, and how much."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+
+from agentrl.config.field_types import Section
+from agentrl.config.secrets import SecretRef, parse_reference
+
+_Count = Annotated[int, Field(strict=True, ge=1, le=10_000)]
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,29}")
+_Token = Annotated[str, PlainValidator(lambda value: str(parse_reference(value))), WithJsonSchema({"type": "string"})]
+
+
+class OutsideAccess(Section):
+    """Programs outside of the run that use its tools over MCP."""
+
+    port: Annotated[int, Field(strict=True, ge=0, le=65_535)] = 0
+    """The port on 127.0.0.1 at which the toolbox is an MCP server; 0: none. From another host it is reached through
+    an ssh tunnel."""
+    tokens: dict[str, _Token] = Field(default_factory=dict)
+    """A name for each program, with a reference to its token, `env:NAME` or `file:PATH`."""
+    sessions: _Count = 16
+    """Sessions that one program may have open, one for each tool server that it uses in a connection."""
+    calls: _Count = 4
+    """Calls that one program may have under way."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> OutsideAccess:
+        if bool(self.port) != bool(self.tokens):
+            raise ValueError("needs both port and tokens, or neither")
+        for name in self.tokens:
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"tokens has the name {name!r}; one has small letters, digits and dashes")
+        return self
+
+    def references(self) -> dict[str, SecretRef]:
+        """Where the token of each program is."""
+        return {name: parse_reference(reference) for name, reference in self.tokens.items()}

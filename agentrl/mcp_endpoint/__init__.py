@@ -1,0 +1,10 @@
+"""The tools of a run as one MCP server (streamable HTTP), for programs outside of the run.
+
+    outside_sessions    the sessions and calls of one program, within its quotas
+    mcp_listener        the HTTP listener: tokens, paths, the MCP server of each program
+
+Invariants:
+- A request without a token of the run file gets no information.
+- A program uses only its own sessions, and takes no process of a pool that episodes need.
+- Its calls are in no statistics of the run; each session is named by the program.
+"""

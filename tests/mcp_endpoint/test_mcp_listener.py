@@ -1,0 +1,135 @@
+"""Programs outside of a run use its tools with the client of the official SDK, within their quotas."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from pydantic import ValidationError
+
+from agentrl.config.outside_access import OutsideAccess
+from agentrl.errors import ConfigError
+from agentrl.http.free_ports import free_port
+from agentrl.mcp_endpoint.mcp_listener import MOST_BODY_BYTES, mcp_listening, tokens_of
+from tests.toolbox.conftest import Hands, MakeToolbox, faulty
+from tests.waiting import aeventually
+
+TOKENS = {"notebook": "token-of-the-notebook", "robot": "token-of-the-robot"}
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+}
+ACCEPT = {"Accept": "application/json, text/event-stream"}
+
+
+@contextlib.asynccontextmanager
+async def served(hands: Hands, **quotas: int) -> AsyncIterator[str]:
+    access = OutsideAccess(port=free_port(), tokens={name: "env:UNUSED" for name in TOKENS}, **quotas)
+    async with mcp_listening(hands.toolbox, access, TOKENS) as url:
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str, name: str = "notebook") -> AsyncIterator[Client]:
+    async with (
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKENS[name]}"}, timeout=60) as http,
+        Client(streamable_http_client(url, http_client=http)) as client,
+    ):
+        yield client
+
+
+async def text(client: Client, tool: str, **arguments: Any) -> str:
+    result = await client.call_tool(tool, arguments)
+    (block,) = result.content
+    return f"error: {block.text}" if result.is_error else block.text
+
+
+async def test_client_of_the_sdk_lists_and_calls_the_tools_of_all_servers_and_of_one(make: MakeToolbox) -> None:
+    async with make({"faulty": faulty(block=("die",)), "pool": faulty(session="process", pool=1)}) as hands:
+        await hands.open("episode", "pool")
+        async with served(hands) as url:
+            async with connected(url) as client:
+                names = {tool.name: tool for tool in (await client.list_tools()).tools}
+                assert {"faulty.echo", "pool.echo", "pool.die"} <= set(names)
+                assert "faulty.die" not in names
+                assert names["faulty.echo"].input_schema["properties"] == {"text": {}}
+                assert await text(client, "faulty.echo", text="ä\n") == "ä\n"
+                # A session keeps its state, and episodes keep their processes.
+                counts = [(await text(client, "pool.count")).split()[-1] for _ in range(2)]
+                assert counts == ["1", "2"]
+                assert (await hands.call("episode", "c", "count", server="pool")).content.split()[-1] == "1"
+                assert "no words" in await text(client, "faulty.refuse", text="no words")
+                assert "no tool 'die'" in await text(client, "faulty.die")
+                others = [id for id in hands.toolbox.sessions if id != "episode"]
+                assert len(others) == 2
+                assert all(id.startswith("outside/notebook/") for id in others)
+                assert [tool.id for tool in hands.toolbox.statistics.all()] == ["pool.count"]
+            await aeventually(lambda: list(hands.toolbox.sessions) == ["episode"], what="its sessions are closed")
+            async with connected(f"{url}/pool") as client:
+                assert "echo" in {tool.name for tool in (await client.list_tools()).tools}
+                assert (await text(client, "count")).split()[-1] == "1"
+
+
+async def test_quotas_of_a_program_hold_and_leave_the_others_alone(make: MakeToolbox) -> None:
+    async with (
+        make({"one": faulty(), "two": faulty()}) as hands,
+        served(hands, sessions=1, calls=1) as url,
+        connected(url) as notebook,
+        connected(url, "robot") as robot,
+    ):
+        arguments = {"path": "/dev/null", "seconds": 1.0}
+        slow = asyncio.create_task(text(notebook, "one.note", **arguments))
+        await aeventually(lambda: hands.toolbox.running_calls == 1)
+        assert "outside.calls" in await text(notebook, "one.echo", text="x")
+        assert await text(robot, "one.echo", text="x") == "x"
+        assert await slow == "noted"
+        assert "outside.sessions" in await text(notebook, "two.echo", text="x")
+        async with httpx2.AsyncClient(headers=ACCEPT) as http:
+            bearer = {"Authorization": f"Bearer {TOKENS['notebook']}"}
+            assert (await http.post(url, json=INITIALIZE, headers=bearer)).status_code == 503
+
+
+async def test_requests_are_refused_with_a_true_status(make: MakeToolbox) -> None:
+    async with make() as hands, served(hands) as url, httpx2.AsyncClient(headers=ACCEPT) as http:
+        for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer ü".encode()}):
+            for path in ("", "/faulty", "/nothing"):
+                answer = await http.post(f"{url}{path}", json=INITIALIZE, headers=header)
+                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        http.headers["Authorization"] = f"Bearer {TOKENS['notebook']}"
+        assert (await http.post(f"{url}/nothing", json=INITIALIZE)).status_code == 404
+        assert (await http.post(url, content=b" " * (MOST_BODY_BYTES + 1))).status_code == 413
+        assert (await http.post(url, content=b"{", headers={"Content-Type": "application/json"})).status_code == 400
+        assert (await http.post(url, json=INITIALIZE, headers={"Host": "evil.example.org"})).status_code == 421
+        opened = await http.post(url, json=INITIALIZE)
+        assert opened.status_code == 200
+        session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
+        ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+        assert (await http.post(url, json=ping, headers=session)).status_code == 200
+        foreign = {**session, "Authorization": f"Bearer {TOKENS['robot']}"}
+        assert (await http.post(url, json=ping, headers=foreign)).status_code == 404
+        assert (await http.delete(url, headers=session)).status_code == 200
+        assert (await http.post(url, json=ping, headers=session)).status_code == 404
+
+
+def test_access_is_off_or_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert OutsideAccess().port == 0
+    for wrong in ({"port": 8100}, {"tokens": {"a": "env:A"}}, {"port": 1, "tokens": {"A b": "env:A"}}):
+        with pytest.raises(ValidationError):
+            OutsideAccess.model_validate(wrong)
+    with pytest.raises(ValidationError) as refused:
+        OutsideAccess.model_validate({"port": 1, "tokens": {"a": "open-sesame"}})
+    assert "must be a reference" in str(refused.value)
+    both = OutsideAccess.model_validate({"port": 1, "tokens": {"a": "env:A", "b": "env:B"}})
+    for value, other, sentence in (("short", "x" * 16, "at least 16"), ("x" * 16, "x" * 16, "twice")):
+        monkeypatch.setenv("A", value)
+        monkeypatch.setenv("B", other)
+        with pytest.raises(ConfigError, match=sentence):
+            tokens_of(both)
