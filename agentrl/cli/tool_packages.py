@@ -38,7 +38,7 @@ async def install(cli: Cli, loaded: Loaded) -> None:
         raise problem
     file = ToolLock.beside(loaded.path)
     wanted = [
-        {"name": name, "program": server.command[0], "pins": file.pins_of(name, *kind)}
+        {"name": name, "program": server.start_command[0], "pins": file.pins_of(name, *kind)}
         for name, (server, kind) in found.items()
     ]
     await _carried_out(cli, ["install"], json.dumps(wanted))

@@ -136,7 +136,7 @@ class ToolServer(Section):
     workspace: str = ""
     """With `shipped: files`: a directory that each session gets a copy of; relative to the run file."""
     python: PackagesOrWords = None
-    """With `command`: Python packages that are installed for this server, in a virtual environment of its own."""
+    """Not with an address: Python packages that are installed for this server, in a virtual environment of its own."""
     npm: PackagesOrWords = None
     """With `command`: npm packages that are installed for this server, in a directory of its own."""
     cwd: str = ""
@@ -193,7 +193,12 @@ class ToolServer(Section):
     def start_command(self) -> tuple[str, ...]:
         """The command of a server over stdio; empty for a server behind an address."""
         return self.command or own_tool_servers.command_of(
-            self.functions, self.shipped, corpus=self.corpus, workspace=self.workspace, timeout_s=self.timeout_s
+            self.functions,
+            self.shipped,
+            corpus=self.corpus,
+            workspace=self.workspace,
+            timeout_s=self.timeout_s,
+            has_packages=self.python is not None,
         )
 
     @model_validator(mode="before")
@@ -212,6 +217,7 @@ class ToolServer(Section):
             workspace=self.workspace,
             session=self.session,
             sandbox=self.sandbox.kind,
+            has_npm=self.npm is not None,
         ):
             raise ValueError(problem)
         if self.address and not _ADDRESS.match(self.address):
@@ -222,7 +228,7 @@ class ToolServer(Section):
             raise ValueError("sandbox is for a server with a command; one behind an address runs elsewhere")
         if self.python and self.npm:
             raise ValueError("has python and npm; a server has packages of one kind")
-        if (self.python or self.npm) and (not self.command or self.sandbox.kind == "container"):
+        if (self.python or self.npm) and (self.address or self.sandbox.kind == "container"):
             raise ValueError("python and npm are for a server with a command whose sandbox is not a container")
         if not self.address and (self.token or self.headers):
             raise ValueError("token and headers are for a server with an address; others get their secrets by env")

@@ -35,11 +35,11 @@ def with_defaults(plain: Any) -> Any:
 
 
 def command_of(
-    functions: str, shipped: Shipped, *, corpus: Sequence[str], workspace: str, timeout_s: float
+    functions: str, shipped: Shipped, *, corpus: Sequence[str], workspace: str, timeout_s: float, has_packages: bool
 ) -> tuple[str, ...]:
     """The command that starts the server; empty if neither is set."""
     # The program is named by its path, because a virtual environment of the server does not have agentrl.
-    start = ("{python}", _PROGRAM)
+    start = ("python" if has_packages else "{python}", _PROGRAM)
     match shipped:
         case "python":
             return (*start, "python", "--cell-s", f"{timeout_s * _CELL_SHARE:g}")
@@ -53,7 +53,14 @@ def command_of(
 
 
 def problem_of(
-    functions: str, shipped: Shipped, *, corpus: Sequence[str], workspace: str, session: str, sandbox: str
+    functions: str,
+    shipped: Shipped,
+    *,
+    corpus: Sequence[str],
+    workspace: str,
+    session: str,
+    sandbox: str,
+    has_npm: bool,
 ) -> str:
     """Why these keys do not go together; empty if they do."""
     if (shipped == "search") != bool(corpus):
@@ -62,6 +69,8 @@ def problem_of(
         return "workspace is for shipped: files"
     if shipped in ("python", "files") and session != "process":
         return f"session must be process for shipped: {shipped}, which keeps the state of one episode"
+    if (functions or shipped) and has_npm:
+        return "npm is for a server with a command; functions and shipped servers are Python"
     if (functions or shipped) and sandbox == "container":
         return "functions and shipped servers run with the Python of the run, which no container has"
     return ""

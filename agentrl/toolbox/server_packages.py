@@ -46,7 +46,7 @@ class ServerPackages:
         found = packages_of(self._server)
         assert found is not None
         pins = kept_pins(self._name, found[1], self._run_dir)
-        wanted = [{"name": self._name, "program": self._server.command[0], "pins": pins}]
+        wanted = [{"name": self._name, "program": self._server.start_command[0], "pins": pins}]
         program = [sys.executable, "-m", "agentrl.tool_environments", "install"]
         process = await asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE, start_new_session=True)
         try:

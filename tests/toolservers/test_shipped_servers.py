@@ -206,6 +206,8 @@ def test_code_of_a_model_needs_its_sandbox(folder: Path) -> None:
     assert ToolServer.model_validate({"shipped": "python", "sandbox": {"network": True}}).sandbox.required
     assert ToolServer.model_validate({"shipped": "python", "sandbox": "none"}).sandbox.kind == "none"
     assert ToolServer.model_validate({"shipped": "calculator"}).session == "shared"
+    packages = ToolServer.model_validate({"functions": "x.py", "python": "numpy==2.0.0"})
+    assert packages.start_command == ("python", str(PROGRAM), "functions", "x.py"), "of its virtual environment"
 
 
 @pytest.mark.parametrize(
@@ -216,6 +218,7 @@ def test_code_of_a_model_needs_its_sandbox(folder: Path) -> None:
         ("{shipped: files, session: shared}", "session must be process"),
         ("{shipped: calculator, workspace: x}", "workspace is for shipped: files"),
         ("{shipped: shell}", "shipped"),
+        ("{functions: x.py, npm: left-pad@1.0.0}", "functions and shipped servers are Python"),
     ],
 )
 def test_keys_that_do_not_go_together_are_refused(folder: Path, section: str, why: str) -> None:
