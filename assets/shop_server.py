@@ -18,21 +18,21 @@ Invariants:
 from __future__ import annotations
 
 import argparse
-import ast
 import asyncio
 import hashlib
 import importlib.util
 import json
 import math
-import operator
 import os
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from agentrl.toolservers.calculator import ARITHMETIC, CalculationError, Evaluation
 
 if TYPE_CHECKING:  # the SDK is slow to import, and the dataset needs this module without it
     from mcp.server.lowlevel import Server
@@ -57,14 +57,6 @@ CALL_KEY = "agentrl/call"
 MOST_SESSIONS = 20_000
 _MOST_CHARS = 200
 _MOST_DIGITS = 30
-_OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.UAdd: operator.pos,
-    ast.USub: operator.neg,
-}
 
 
 class BadRequestError(Exception):
@@ -84,46 +76,23 @@ def price_of(item: str) -> int:
 
 def value_of(expression: str, ans: Fraction | None = None) -> Fraction:
     """The value of an expression. Raises BadRequestError if it is invalid, too large, or divides by zero."""
-    if len(expression) > _MOST_CHARS:
-        raise BadRequestError("too long")
+    evaluation = Evaluation(
+        names={} if ans is None else {"ans": ans},
+        operators=ARITHMETIC,
+        functions=False,
+        most_chars=_MOST_CHARS,
+        most_digits=_MOST_DIGITS,
+    )
     try:
-        tree = ast.parse(expression.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise BadRequestError(f"not an expression: {expression}") from None
-    return _evaluated(tree.body, ans)
+        return evaluation.value_of(expression)
+    except CalculationError as wrong:
+        why = str(wrong)
+        raise BadRequestError("there is no last result yet" if why == "not understood: ans" else why) from None
 
 
 def written(value: Fraction) -> str:
     """The number with at most four decimals."""
     return str(value.numerator) if value.denominator == 1 else f"{float(value):.4f}".rstrip("0").rstrip(".")
-
-
-def _evaluated(node: ast.AST, ans: Fraction | None) -> Fraction:
-    match node:
-        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            return _checked(number)
-        case ast.Name(id="ans"):
-            if ans is None:
-                raise BadRequestError("there is no last result yet")
-            return ans
-        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_evaluated(operand, ans))
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            try:
-                return _checked(_OPERATORS[type(op)](_evaluated(left, ans), _evaluated(right, ans)))
-            except ZeroDivisionError:
-                raise BadRequestError("division by zero") from None
-        case _:
-            raise BadRequestError(f"not understood: {ast.unparse(node)}")
-
-
-def _checked(number: Fraction | float) -> Fraction:
-    if isinstance(number, float) and not math.isfinite(number):
-        raise BadRequestError("too large")
-    value = Fraction(str(number)) if isinstance(number, float) else Fraction(number)
-    if max(abs(value.numerator), value.denominator) >= 10**_MOST_DIGITS:
-        raise BadRequestError("too large")
-    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,6 @@ class Evaluation:
                 return self._checked(self.operators[type(op)](self._value(left), self._value(right)))
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if self.functions and name in _FUNCTIONS:
                 return self._called(name, [self._value(each) for each in args])
-            case ast.Name(id=name):
-                raise CalculationError(f"not understood: {name} has no value")
             case _:
                 raise CalculationError(f"not understood: {ast.unparse(node)}")
 

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ SESSION_KEY = "agentrl/session"
 """Key in the metadata of a call: its session, of a server that keeps several."""
 MOST_LINE_BYTES = 64 << 20
 MOST_RESULT_CHARS = 1 << 20
+LAST_CALLS_WITHIN_S = 0.5
+_LOOK_EVERY_S = 0.01
 _PARSE_ERROR, _INVALID_REQUEST, _UNKNOWN_METHOD, _INVALID_PARAMS = -32700, -32600, -32601, -32602
 _PYTHON_FRAMES = 3
 """Of a traceback, for the log."""
@@ -115,6 +118,10 @@ class Server:
                 self._refuse(None, _INVALID_REQUEST, f"a request may have {MOST_LINE_BYTES} bytes")
             elif line.strip():
                 self._take(line)
+        # A client may close stdin behind its last request.
+        until = time.monotonic() + LAST_CALLS_WITHIN_S
+        while self._calls and time.monotonic() < until:
+            time.sleep(_LOOK_EVERY_S)
         self._end()
 
     def _end(self) -> None:
@@ -186,10 +193,10 @@ class Server:
         self._finish(id, call, text, failed=failed)
 
     def _finish(self, id: object, call: Call, text: str, *, failed: bool) -> None:
-        with self._lock:
-            self._calls.pop(json.dumps(id), None)
         if not call.cancelled.is_set():
             self._send(id, {"content": [{"type": "text", "text": text}], "isError": failed})
+        with self._lock:
+            self._calls.pop(json.dumps(id), None)
 
     def _cancel(self, id: object) -> None:
         with self._lock:

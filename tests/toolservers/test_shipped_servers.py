@@ -285,6 +285,8 @@ def test_broken_messages_are_refused_and_the_server_goes_on() -> None:
         *MESSAGES,
         '{"jsonrpc": "2.0", "method": "notifications/x"}',
         '{"jsonrpc": "2.0", "id": 9, "method": "ping"}',
+        '{"jsonrpc": "2.0", "id": 10, "method": "tools/call",'
+        ' "params": {"name": "calculate", "arguments": {"expression": "6*7"}}}',
     ]
     done = subprocess.run(
         [sys.executable, str(PROGRAM), "calculator"],
@@ -294,8 +296,9 @@ def test_broken_messages_are_refused_and_the_server_goes_on() -> None:
         timeout=60,
     )
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [answer["error"]["code"] for answer in answers[:-1]] == list(MESSAGES.values())
-    assert (answers[-1]["id"], answers[-1]["result"], done.returncode) == (9, {}, 0)
+    assert [answer["error"]["code"] for answer in answers[:-2]] == list(MESSAGES.values())
+    assert (answers[-2]["id"], answers[-2]["result"], done.returncode) == (9, {}, 0)
+    assert answers[-1]["result"]["content"][0]["text"] == "42", "also if stdin ends behind the request"
 
 
 def test_a_server_starts_without_heavy_imports_and_without_agentrl(folder: Path) -> None:
