@@ -34,6 +34,7 @@ from agentrl.config.data_plane import Environment, ToolServer
 from agentrl.config.load import load_config
 from agentrl.config.paths import home, state_dir
 from agentrl.config.run import RunConfig
+from agentrl.config.tool_lock import packages_of
 from agentrl.config.tool_sandbox import Sandbox
 from agentrl.control.persistence.state_lock import refuse_network_file_system
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
@@ -45,6 +46,7 @@ from agentrl.store import datasets
 from agentrl.store.datasets import Row
 from agentrl.store.demonstrations import parser_of, read_demonstrations
 from agentrl.store.mongod_binary import find_mongod, mongod_version
+from agentrl.tool_environments import npm_packages, python_packages
 from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, cannot_listen, hub_address, tcp_triplet, why_not_free
 
 PYTHON_AT_LEAST = (3, 11)
@@ -82,6 +84,7 @@ def examine(config: RunConfig | None = None) -> Iterator[Check]:
     yield check_clock(time.time, time.monotonic, time.sleep)
     yield check_mongod(needed=config is not None and config.has_mongo)
     yield from check_sandboxes(config.tools if config is not None else {})
+    yield from check_tool_packages(config.tools if config is not None else {})
     yield check_gpu(shutil.which("nvidia-smi"))
     yield check_terminal(sys.stdout.isatty(), os.environ.get("TERM", ""), locale.getpreferredencoding(False))
     if config is not None:
@@ -228,6 +231,27 @@ def check_sandboxes(servers: Mapping[str, ToolServer]) -> Iterator[Check]:
     if not weaker:
         of_run = f"{len(kinds)} tool servers" if servers else "Tool servers"
         yield Check("sandboxes", "ok", f"{of_run} get the sandboxes that they are configured for.")
+
+
+def check_tool_packages(servers: Mapping[str, ToolServer]) -> Iterator[Check]:
+    """Whether the packages that tool servers name can be installed here; nothing if they name none."""
+    named = {name: found for name, each in servers.items() if (found := packages_of(each))}
+    if not named:
+        return
+    title = "tool packages"
+    if loose := [name for name, (_, packages) in named.items() if not packages.locked]:
+        sentence = f"The lock file does not pin the packages of {', '.join(loose)}."
+        yield Check(title, "fail", sentence, "Pin them: `agentrl tools lock RUN.yaml`.")
+    try:
+        python_packages.refuse_without_pip()
+    except ConfigError as missing:
+        yield Check(title, "fail", missing.message, missing.hint)
+    else:
+        yield Check(title, "ok", f"Packages of {len(named)} tool servers can be installed with pip.")
+    if any(kind == "npm" for kind, _ in named.values()) and (lacks := npm_packages.lacks_node()):
+        sentence = f"npm packages run with the Node.js of a wheel: {lacks}."
+        hint = f"Install Node.js {npm_packages.LEAST_NODE} or newer with npm to save a download of 60 MB."
+        yield Check(title, "warn", sentence, hint)
 
 
 def check_gpu(tool: str | None) -> Check:

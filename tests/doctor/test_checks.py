@@ -15,8 +15,10 @@ import pytest
 
 from agentrl import doctor
 from agentrl.config.data_plane import ToolServer
+from agentrl.config.tool_packages import Packages
 from agentrl.config.tool_sandbox import Sandbox
 from agentrl.errors import ConfigError, ExitCode
+from agentrl.tool_environments import npm_packages, python_packages
 
 
 def run(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -226,3 +228,19 @@ def test_a_missing_sandbox_is_a_warning_and_a_required_one_a_failure(monkeypatch
     assert (first.verdict, second.verdict) == ("warn", "fail")
     assert first.sentence.startswith("The tool server a runs without a sandbox: bubblewrap")
     assert second.sentence.startswith("The tool server b is not started: bubblewrap")
+
+
+def test_packages_of_tool_servers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_pip = Packages.model_validate({"packages": "git"})
+    servers = {
+        "git": ToolServer(command=("git",), python=of_pip),
+        "memory": ToolServer(command=("m",), npm=Packages.model_validate({"packages": "memory"})),
+    }
+    monkeypatch.setattr(npm_packages, "lacks_node", lambda: "node is not installed")
+    loose, pip, node = doctor.check_tool_packages(servers)
+    assert (loose.verdict, pip.verdict, node.verdict) == ("fail", "ok", "warn")
+    assert "git, memory" in loose.sentence
+    assert "node is not installed" in node.sentence
+    monkeypatch.setattr(python_packages, "find_spec", lambda name: None)
+    assert "ensurepip" in list(doctor.check_tool_packages({"git": servers["git"]}))[1].hint
+    assert list(doctor.check_tool_packages({"plain": ToolServer(command=("x",))})) == []
