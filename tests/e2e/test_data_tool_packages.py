@@ -1,0 +1,83 @@
+"""Packages of a tool server, from the run file to a toolbox that serves: refused, failed, installed, and made again."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.tool_lock import ToolLock
+from agentrl.errors import ExitCode
+from tests.e2e.running import Run, running
+from tests.tool_environments.conftest import Workplace
+from tests.waiting import eventually
+
+WITHIN_S = 120.0
+SERVER = f"""
+import os
+
+def main():
+    os.execv({sys.executable!r}, [{sys.executable!r}, "-m", "assets.shop_server", "--no-faults"])
+"""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def _serves(run: Run) -> bool:
+    return "1 of 1 server serves" in run.unit_row("toolbox-0").status
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    yield from running(tmp_path, f"t-{uuid.uuid4().hex[:8]}", factor=0.3)
+
+
+def test_packages_are_pinned_installed_and_made_again(run: Run, tmp_path: Path) -> None:
+    place = Workplace(tmp_path)
+    place.wheel("shop-server", code=SERVER)
+    run.environ |= place.env
+    (tmp_path / "train.jsonl").write_text('{"query": "what?", "answer": "1"}\n')
+    run.config |= {
+        "environments": {"shop": {"dataset": "train.jsonl", "tools": ["shop"]}},
+        "tools": {"shop": {"python": "shop-server", "command": ["shop-server"], "session": "keyed"}},
+        "model": {"build": "tiny"},
+        "rollout": {"samplers": 0},
+        "training": {"frozen": True},
+        "inherit": ["PIP_NO_INDEX", "PIP_FIND_LINKS"],
+    }
+    run.write()
+    code, refused = run.cli("up", str(run.file), check=False)
+    assert (code, run.state_dir.exists()) == (ExitCode.CONFIG, False)
+    assert "run.tools.lock does not pin shop-server" in refused["error"]["message"]
+
+    lock = Path(run.cli("tools", "lock", str(run.file))["lock"])
+    assert list(ToolLock.beside(run.file).servers) == ["shop"]
+    assert lock.exists()
+    (wheel,) = place.index.iterdir()
+    kept = wheel.rename(tmp_path / wheel.name)
+    failed = run.raw("up", str(run.file))
+    assert (failed.returncode, run.state_dir.exists()) == (ExitCode.FAILED, False)
+    assert "The packages of shop were not installed: No matching distribution found" in failed.stderr
+    assert (place.installed, place.remains) == ([], [])
+
+    kept.rename(wheel)
+    started = run.raw("up", str(run.file), "--no-wait", within_s=WITHIN_S)
+    assert started.returncode == 0, started.stderr
+    assert "The packages of shop are installed: 1 package" in started.stderr
+    eventually(lambda: _serves(run), within_s=WITHIN_S)
+    run.cli("tools", "environments", "--remove-unused")
+    (environment,) = place.installed
+    (listed,) = run.cli("tools", "environments")
+    assert (listed["path"], listed["in_use"]) == (str(environment), True)
+
+    # The lock file is for the next `up`; the run has its pins.
+    lock.unlink()
+    shutil.rmtree(place.cache)
+    before = run.incarnations()["toolbox-0"]
+    run.cli("restart", "toolbox-0", "--yes", "--no-wait")
+    run.wait_incarnation("toolbox-0", before, within_s=WITHIN_S)
+    eventually(lambda: _serves(run), within_s=WITHIN_S)
+    assert place.installed == [environment]
