@@ -19,7 +19,7 @@ from agentrl.errors import OperationFailedError
 WITHIN_S = 1_200.0
 _ELSEWHERE = ("PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV", "PIP_ROOT", "PIP_TARGET", "PIP_USER", "PYTHONHOME", "PYTHONPATH")
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]*@")
-_CODE = re.compile(r"(code\s+)?E?[A-Z0-9]+\b(?!\.)\s*")
+_CODE = re.compile(r"^(code\s+)?(E[A-Z0-9]+|\d{3}|notarget)\b\s*")
 _NO_REASON = ("A complete log", "Note that you can", "This is not", "verbose stack", "errno", "syscall")
 
 
@@ -67,8 +67,8 @@ def reason_in(output: str) -> str:
         useful = [line for line in pip if "for help visit" not in line]
         return (useful or pip)[-1]
     npm = [line.partition(" ")[2].partition(" ")[2] for line in lines if line.startswith(("npm error", "npm ERR!"))]
-    if told := [_CODE.sub("", line, count=1).strip() for line in npm if not line.startswith(_NO_REASON)]:
-        return next((line for line in told if line), "")
+    if stated := [_CODE.sub("", line, count=1).strip() for line in npm if not line.startswith(_NO_REASON)]:
+        return next((line for line in stated if line), "")
     return lines[-1] if lines else ""
 
 
