@@ -26,6 +26,9 @@ def with_defaults(plain: Any) -> Any:
     if filled["shipped"] in STATELESS:
         filled.setdefault("session", "shared")
     if filled["shipped"] == "python":
+        # What takes too long or dies is the code of the model.
+        filled.setdefault("timeout_means", "policy")
+        filled.setdefault("crash_means", "policy")
         sandbox = filled.get("sandbox", {})
         sandbox = {"kind": sandbox} if isinstance(sandbox, str) else sandbox
         if isinstance(sandbox, dict) and sandbox.get("kind", "process") != "none":

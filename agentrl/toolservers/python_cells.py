@@ -31,7 +31,8 @@ from agentrl.toolservers.user_names import ToolError
 MOST_OUTPUT_CHARS = 16_000
 MOST_CODE_CHARS = 200_000
 CELL_S = 24.0
-INTERRUPTED_WITHIN_S = 2.0
+INTERRUPTED_WITHIN = 0.125
+"""Of the time of a cell: how long an interrupted one may take to end."""
 _LOOK_EVERY_S = 0.1
 _MOST_ANSWER_BYTES = 4_096
 _CHUNK = 65_536
@@ -102,7 +103,7 @@ class Interpreter:
                 if late or (call.cancelled.is_set() and not interrupted):
                     interrupted = f"[interrupted after {within_s:g} s]" if late else "[interrupted]"
                     self._process.send_signal(signal.SIGINT)
-                    deadline = time.monotonic() + INTERRUPTED_WITHIN_S
+                    deadline = time.monotonic() + within_s * INTERRUPTED_WITHIN
         except (_LostError, OSError) as lost:
             self.end()
             self._read_output(output)

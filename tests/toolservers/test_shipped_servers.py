@@ -193,7 +193,8 @@ async def test_attacks_from_python_cells_reach_nothing_and_end(started: Tools, f
         lost = await run("import os; os.kill(os.getpid(), 9)")
         assert "killed by SIGKILL; its variables are lost" in lost.content
         stubborn = await run("import signal; signal.signal(2, signal.SIG_IGN)\nwhile True: pass")
-        assert "could not be interrupted" in stubborn.content or stubborn.status == "timeout"
+        assert (stubborn.status, stubborn.error_class) == ("tool_error", "policy")
+        assert "it could not be interrupted; its variables are lost" in stubborn.content
         assert (await run(FORKS)).content.split()[-1] == "unavailable"
         full = await run("1")
         assert (full.status, full.error_class) == ("tool_error", "policy"), "its own processes are in its way"
@@ -205,6 +206,7 @@ def test_code_of_a_model_needs_its_sandbox(folder: Path) -> None:
     assert ToolServer.model_validate({"shipped": "python"}).sandbox.required
     assert ToolServer.model_validate({"shipped": "python", "sandbox": {"network": True}}).sandbox.required
     assert ToolServer.model_validate({"shipped": "python", "sandbox": "none"}).sandbox.kind == "none"
+    assert ToolServer.model_validate({"shipped": "python"}).crash_means == "policy"
     assert ToolServer.model_validate({"shipped": "calculator"}).session == "shared"
     packages = ToolServer.model_validate({"functions": "x.py", "python": "numpy==2.0.0"})
     assert packages.start_command == ("python", str(PROGRAM), "functions", "x.py"), "of its virtual environment"
