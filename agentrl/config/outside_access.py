@@ -16,15 +16,14 @@ _Token = Annotated[str, PlainValidator(lambda value: str(parse_reference(value))
 
 
 class OutsideAccess(Section):
-    """Programs outside of the run that use its tools over MCP."""
+    """Programs outside of the run that use its tools, over MCP or plain HTTP."""
 
     port: Annotated[int, Field(strict=True, ge=0, le=65_535)] = 0
-    """The port on 127.0.0.1 at which the toolbox is an MCP server; 0: none. From another host it is reached through
-    an ssh tunnel."""
+    """The port on 127.0.0.1 for them; 0: none. From another host it is reached through an ssh tunnel."""
     tokens: dict[str, _Token] = Field(default_factory=dict)
     """A name for each program, with a reference to its token, `env:NAME` or `file:PATH`."""
     sessions: _Count = 16
-    """Sessions that one program may have open, one for each tool server that it uses in a connection."""
+    """Sessions that one program may have open. Over MCP a connection has one for each tool server that it uses."""
     calls: _Count = 4
     """Calls that one program may have under way."""
 

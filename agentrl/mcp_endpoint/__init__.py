@@ -1,6 +1,7 @@
-"""The tools of a run as one MCP server (streamable HTTP), for programs outside of the run.
+"""The tools of a run for programs outside of it: as one MCP server (streamable HTTP), and as `/mcpapi` by plain HTTP.
 
     outside_sessions    the sessions and calls of one program, within its quotas
+    http_api            `/mcpapi` and its OpenAPI document
     mcp_listener        the HTTP listener: tokens, paths, the MCP server of each program
 
 Invariants:

@@ -18,13 +18,14 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from agentrl.config.outside_access import OutsideAccess
 from agentrl.config.secrets import resolve_secret
 from agentrl.errors import ConfigError
 from agentrl.http.token_server import listening
+from agentrl.mcp_endpoint import http_api
 from agentrl.mcp_endpoint.outside_sessions import OutsideSessions
 from agentrl.toolbox.api_messages import ToolboxError, ToolInfo
 from agentrl.toolbox.toolbox import Toolbox
@@ -69,7 +70,7 @@ class _Program:
 
     def __init__(self, name: str, toolbox: Toolbox, access: OutsideAccess) -> None:
         self._toolbox = toolbox
-        self._sessions = OutsideSessions(name, toolbox, access)
+        self.sessions = OutsideSessions(name, toolbox, access)
         self._server = Server("agentrl", on_list_tools=self._list, on_call_tool=self._call)
         self._manager = StreamableHTTPSessionManager(
             self._server,
@@ -81,14 +82,21 @@ class _Program:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        async with self._manager.run():
-            yield
-        await self._sessions.close("")
+        try:
+            async with self._manager.run():
+                yield
+        except BaseExceptionGroup as group:
+            # Errors of the body reach the caller unchanged.
+            if len(group.exceptions) == 1:
+                raise group.exceptions[0] from None
+            raise
+        finally:
+            await self.sessions.close("")
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._manager.handle_request(scope, receive, send)
         if scope["method"] == "DELETE" and (connection := _connection(Request(scope))):
-            await self._sessions.close(connection)
+            await self.sessions.close(connection)
 
     async def _list(
         self, context: ServerRequestContext, params: types.PaginatedRequestParams | None
@@ -101,7 +109,7 @@ class _Program:
         tool = f"{server}.{params.name}" if server else params.name
         connection = _connection(context.request) if isinstance(context.request, Request) else ""
         try:
-            answer = await self._sessions.call(connection, tool, params.arguments or {})
+            answer = await self.sessions.call(connection, tool, params.arguments or {})
         except ToolboxError as refused:
             wait = f" Try again after {refused.retry_after_s:.1f} s." if refused.retry_after_s else ""
             return _result(f"{refused}{wait}", is_error=True)
@@ -116,6 +124,7 @@ class _Listener:
 
     def __init__(self, toolbox: Toolbox, programs: Mapping[str, _Program], tokens: Mapping[str, str]) -> None:
         self._toolbox = toolbox
+        self._api = http_api.HttpApi(toolbox)
         self._programs = programs
         self._tokens = {name: f"Bearer {token}".encode() for name, token in tokens.items()}
 
@@ -124,20 +133,23 @@ class _Listener:
         given = request.headers.get("authorization", "").encode()
         # All are compared, so the time does not show which one is close.
         names = [name for name, token in self._tokens.items() if hmac.compare_digest(given, token)]
-        refusal = None
+        over_http = request.url.path.startswith(f"{http_api.PATH}/")
+        answer: Response | None = None
         if not names:
-            refusal = _refusal(401, "A token of the run file (outside.tokens) is needed.")
+            answer = _refusal(401, "A token of the run file (outside.tokens) is needed.", plain=over_http)
+        elif over_http:
+            answer = await self._api.answer(Request(scope, receive), self._programs[names[0]].sessions)
         elif not self._exists(request.url.path):
-            refusal = _refusal(404, f"The tools are at {PATH}, those of one server at {PATH}/SERVER.")
+            answer = _refusal(404, f"The tools are at {PATH}, those of one server at {PATH}/SERVER.")
         elif (
             request.headers.get("mcp-protocol-version", HANDSHAKE_PROTOCOL_VERSIONS[0])
             not in HANDSHAKE_PROTOCOL_VERSIONS
         ):
-            refusal = _refusal(
+            answer = _refusal(
                 400, f"Bad Request: Unsupported protocol version; supported: {HANDSHAKE_PROTOCOL_VERSIONS}"
             )
-        if refusal is not None:
-            await refusal(scope, receive, send)
+        if answer is not None:
+            await answer(scope, receive, send)
         else:
             await self._programs[names[0]].serve(scope, receive, send)
 
@@ -165,7 +177,13 @@ def _result(text: str, *, is_error: bool) -> types.CallToolResult:
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=is_error)
 
 
-def _refusal(status: int, sentence: str) -> JSONResponse:
-    body = {"jsonrpc": "2.0", "id": None, "error": {"code": types.INVALID_REQUEST, "message": sentence}}
+def _refusal(status: int, sentence: str, *, plain: bool = False) -> JSONResponse:
+    body: dict[str, object] = {
+        "jsonrpc": "2.0",
+        "id": None,
+        "error": {"code": types.INVALID_REQUEST, "message": sentence},
+    }
+    if plain:
+        body = {"error": {"kind": "token", "message": sentence, "retry_after_s": 0.0}}
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     return JSONResponse(body, status, headers)

@@ -119,6 +119,12 @@ async def test_requests_are_refused_with_a_true_status(make: MakeToolbox) -> Non
         assert (await http.post(url, json=ping, headers=session)).status_code == 404
 
 
+async def test_errors_of_the_toolbox_pass_the_listener_unchanged(make: MakeToolbox) -> None:
+    with pytest.raises(ConfigError, match="of the toolbox"):
+        async with make({}) as hands, served(hands):
+            raise ConfigError("An error of the toolbox.")
+
+
 def test_access_is_off_or_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     assert OutsideAccess().port == 0
     for wrong in ({"port": 8100}, {"tokens": {"a": "env:A"}}, {"port": 1, "tokens": {"A b": "env:A"}}):
