@@ -100,6 +100,7 @@ def _show(story: RecordStory) -> None:
 
 def _show_training(story: RecordStory) -> None:
     from agentrl.cli import output
+    from agentrl.formatting import record_text
     from agentrl.formatting.amounts import counted
 
     record, training = story.record, story.training
@@ -110,6 +111,8 @@ def _show_training(story: RecordStory) -> None:
     parts.append(f"{counted(record['turns'], 'turns')}, {counted(record['generated_tokens'], 'tokens')}")
     parts += [f"trained in {step}" for step in training.get("trained_in", ())]
     output.say(f"  {', '.join(parts)}")
+    for line in record_text.decisions(record):
+        output.say(f"  {line}")
 
 
 def _show_lineage(record: Row) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from agentrl.formatting import record_text
 from agentrl.formatting.amounts import counted
 from agentrl.formatting.row_text import state_since, unit_summary, uptime
 from agentrl.protocol.messages import Wait
@@ -61,3 +62,17 @@ def test_unit_that_was_lost_meanwhile_is_ready_since_it_became_ready() -> None:
     back = msgspec.structs.replace(row, state=UnitState.READY, reason="its host is back", since_at=NOW - 1)
     assert state_since(back) == NOW - 10
     assert state_since(msgspec.structs.replace(back, state=UnitState.LOST)) == NOW - 1
+
+
+def test_decisions_about_a_record_are_sentences() -> None:
+    assert record_text.decisions({"id": "r", "rescore": None, "review": None}) == []
+    review = {"verdict": "golden", "who": "ada", "note": "short"}
+    record = {"scores_before": [0.0, 1.0], "requeued_by": "op-1", "review": review, "rescore": {"wanted": True}}
+    assert record_text.decisions(record) == [
+        "scored again; before: 0, 1",
+        "waits to be scored again by a sampler",
+        "requeued: another attempt has its seat",
+        "review: golden by ada: short",
+    ]
+    (kept,) = record_text.decisions({"rescore": {"wanted": False, "error": "the judge is away"}})
+    assert kept == "kept its score: the judge is away"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from agentrl.formatting import tool_call_text
+from agentrl.formatting import record_text, tool_call_text
 from agentrl.formatting.amounts import counted
 from agentrl.formatting.safe_text import sanitise, sanitise_lines
 from agentrl.protocol.data_commands import RecordStory, TokenStretch
@@ -93,6 +93,7 @@ def _facts(story: RecordStory) -> str:
         counted(record.get("generated_tokens") or 0, "tokens"),
     ]
     parts += [f"trained in {step}" for step in training.get("trained_in", ())]
+    parts += record_text.decisions(record)
     return " · ".join(part for part in parts if part)
 
 

@@ -1,0 +1,24 @@
+"""Formats what people decided about a record, the same on the command line and in the console."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def decisions(record: Mapping[str, Any]) -> list[str]:
+    """One sentence each: another score, another attempt, a verdict."""
+    lines = []
+    if before := record.get("scores_before"):
+        lines.append(f"scored again; before: {', '.join(f'{score:.4g}' for score in before)}")
+    rescore = record.get("rescore") or {}
+    if rescore.get("wanted"):
+        lines.append("waits to be scored again by a sampler")
+    elif rescore.get("error"):
+        lines.append(f"kept its score: {rescore['error']}")
+    if record.get("requeued_by"):
+        lines.append("requeued: another attempt has its seat")
+    if review := record.get("review"):
+        note = f": {review['note']}" if review.get("note") else ""
+        lines.append(f"review: {review['verdict']} by {review['who']}{note}")
+    return lines
