@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentrl.errors import AgentrlError, RefusedError, UsageError
+from agentrl.errors import RefusedError, UnknownNameError, UsageError
 from agentrl.filters.mongo import Query
 from agentrl.formatting.amounts import counted
 from agentrl.formatting.sentences import few
@@ -61,7 +61,7 @@ class RecordChanges:
                     outcome += await verb.carry_out(
                         self._database, planned.tasks.get(name), ids, args, operation, self._settings().group_rule
                     )
-                except AgentrlError as why:
+                except (RefusedError, UnknownNameError) as why:
                     for id in ids:
                         planned.refused[id] = Refused("they went on meanwhile", str(why))
             if not verb.waits:
@@ -99,7 +99,7 @@ class RecordChanges:
         made = await self._made_by(args.made_by, verb, here) if args.made_by else {}
         wanted: Query = {"status": {"$in": list(verb.statuses)}} if verb.statuses else {}
         begun: Query = {verb.mark: by} if by else {"_id": None}
-        also: Query = {"$and": [here, made, {"$or": [wanted, begun]}]}
+        also: Query = {"$and": [made, {"$or": [{"$and": [here, wanted]}, begun]}]}
         ids: list[str] = []
         after: str | None = ""
         while after is not None:

@@ -143,8 +143,11 @@ async def _exclude(
 
 
 def _requeue_standing(one: Chosen, args: RequeueRecords, by: str) -> Standing:
-    task = one.task.requeued_by if one.task is not None else ""
-    return "done" if by and by in (one.record.requeued_by, task) else "open"
+    record, task = one.record, one.task
+    if not by or by not in (record.requeued_by, task.requeued_by if task is not None else ""):
+        return "open"
+    # Its whole task may still be to be requeued.
+    return "open" if task is not None and task.requeued_by != by and requeues.is_unfinished(record, task) else "done"
 
 
 async def _requeue_effect(database: Database, planned: Plan, args: RequeueRecords, settings: StewardSettings) -> Effect:

@@ -17,7 +17,7 @@ from agentrl.policies.status_tables import RecordStatus, TaskStatus
 from agentrl.store import groups, tasks
 from agentrl.store.chosen_records import Chosen, Refused
 from agentrl.store.database import Database
-from agentrl.store.documents import TRAINS, Task
+from agentrl.store.documents import TRAINS, Record, Task
 
 OPEN = (TaskStatus.ADMITTED, TaskStatus.READY, TaskStatus.DEAD)
 _HINTS = {
@@ -48,12 +48,18 @@ def is_seat(task: Task) -> bool:
     return task.status == TaskStatus.ADMITTED
 
 
+def is_unfinished(record: Record, task: Task) -> bool:
+    """Whether the task of a record that was marked is still where it was, and closed."""
+    return task.round == record.round and task.status in OPEN and not is_seat(task)
+
+
 async def requeue(database: Database, task: Task, records: Sequence[str], note: str, *, by: str) -> int:
     """Returns how many attempts will be opened; raises RefusedError if the task went on meanwhile."""
+    ended = {"_id": {"$in": list(records)}, "status": {"$in": list(REDRAWN)}}
     if not is_seat(task):
+        await database.update_many("Record", ended, {"$set": {"requeued_by": by}})
         await tasks.requeue(database, task.id, note or "its records were requeued", by=by)
         return task.n
-    ended = {"_id": {"$in": list(records)}, "status": {"$in": list(REDRAWN)}}
     marked = await database.update_many("Record", ended, {"$set": {"requeued_by": by, "followed": False}})
     if not await groups.note_change(database, task):
         raise RefusedError(f"{task.id} went on meanwhile.", hint="Look at it again.")

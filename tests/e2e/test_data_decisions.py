@@ -54,10 +54,10 @@ def of_ready(run: Run) -> str:
 
 def carried_out_in_spite_of_a_death(run: Run, *command: str) -> dict[str, Any]:
     """Kill the steward while it carries out a command; the operation ends as if it had lived."""
-    life = run.unit_row("steward-0")
+    before, life = run.incarnations()["steward-0"], run.unit_row("steward-0")
     operation = run.cli(*command, "--yes", "--no-wait")["operation"]
     os.kill(life.pid, signal.SIGKILL)
-    run.wait_state("steward-0", "ready", within_s=WITHIN_S)
+    run.wait_incarnation("steward-0", before, "ready", within_s=WITHIN_S)
 
     def ended() -> Any:
         row = next(iter(one for one in run.cli("events", "--limit", "200") if one.get("id") == operation), None)

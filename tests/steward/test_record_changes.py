@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from typing import Any
 
 import pytest
@@ -12,9 +14,10 @@ from agentrl.policies.status_tables import Actor
 from agentrl.protocol.data_commands import CancelRecords, Done, ExcludeRecords, RequeueRecords, RescoreRecords
 from agentrl.protocol.effects import Effect
 from agentrl.steward import dead_owners, group_upkeep
+from agentrl.steward.settings import StewardSettings
 from agentrl.store import accounting, claims, groups, lineages, owners, rescoring, steps, tasks
 from agentrl.store.call_writer import CALLS
-from agentrl.store.database import Database
+from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import DispatchedSamplingTask, Record, Task, call_id, load, to_bson
 from tests.steward.test_queries import asked
 from tests.store import flow
@@ -326,3 +329,97 @@ async def test_new_score_that_was_cut_off_before_its_record_knew_is_finished(db:
     assert await score_all(db, 1.0) == []
     account = await accounting.account(db)
     assert account.balanced, account.problems
+
+
+# ---- all of them ----
+
+
+async def test_steward_that_dies_at_any_write_leaves_each_record_changed_once(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await flow.ready_tasks(db, 3, scores=(0.0, 1.0, 1.0, 0.5))
+    await db.update_many("Record", {"seat": 3}, {"$set": {"status": "failed"}})
+    originals = {name: getattr(Database, name) for name in ("update_one", "update_many", "insert_missing")}
+    for verb, filter, count in (("rescore", "score=1", 6), ("exclude", "score=0", 3), ("requeue", "status=failed", 3)):
+        deaths = 0
+        for most in range(40):
+            left = most
+
+            def mortal(name: str) -> Any:
+                async def write(self: Database, *args: Any, **kwargs: Any) -> Any:
+                    nonlocal left
+                    if not left:
+                        raise StoreUnavailableError("killed")
+                    left -= 1
+                    return await originals[name](self, *args, **kwargs)
+
+                return write
+
+            with monkeypatch.context() as patched:
+                for name in originals:
+                    patched.setattr(Database, name, mortal(name))
+                try:
+                    done: Done = await change(db, verb, filter=filter, id=f"op-{verb}")
+                    break
+                except StoreUnavailableError:
+                    deaths += 1
+        assert deaths > 1
+        if verb == "rescore":
+            await score_all(db, 0.75)
+            done = await change(db, verb, filter=filter, id=f"op-{verb}")
+            assert done.result["rescored"] == count
+        elif verb == "exclude":
+            assert done.result["excluded"] == count
+            assert (await statuses(db))["excluded"] == count
+        else:
+            assert done.result["requeued"] == count
+            assert {(task["status"], task["round"]) for task in await db.find("Task", {})} == {("queued", 2)}
+        account = await accounting.account(db)
+        assert account.balanced, (verb, account.problems)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_account_balances_after_any_order_of_decisions_steps_and_rollbacks(db: Database, seed: int) -> None:
+    chance = random.Random(seed)
+    await flow.sampler(db)
+    rows = await flow.queue(db, 4)
+    for row in rows:
+        await flow.admit(db, row, n=4)
+    lives, number = 1, 1
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    for act in range(40):
+        names = [str(one["_id"]) for one in await db.find("Record", {}, projection=["_id"])]
+        acts = ("end", "end", "end", "fail", "decide", "decide", "rescored", "upkeep", "train", "rollback")
+        match chance.choice(acts):
+            case "end" | "fail" as how:
+                claim = await flow.claim_one(db, "sampler-0.1")
+                if claim is not None and how == "end":
+                    await flow.end(db, claim, chance.choice((0.0, 0.5, 1.0)))
+                    await groups.close(db, claim.task.id, flow.RULE, Actor.SAMPLER)
+                elif claim is not None:
+                    await claims.fail(db, claim.record.id, "sampler-0.1", Outcome.TOOL_SERVER_FAILED)
+            case "decide":
+                verb = chance.choice(sorted(KINDS))
+                with contextlib.suppress(RefusedError):
+                    await change(db, verb, ids=tuple(chance.sample(names, min(3, len(names)))), id=f"op-{act}")
+            case "rescored":
+                await score_all(db, chance.choice((0.0, 0.5, 1.0)))
+            case "upkeep":
+                await group_upkeep.open_next_attempts(db)
+                await group_upkeep.close(db, StewardSettings(environments={}))
+                for task in await db.find("Task", {"status": "queued"}):
+                    await flow.admit(db, load(Task, task), n=4)
+            case "train":
+                chosen = [one.task for one in await steps.ready(db, limit=1) if one.records]
+                if chosen:
+                    await flow.commit(db, lineage.id, number, chosen)
+                    number += 1
+            case "rollback":
+                lives, number = lives + 1, 1
+                lineage = await lineages.begin(db, f"trainer-0.{lives}", parent_checkpoint="", after_step=0)
+    account = await accounting.account(db)
+    assert account.balanced, account.problems
+    committed = await db.find("Step", {"status": "committed"})
+    trained = {record for step in committed for record in step["records"]}
+    found = await db.find("Record", {"_id": {"$in": sorted(trained)}})
+    assert {record["status"] for record in found} <= {"scored"}
