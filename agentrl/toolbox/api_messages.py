@@ -62,6 +62,12 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     pool: int = 0
     """Processes of a pool; 0 without one."""
+    ready: int = 0
+    """Processes of the pool that no session has yet."""
+    coming: int = 0
+    """Processes of the pool that are being started."""
+    waited: int = 0
+    """Sessions that found no process ready, since the start."""
     waiting_sessions: int = 0
     """Sessions that wait for a process of the pool."""
     short_s: float = 0.0

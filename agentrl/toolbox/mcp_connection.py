@@ -88,7 +88,7 @@ class Connection:
         self._entered = False
         self._task: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
-        self.pid = lambda: peer.pid if isinstance(peer, ServerProcess) else None
+        self.pid: Callable[[], int | None] = lambda: peer.pid if isinstance(peer, ServerProcess) else None
         self.gone = asyncio.Event()
         self.why = ""
         self.version = ""

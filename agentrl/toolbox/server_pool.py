@@ -17,8 +17,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 from agentrl.config.data_plane import ToolServer
 from agentrl.errors import AgentrlError
+from agentrl.policies.warm_pool import Demand, wanted_ready
 from agentrl.sandboxes.launch_environment import headers_of, launch_of
 from agentrl.sandboxes.network_access import NetworkAccess
 from agentrl.sandboxes.sandbox_choice import sandboxed
@@ -44,6 +47,8 @@ COMES_AGAIN_S = 10.0
 """A session that was refused a process is requested again sooner than this."""
 FAILURES = 2
 """Failed starts in a row that are no chance."""
+SIZED_EVERY_S = 5.0
+"""A pool without sessions shrinks as often."""
 NOT_YET = "it is being started"
 Connect = Callable[[], Connection]
 
@@ -362,6 +367,11 @@ class ProcessPool(_Started):
         self._changed = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._coming = 0
+        self._demand = Demand.at_start(size, time.monotonic())
+        self._start_s = 1.0
+        self._process_bytes = 0
+        self.waited = 0
+        """Sessions that found no process ready."""
         self._short_since = self._refused_at = float("-inf")
         self.starts = 0
 
@@ -373,6 +383,15 @@ class ProcessPool(_Started):
     @property
     def size(self) -> int:
         return self._size
+
+    @property
+    def ready(self) -> int:
+        return len(self._idle)
+
+    @property
+    def coming(self) -> int:
+        """Processes that are being started."""
+        return self._coming
 
     @property
     def waiting(self) -> int:
@@ -392,8 +411,12 @@ class ProcessPool(_Started):
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 while True:
-                    self._fill(tasks)
-                    await self._changed.wait()
+                    wanted = self._wanted()
+                    self._fill(tasks, wanted)
+                    self._shrink(tasks, wanted)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(SIZED_EVERY_S):
+                            await self._changed.wait()
                     self._changed.clear()
         finally:
             self._tasks = None
@@ -402,10 +425,13 @@ class ProcessPool(_Started):
             await asyncio.gather(*(connection.close("the toolbox ends") for connection in rest))
 
     async def take(self, wait_s: float) -> Connection:
+        self._demand = self._demand.arrived(time.monotonic())
+        self._changed.set()
         while self._idle:
             connection = self._idle.popleft()
             if not connection.gone.is_set():
                 return self._lend(connection)
+        self.waited += 1
         turn: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
         if self.short_s == 0.0:
             self._short_since = time.monotonic()
@@ -459,13 +485,32 @@ class ProcessPool(_Started):
                 return
         self._idle.append(connection)
 
-    def _fill(self, tasks: asyncio.TaskGroup) -> None:
-        while len(self._idle) + len(self._taken) + self._coming < self._size:
+    def _wanted(self) -> int:
+        return wanted_ready(
+            self._demand.rate(time.monotonic()),
+            self._start_s,
+            waiting=len(self._waiting),
+            size=self._size,
+            process_bytes=self._process_bytes,
+            free_bytes=psutil.virtual_memory().available,
+        )
+
+    def _fill(self, tasks: asyncio.TaskGroup, wanted: int) -> None:
+        while (
+            len(self._idle) + self._coming < wanted and len(self._idle) + len(self._taken) + self._coming < self._size
+        ):
             self._coming += 1
             tasks.create_task(self._add(), name="start a process in advance")
 
+    def _shrink(self, tasks: asyncio.TaskGroup, wanted: int) -> None:
+        while len(self._idle) > wanted:
+            connection = self._idle.popleft()
+            self._ending.add(connection)
+            tasks.create_task(self._end(connection), name="end a process that is not needed")
+
     async def _add(self) -> None:
         connection = None
+        began = time.monotonic()
         try:
             connection = await self._starter.start()
         finally:
@@ -473,6 +518,8 @@ class ProcessPool(_Started):
             self._changed.set()
         if connection is not None:
             self.starts += 1
+            self._start_s = (self._start_s + time.monotonic() - began) / 2
+            self._process_bytes = memory_of_tree(connection.pid() or 0) or self._process_bytes
             self._offer(connection)
             await self._watch(connection)
 
@@ -487,6 +534,17 @@ class ProcessPool(_Started):
             await connection.close()
             await self._starter.wait()
             self._changed.set()
+
+
+def memory_of_tree(pid: int) -> int:
+    """Bytes of a process and its descendants; 0 if it has ended."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += each.memory_info().rss
+    return total
 
 
 def _does_not_serve(why: str) -> UnavailableError:

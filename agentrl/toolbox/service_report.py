@@ -123,6 +123,9 @@ def parts_of(servers: Iterable[ServerInfo]) -> list[UnitPart]:
 
 def _part(server: ServerInfo) -> UnitPart:
     use = f"{counted(server.sessions, 'sessions')}, {counted(server.running, 'calls')} under way"
+    if server.pool:
+        processes = f"{server.ready} ready, {server.coming} starting"
+        use += f"; processes: {processes}, {counted(server.waited, 'sessions')} had to wait"
     good = f"{use}; {server.sandbox}" if server.sandbox else use
     if server.refused:
         good += f"; the network refused {counted(server.refused, 'connections')}, last: {server.last_refusal}"

@@ -93,6 +93,21 @@ async def test_a_full_pool_waits_and_then_refuses(make: MakeToolbox) -> None:
         assert await hands.call("third", "c", "echo", text="x")
 
 
+async def test_pool_shrinks_without_sessions_and_grows_by_demand(
+    make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.policies.warm_pool.WINDOW_S", 0.5)
+    monkeypatch.setattr("agentrl.toolbox.server_pool.SIZED_EVERY_S", 0.1)
+    async with make({"faulty": faulty(session="process", pool=8)}) as hands:
+        await aeventually(lambda: hands.server().starts == 8, what="the whole pool, with which a run begins")
+        await aeventually(lambda: hands.server().ready == 4, what="the least without demand")
+        for number in range(6):
+            await hands.open(f"s{number}")
+        assert hands.server().waited <= 2
+        assert await hands.call("s5", "c", "echo", text="works")
+        assert hands.server().died == 0, "an idle process that was ended is no death"
+
+
 async def test_pool_with_fewer_processes_than_sessions_is_a_wait(
     make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
