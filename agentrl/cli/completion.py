@@ -29,6 +29,7 @@ _LISTS = {
     "task": ("list_tasks", "-admitted_at"),
     "tasks": ("list_tasks", "-admitted_at"),
     "record": ("list_records", "-finished_at"),
+    "records": ("list_records", "-finished_at"),
     "call": ("list_calls", "-called_at"),
     "step": ("list_steps", "-leased_at"),
     "checkpoint": ("list_checkpoints", "-step"),
