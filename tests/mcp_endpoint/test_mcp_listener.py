@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -78,18 +79,19 @@ async def test_client_of_the_sdk_lists_and_calls_the_tools_of_all_servers_and_of
                 assert (await text(client, "count")).split()[-1] == "1"
 
 
-async def test_quotas_of_a_program_hold_and_leave_the_others_alone(make: MakeToolbox) -> None:
+async def test_quotas_of_a_program_hold_and_leave_the_others_alone(make: MakeToolbox, tmp_path: Path) -> None:
     async with (
         make({"one": faulty(), "two": faulty()}) as hands,
         served(hands, sessions=1, calls=1) as url,
         connected(url) as notebook,
         connected(url, "robot") as robot,
     ):
-        arguments = {"path": "/dev/null", "seconds": 1.0}
+        arguments = {"path": "/dev/null", "until": str(tmp_path / "end")}
         slow = asyncio.create_task(text(notebook, "one.note", **arguments))
         await aeventually(lambda: hands.toolbox.running_calls == 1)
         assert "outside.calls" in await text(notebook, "one.echo", text="x")
         assert await text(robot, "one.echo", text="x") == "x"
+        (tmp_path / "end").touch()
         assert await slow == "noted"
         assert "outside.sessions" in await text(notebook, "two.echo", text="x")
         async with httpx2.AsyncClient(headers=ACCEPT) as http:
