@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -95,6 +96,18 @@ class Screen:
             return True
 
         await aeventually(there)
+
+
+@pytest.fixture(autouse=True)
+def _keys_without_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each key the pilot waits until the process is idle, which takes a tenth of a second and proves nothing:
+    `Screen._settled` waits for the effect.
+    """
+
+    async def at_once(min_sleep: float = 0.0) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr("textual.app.wait_for_idle", at_once)
 
 
 @asynccontextmanager

@@ -136,6 +136,7 @@ async def test_every_turn_of_a_long_record_can_be_reached_by_keys(coordinator: S
         await aeventually(lambda: "turn 99" in screen.lines[2])
         await screen.press("end")
         await screen.shows("said 249")
+        await screen.round()
         await screen.press("pageup", "pageup", "pageup", "pageup")
         await screen.shows("said 236")
         await screen.press("home")
