@@ -52,6 +52,9 @@ def lock(loaded: Loaded, *, renew: bool) -> None:
         old = before.servers.get(name, {}) if not renew and before.pins_of(name, kind, packages) else {}
         servers[name] = _locked(name, kind, packages, old, node)
     after = ToolLock(before.path, servers, node if any(each["kind"] == "npm" for each in servers.values()) else {})
+    if not servers and not before.servers:
+        _emit(note=f"No tool server of {loaded.path} names packages.")
+        return
     if after == before:
         _emit(note=f"{after.path} already pins the packages of {counted(len(servers), 'tool servers')}.")
         return
