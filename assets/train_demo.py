@@ -4,8 +4,8 @@ Invariants:
 - The demo uses only commands that a person could type, on the run of `assets/train.yaml`.
 - The demo does not touch the user's own state.
 - The demo always takes the run down at the end, also after Ctrl-C, and reports the proof that no process is left.
-- The demo exits with 0 only if the agent learned (on held-out orders), the killed sampler was replaced, and the
-  accounts balance.
+- The demo exits with 0 only if the agent learned (on held-out orders), the killed sampler was replaced, a failed call
+  was replayed and its record forked, and the accounts balance.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from agentrl.errors import ExitCode
 from agentrl.protocol.rows import UnitRow, UnitState
 from assets import shop_dataset
 from assets.demo_display import Screen, Show
-from assets.tour import DemoError, Operator, failed_sentence, own_home
+from assets.demo_operator import DemoError, Operator, failed_sentence, own_home
+from assets.failed_call import Forked, replay_and_fork
 from assets.training_state import Figures, RunStore
 
 NAME = "shop"
@@ -67,6 +68,8 @@ class Result:
     tool_errors: int = 0
     recoveries: dict[str, float] = field(default_factory=dict)
     """Seconds after the kill of the sampler, by event."""
+    forked: Forked | None = None
+    """What came of a failed tool call that was replayed, and whose record was forked."""
     problems: list[str] = field(default_factory=list)
     """The sums of the accounts that do not agree."""
 
@@ -99,6 +102,7 @@ class TrainingDemo:
             self._until("steps", show, lambda now: now.committed >= KILL_AT * self._steps)
         self._kill_sampler()
         self._tighten()
+        self.result.forked = replay_and_fork(self.operator, self._says)
         with self._screen.shown() as show:
             self._until("the end of training", show, lambda now: self._is_over())
         self._conclude()
@@ -233,11 +237,20 @@ def _summary(result: Result) -> Table:
         ("wall time", f"{result.wall_s:.0f} s, warm-up included"),
         ("trained", f"{result.trained_records} records"),
         ("tool calls", f"{result.tool_calls}, of which {result.tool_errors} failed for infrastructure"),
+        *_forked(result.forked),
         ("accounting", "; ".join(result.problems) or "every task, record and step is accounted for"),
         *((f"recovery: {what}", f"{took:.1f} s") for what, took in result.recoveries.items()),
     ):
         table.add_row(name, value)
     return table
+
+
+def _forked(forked: Forked | None) -> list[tuple[str, str]]:
+    if forked is None:
+        return []
+    mean = sum(forked.scores) / len(forked.scores) if forked.scores else 0.0
+    came = f"{len(forked.scores)} of {len(forked.statuses)} scored, {mean:.2f} on average"
+    return [("a failed call", f"replayed: {forked.verdict}; {forked.kind} of its record: {came}")]
 
 
 def _what_it_would_do(preview: Any) -> str:

@@ -21,7 +21,7 @@ import yaml
 from rich.console import Console
 
 from agentrl.config.run import RunConfig
-from assets.tour import Operator
+from assets.demo_operator import Operator
 from assets.train_demo import NAME
 from assets.training_state import RunStore
 from tests.benchmarks.cleanup import MARK

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from assets import train_demo
-from assets.tour import Operator
+from assets.demo_operator import Operator
 
 
 @pytest.mark.parametrize("keep", [False, True])
