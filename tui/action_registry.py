@@ -30,6 +30,7 @@ from tui.views.calls import CallPage, Calls, ToolErrors, filter_from
 from tui.views.detail_pages import AlertPage, DetailPage, UnitPage
 from tui.views.events import Events
 from tui.views.fleet import Fleet, UnitVerbs
+from tui.views.forks import fork_call, fork_record, fork_replays
 from tui.views.logs import Logs
 from tui.views.overview import Overview
 from tui.views.query_views import QueryPage, RecordLinksPage, StepPage, WaitsPage
@@ -112,6 +113,21 @@ def _move(how: str) -> Run:
 def _open_calls(view: View) -> None:
     wanted = view.calls_filter() if isinstance(view, ToolList) else filter_from(view)
     view.actions.navigation.open_page(Calls(wanted))
+
+
+def _fork(view: Calls | CallPage | Replays | ReplayPage | RecordPage) -> None:
+    """Fork at the place that is shown or selected."""
+    if isinstance(view, RecordPage):
+        fork_record(view, view.record_id(), view.place_to_fork())
+    elif isinstance(view, CallPage):
+        fork_call(view, view.call)
+    elif isinstance(view, ReplayPage):
+        if view.record:
+            fork_replays(view, [view.replay], view.record)
+    elif (row := view.selected()) is not None and isinstance(view, Replays):
+        fork_replays(view, [str(row["id"])], str(row["record"]))
+    elif row is not None:
+        fork_call(view, str(row["id"]))
 
 
 def _replay(view: Calls | CallPage) -> None:
@@ -368,6 +384,8 @@ ACTIONS: tuple[Action, ...] = (
       Runs.do_runs_key, "", 58)),
     *_in("calls call", _("calls.replay", "R", "replay", "Executes the call again and compares.",
       _replay, "replay_calls")),
+    *_in("calls call replays replay record", _("records.fork", "F", "fork", "Goes on from this place in the record.",
+      _fork, "fork_records", 55)),
     *_in(
         "replays",
         _("replays.stop", "p", "hold back", "Those of its command that did not begin wait.",

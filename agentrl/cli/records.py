@@ -117,13 +117,10 @@ def _show_training(story: RecordStory) -> None:
 
 def _show_lineage(record: Row) -> None:
     from agentrl.cli import output
+    from agentrl.formatting.lineage_text import lineage
 
-    if fork := record.get("fork"):
-        place = f"behind {fork['call']}" if fork["call"] else f"with turn {fork['turns']}"
-        edited = ", with what a person wrote" if fork["edited"] else ""
-        output.say(f"  {fork['kind']} of {fork['base']}: it goes on {place}{edited}")
-    for name in record.get("forks") or ():
-        output.say(f"  forked: {name}")
+    for sentence in lineage(record):
+        output.say(f"  {sentence}")
 
 
 def _show_turn(turn: Row) -> None:

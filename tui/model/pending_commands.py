@@ -202,6 +202,26 @@ def replay(
     )
 
 
+def fork(
+    target: str = "",
+    *,
+    replays: Iterable[str] = (),
+    times: int = 0,
+    note: str = "",
+    result: str | None = None,
+    message: str | None = None,
+) -> PendingCommand:
+    chosen = tuple(replays)
+    words = ("fork", *((target,) if target else ()), *(word for replay in chosen for word in ("--replay", replay)))
+    words += ("--edit-result", result) if result is not None else ()
+    words += ("--edit-message", message) if message is not None else ()
+    words += ("--times", f"{times}") if times else ()
+    words += ("--note", note) if note else ()
+    args = data_commands.ForkRecords(target, chosen, result, message, times, note)
+    what = target or (chosen[0] if len(chosen) == 1 else counted(len(chosen), "replays"))
+    return PendingCommand("fork_records", args, f"fork {what}", words)
+
+
 def stop_replays(operation: str) -> PendingCommand:
     args = data_commands.StopReplays((operation,))
     back = continue_replays(operation)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from agentrl.formatting import record_text, tool_call_text
 from agentrl.formatting.amounts import counted
+from agentrl.formatting.lineage_text import lineage, relatives
 from agentrl.formatting.safe_text import sanitise, sanitise_lines
 from agentrl.protocol.data_commands import RecordStory, TokenStretch
 from tui.model import token_lines
@@ -53,6 +54,7 @@ def of_record(story: RecordStory, width: int, look: RecordView, segments: Sequen
         (span(record["id"], Tone.STRONG), Span("  "), span(status, status_tone(status))),
         (span(str(story.ending.get("sentence", ""))), span(_made_by(record), Tone.DIM)),
         (span(_facts(story), Tone.DIM),),
+        *((span(sentence),) for sentence in lineage(record)),
     ]
     if look.colouring is not Colouring.NONE:
         made.append(token_lines.legend(look.colouring))
@@ -76,6 +78,13 @@ def of_record(story: RecordStory, width: int, look: RecordView, segments: Sequen
 
 def _made_by(record: Row) -> str:
     return f", on {record['owner']}" if record.get("owner") else ""
+
+
+def related(story: RecordStory) -> list[Row]:
+    """The other attempts at the same seat, and the records of its lineage."""
+    others = other_attempts(story)
+    known = {str(each.get("id")) for each in others}
+    return [*others, *({"id": id} for id in relatives(story.record) if id not in known)]
 
 
 def other_attempts(story: RecordStory) -> list[Row]:

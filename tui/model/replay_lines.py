@@ -74,6 +74,8 @@ def of_replay(row: Row, width: int) -> list[Line]:
         ("arguments", json.dumps(row.get("arguments", {}), ensure_ascii=False)),
         ("requested by", row.get("who")),
         ("note", row.get("note")),
+        ("forked", row.get("forked")),
+        ("decision", row.get("decision")),
     )
     lines: list[Line] = [(span(row["id"], Tone.STRONG),), (), *page(pairs, width)]
     for call in row["rebuilt"]:

@@ -73,6 +73,10 @@ class Records(QueryTable, AttemptsVerb):
     follows_newest = True
     filled_by = "samplers make them of the tasks that the steward admits; T shows the tasks, w who waits for whom"
 
+    def __init__(self, filter: str = "", *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._filter = filter
+
     def columns(self) -> tuple[Column[Any], ...]:
         return data_tables.record_columns()
 
@@ -232,8 +236,8 @@ class RecordPage(RecordLinksPage, FoldingPage, AttemptsVerb):
             self.go_to_turn(turn)
 
     def records(self) -> Sequence[Mapping[str, Any]]:
-        """Other attempts at its seat."""
-        return record_detail.other_attempts(self._answer)
+        """Other attempts at its seat, and the records of its lineage."""
+        return record_detail.related(self._answer)
 
     # ---- actions ----
 
@@ -277,6 +281,12 @@ class RecordPage(RecordLinksPage, FoldingPage, AttemptsVerb):
             found = self._turn_before_these()
         if found is not None:
             self.go_to_turn(found)
+
+    def place_to_fork(self) -> str:
+        """Where it failed, which has no name, or the turn at the top of the screen."""
+        failed = self._answer is not None and self._answer.record.get("status") in ("failed", "abandoned")
+        turn = self._turn_at_top()
+        return "" if failed or turn is None else str(turn)
 
     def _turn_at_top(self) -> int | None:
         if self._answer is None:

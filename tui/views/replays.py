@@ -128,10 +128,15 @@ class ReplayPage(QueryPage):
 
     def __init__(self, replay: str) -> None:
         super().__init__(replay, ("replays", "show", replay))
-        self._replay = replay
+        self.replay = replay
+
+    @property
+    def record(self) -> str:
+        """The record of its call; empty before the first answer."""
+        return str(self._answer.document["record"]) if isinstance(self._answer, Story) else ""
 
     async def ask(self, client: Client) -> Story:
-        return await client.show_replay(self._replay, deadline_s=ANSWER_S)
+        return await client.show_replay(self.replay, deadline_s=ANSWER_S)
 
     def content(self, width: int) -> list[Line]:
         return replay_lines.of_replay(cast(Story, self._answer).document, width)

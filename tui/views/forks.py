@@ -1,0 +1,85 @@
+"""Forks records from other views: from a turn, behind a tool call, or with the result of a replay.
+
+Invariants:
+- A fork says whether it repairs or branches off before it is sent.
+- The place was chosen at the key press.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from tui.dialogs.form import Field, Form, Question, Values
+from tui.model import pending_commands
+from tui.model.effect_text import effect_sentence
+from tui.model.pending_commands import PendingCommand
+from tui.views.records import Records
+from tui.views.view import View
+
+_Command = Callable[[Values], PendingCommand]
+MOST_TIMES = 64
+TIMES = Field("times", "0", "how many go on from there; 0: the rules decide", replaced=True)
+NOTE = Field("note", hint="why; kept with it, may be empty")
+RESULT = Field("result", hint="what the call shall have returned; empty: what it returned, or a new call")
+PLACE = "place"
+MESSAGE = Field("message", hint="what the user shall have said at the beginning; empty: as it is")
+
+
+def fork_replays(view: View, replays: Sequence[str], record: str) -> None:
+    """Ask how the results of replays are gone on with. `record`: the one that the first of them belongs to."""
+
+    def command(values: Values) -> PendingCommand:
+        times, note = (value.strip() for value in values)
+        return pending_commands.fork(replays=replays, times=int(times), note=note)
+
+    _ask(view, f"Fork {replays[0]}", (TIMES, NOTE), command, record)
+
+
+def fork_call(view: View, call: str) -> None:
+    """Ask how a record is gone on with behind one of its tool calls."""
+
+    def command(values: Values) -> PendingCommand:
+        times, note, result = (value.strip() for value in values)
+        return pending_commands.fork(call, times=int(times), note=note, result=result or None)
+
+    _ask(view, f"Fork behind {call}", (TIMES, NOTE, RESULT), command, _record_of(call))
+
+
+def fork_record(view: View, record: str, place: str) -> None:
+    """Ask from which turn or call a record is gone on with; `place` is proposed."""
+    of_place = Field(PLACE, place, "TURN samples it again, TURN.CALL goes on behind a call; empty: where it failed")
+
+    def command(values: Values) -> PendingCommand:
+        times, note, chosen, message = (value.strip() for value in values)
+        target = record if not chosen or message else f"{record}/{chosen}"
+        return pending_commands.fork(target, times=int(times), note=note, message=message or None)
+
+    _ask(view, f"Fork {record}", (TIMES, NOTE, of_place, MESSAGE), command, record)
+
+
+def _ask(view: View, title: str, fields: tuple[Field, ...], command: _Command, record: str) -> None:
+    async def preview(values: Values) -> str:
+        client = await view.actions.connection.to_ask()
+        pending = command(values)
+        return effect_sentence((await client.preview(pending.command, pending.args)).effect, view.mirror)
+
+    def then(values: Values | None) -> None:
+        if values is not None:
+            view.perform(command(values))
+            view.actions.navigation.open_page(Records(f"base = {json.dumps(record, ensure_ascii=False)}"))
+
+    view.app.push_screen(Form(Question(title, (), fields, "fork", wrong, preview)), then)
+
+
+def wrong(values: Values) -> str:
+    """The fault of the values of the form."""
+    times = values[0].strip()
+    if not (times.isdecimal() and int(times) <= MOST_TIMES):
+        return f"{TIMES.title} must be a number from 0 to {MOST_TIMES}."
+    return ""
+
+
+def _record_of(call: str) -> str:
+    task, _, rest = call.partition("#")
+    return f"{task}#{rest.partition('/')[0]}"
