@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from agentrl.errors import AgentrlError, RefusedError, UsageError
 from agentrl.formatting.amounts import counted
@@ -32,6 +33,7 @@ from agentrl.store.documents import Fork
 from agentrl.store.replay_documents import Replay, ReplayedCall
 from agentrl.store.replays import RecordedCall
 
+T = TypeVar("T")
 _DECIDED = (ReplayStatus.KEPT, ReplayStatus.EXCLUDED, ReplayStatus.FORKED)
 
 
@@ -131,7 +133,7 @@ class ForkChanges:
         """What forks would be, if these calls worked now."""
         planner = ForkPlanner(self._database, self._settings(), self._servers)
         plans = []
-        for one in calls:
+        for one in last_attempts(calls, lambda call: call.record):
             fixed = Replay(
                 call=one.call.id, record=one.record, task=one.task, turn=one.turn, status=ReplayStatus.JUDGED
             )
@@ -179,6 +181,15 @@ class ForkChanges:
         if not found:
             raise RefusedError(f"{chosen[0].id} is {chosen[0].status}: there is nothing to decide.")
         return found
+
+
+def last_attempts(those: Sequence[T], record_of: Callable[[T], str]) -> list[T]:
+    """Those of the last attempt at each seat: a seat is forked once."""
+    last: dict[str, int] = {}
+    for one in those:
+        seat, _, attempt = record_of(one).rpartition(".a")
+        last[seat] = max(last.get(seat, 0), int(attempt))
+    return [one for one in those if record_of(one) in {f"{seat}.a{attempt}" for seat, attempt in last.items()}]
 
 
 def _exclusion(chosen: Sequence[Replay], note: str) -> ExcludeRecords:

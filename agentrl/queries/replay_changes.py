@@ -24,7 +24,7 @@ from agentrl.protocol.data_commands import ContinueReplays, Done, ListRows, Repl
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.messages.served_commands import AskUnit
-from agentrl.queries import pages
+from agentrl.queries import fork_changes, pages
 from agentrl.queries.fork_changes import ForkChanges
 from agentrl.queries.operator_changes import Change
 from agentrl.steward.fork_plans import Wanted
@@ -146,9 +146,9 @@ class ReplayChanges:
         return _done(queued, forked)
 
     async def _fork_fixed(self, queued: Sequence[Replay], note: str, operation: AskUnit) -> list[str]:
-        """A sentence for each call that works now."""
+        """A sentence for each call that works now, of the last attempt at each seat."""
         lines = []
-        for replay in queued:
+        for replay in fork_changes.last_attempts(queued, lambda replay: replay.record):
             undecided = replay.status == ReplayStatus.JUDGED or replay.decided_by == operation.id
             if replay.verdict not in WORK_NOW or not undecided:
                 continue

@@ -97,7 +97,7 @@ class ForkPlanner:
                 same_round=task.round == base.round,
                 step=await chosen_records.step_with(self._database, base.id),
                 edited=fork.edited,
-                seat_taken_by=next((one.id for one in later if one.status not in NOT_BEGUN), ""),
+                seat_taken_by=next((one.id for one in later if one.fork or one.status not in NOT_BEGUN), ""),
                 too_old=stale,
                 times=wanted.times,
                 n=self._settings.n,
