@@ -122,10 +122,10 @@ def _fork(view: Calls | CallPage | Replays | ReplayPage | RecordPage) -> None:
     elif isinstance(view, CallPage):
         fork_call(view, view.call)
     elif isinstance(view, ReplayPage):
-        if view.record:
-            fork_replays(view, [view.replay], view.record)
+        if view.call:
+            fork_replays(view, [view.replay], view.call)
     elif (row := view.selected()) is not None and isinstance(view, Replays):
-        fork_replays(view, [str(row["id"])], str(row["record"]))
+        fork_replays(view, [str(row["id"])], str(row["call"]))
     elif row is not None:
         fork_call(view, str(row["id"]))
 

@@ -19,7 +19,9 @@ from tui.model.actions import Action, of_view, rebound, sign
 from tui.views.fleet import Fleet
 
 ELSEWHERE = {
-    "forget_host": "hosts are a line above the units, without a row to choose; `down` and alerts name the command"
+    "keep_replays": "it changes nothing but a note",
+    "exclude_replayed": "the record of a replay is excluded in the list of records",
+    "forget_host": "hosts are a line above the units, without a row to choose; `down` and alerts name the command",
 }
 """Commands that are only in the shell, each with its reason."""
 QUERIES = {

@@ -35,7 +35,9 @@ async def test_failed_call_is_replayed_and_forked_by_four_keys(run: Scripted) ->
     async with opened(run.state_dir, (120, 40)) as screen:
         await screen.press("7", "t")
         await screen.shows("no answer within 5 s")
-        await screen.press("R", "enter")
+        await screen.press("R")
+        await screen.shows("what replay_calls does")
+        await screen.press("enter")
         await aeventually(lambda: run.sent("replay_calls"))
         await screen.shows("flaky 1 of 2")
         await screen.press("F")

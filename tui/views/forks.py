@@ -26,14 +26,14 @@ PLACE = "place"
 MESSAGE = Field("message", hint="what the user shall have said at the beginning; empty: as it is")
 
 
-def fork_replays(view: View, replays: Sequence[str], record: str) -> None:
-    """Ask how the results of replays are gone on with. `record`: the one that the first of them belongs to."""
+def fork_replays(view: View, replays: Sequence[str], call: str) -> None:
+    """Ask how the results of replays are gone on with. `call`: the one that the first of them replayed."""
 
     def command(values: Values) -> PendingCommand:
         times, note = (value.strip() for value in values)
         return pending_commands.fork(replays=replays, times=int(times), note=note)
 
-    _ask(view, f"Fork {replays[0]}", (TIMES, NOTE), command, record)
+    _ask(view, f"Fork {replays[0]}", (TIMES, NOTE), command, _record_of(call))
 
 
 def fork_call(view: View, call: str) -> None:

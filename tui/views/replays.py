@@ -131,9 +131,9 @@ class ReplayPage(QueryPage):
         self.replay = replay
 
     @property
-    def record(self) -> str:
-        """The record of its call; empty before the first answer."""
-        return str(self._answer.document["record"]) if isinstance(self._answer, Story) else ""
+    def call(self) -> str:
+        """The call that was replayed; empty before the first answer."""
+        return str(self._answer.document["call"]) if isinstance(self._answer, Story) else ""
 
     async def ask(self, client: Client) -> Story:
         return await client.show_replay(self.replay, deadline_s=ANSWER_S)
