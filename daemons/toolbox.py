@@ -29,7 +29,6 @@ from agentrl.telemetry import data_plane_metrics
 from agentrl.toolbox.api import build_app
 from agentrl.toolbox.served_tool_commands import ServedToolCommands
 from agentrl.toolbox.service_report import ServiceReporter, parts_of, problems_of, starting, status_of, waits_of
-from agentrl.toolbox.tool_manager import ToolManager
 from agentrl.toolbox.toolbox import Quotas, Toolbox
 from agentrl.unit import Unit, run_unit
 
@@ -63,7 +62,7 @@ async def main(unit: Unit) -> None:
             me = Service(id=name, unit=unit.name, url=url, slots=quotas.sessions)
             reporter = ServiceReporter(toolbox, database, me)
             _report_servers(unit, toolbox)
-            unit.answer(ServedToolCommands(ToolManager(toolbox)).answer)
+            unit.answer(ServedToolCommands(toolbox).answer)
             async with _following(reporter), _outside(unit, toolbox, config.outside):
                 unit.ready()
                 with unit.phase("serving", at_most_s=NO_PROGRESS_AT_MOST_S):

@@ -163,6 +163,8 @@ async def _from_run(client: Client, name: str) -> list[str]:
         command, newest_first = _LISTS[name]
         page = await client.call(command, {"sort": newest_first, "limit": 50}, deadline_s=_ANSWER_WITHIN_S)
         return [str(row["id"]) for row in page.rows]
+    if name in _TOOLS:
+        return await _tools(client, name)
     if name == "knob":
         return [row.name for row in await client.knobs()]
     if name == "key_name":
@@ -177,5 +179,19 @@ async def _from_run(client: Client, name: str) -> list[str]:
     }.get(name, units)
 
 
+async def _tools(client: Client, name: str) -> list[str]:
+    """Names of tool servers, sandboxes and sessions, as far as a parameter takes them."""
+    found: list[str] = []
+    if name in ("server", "tool_target"):
+        found += [row.id for row in await client.list_tool_servers(deadline_s=_ANSWER_WITHIN_S)]
+    if name != "server":
+        rows = await client.list_sandboxes(deadline_s=_ANSWER_WITHIN_S)
+        found += [row.id.rpartition("/")[2] for row in rows]
+    if name == "session":
+        found += [row.id for row in await client.list_tool_sessions(deadline_s=_ANSWER_WITHIN_S)]
+    return found
+
+
+_TOOLS = ("server", "sandbox", "session", "tool_target")
 _NAMES = ("unit", "units", "target", "role", "knob", "alert", "host", "key_name", "program", "run_name")
-_SOURCES = {name: _candidates(name) for name in (*_LISTS, *_NAMES, "run", "shared_run")}
+_SOURCES = {name: _candidates(name) for name in (*_LISTS, *_NAMES, *_TOOLS, "run", "shared_run")}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.cli import list_pages, tool_packages
+from agentrl.cli import list_pages, tool_operations, tool_packages
 from agentrl.cli.options import Cli, add_command, group
 from agentrl.errors import ExitCode
 
@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
     add_command(tools, "sessions")(list_sessions)
     add_command(tools, "schema")(schema)
     add_command(tools, "errors", reads=True)(tool_errors)
+    tool_operations.register(tools)
     tool_packages.register(tools)
 
 

@@ -42,7 +42,7 @@ from agentrl.protocol.effects import Consent
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import LogChunk
 from agentrl.protocol.rows import AlertRow, AuditRow, KnobRow, OperationRow
-from agentrl.protocol.tool_commands import SandboxRow, ToolRow, ToolServerRow, ToolSessionRow
+from agentrl.protocol.tool_commands import ExecOutput, SandboxRow, ToolLogLine, ToolRow, ToolServerRow, ToolSessionRow
 
 R = TypeVar("R")
 _POSITIONAL = 2
@@ -134,6 +134,8 @@ class CommandMethods(ABC):
     list_tool_servers = Method[list[ToolServerRow]]("list_tool_servers")
     list_tools = Method[list[ToolRow]]("list_tools")
     list_sandboxes = Method[list[SandboxRow]]("list_sandboxes")
+    tool_logs = Method[list[ToolLogLine]]("tool_logs")
+    show_exec_output = Method[list[ExecOutput]]("show_exec_output")
     list_tool_sessions = Method[list[ToolSessionRow]]("list_tool_sessions")
 
     # commands
@@ -167,6 +169,9 @@ class CommandMethods(ABC):
     fork_records = Method[Accepted]("fork_records")
     stop_replays = Method[Accepted]("stop_replays")
     continue_replays = Method[Accepted]("continue_replays")
+    restart_tool = Method[Accepted]("restart_tool")
+    release_session = Method[Accepted]("release_session")
+    exec_in_sandbox = Method[Accepted]("exec_in_sandbox")
     pin_checkpoint = Method[Accepted]("pin_checkpoint")
     unpin_checkpoint = Method[Accepted]("unpin_checkpoint")
     rollback = Method[Accepted]("rollback")

@@ -120,6 +120,21 @@ class Environment(Section):
     """A strategy of its own at the bound, instead of `training.strategy`."""
 
 
+class HealthCheck(Section):
+    """How to find out that a tool server works."""
+
+    tool: str = ""
+    """A tool that is called every few seconds; it must change nothing. Empty: the server lists its tools."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """The arguments of the call."""
+
+    @model_validator(mode="after")
+    def _of_a_tool(self) -> HealthCheck:
+        if self.arguments and not self.tool:
+            raise ValueError("arguments need a tool")
+        return self
+
+
 class ToolServer(Section):
     """An MCP server that toolboxes own."""
 
@@ -181,6 +196,8 @@ class ToolServer(Section):
     name."""
     block: Words = ()
     """Tools of the server that are not offered."""
+    health: HealthCheck = HealthCheck()
+    """A call that shows that the server works. A server with `session: process` gets a process of its own for it."""
     result_max_chars: _Positive = 16_384
     """A longer result keeps its beginning and its end."""
 

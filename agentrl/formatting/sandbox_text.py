@@ -42,7 +42,7 @@ def state(row: ToolServerRow) -> str:
 
 def trouble(row: ToolServerRow) -> str:
     """Why it is not usable, or the last thing that went wrong."""
-    return row.why or (row.last_failure if row.breaker != "closed" else "")
+    return row.why or row.unhealthy or (row.last_failure if row.breaker != "closed" else "")
 
 
 def session_state(row: ToolSessionRow) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import structs
 
 from agentrl.protocol import data_commands, tool_commands
-from agentrl.protocol.effects import Effect, Tier, harmless, tier_of
+from agentrl.protocol.effects import Effect, Tier, disruptive, harmless, tier_of
 from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import LogChunk, Permission
@@ -365,6 +365,18 @@ def _of_toolboxes(name: str, args: type[Args], result: Any, cli: str, help: str)
     return structs.replace(_query(name, args, result, cli, help), served_by=TOOLBOX, by_all=True)
 
 
+def _by_toolboxes(
+    name: str,
+    args: type[Args],
+    cli: str,
+    help: str,
+    permission: Permission = Permission.OPERATOR,
+    tier: Callable[[Effect], Tier] = tier_of,
+) -> CommandSpec:
+    spec = _act(name, args, cli, help, permission=permission, tier=tier)
+    return structs.replace(spec, served_by=TOOLBOX, by_all=True)
+
+
 def _changed(name: str, args: type[Args], cli: str, help: str, reverse: str = "") -> CommandSpec:
     return structs.replace(_act(name, args, cli, help, reverse), served_by=STEWARD)
 
@@ -462,34 +474,7 @@ COMMANDS: dict[str, CommandSpec] = {
             "tools errors",
             "What went wrong, by kind.",
         ),
-        _of_toolboxes(
-            "list_tool_servers",
-            tool_commands.ListToolServers,
-            list[tool_commands.ToolServerRow],
-            "tools list",
-            "Tool servers, with their state and use.",
-        ),
-        _of_toolboxes(
-            "list_tools",
-            tool_commands.ListTools,
-            list[tool_commands.ToolRow],
-            "tools schema",
-            "Tools, with their schemas and calls.",
-        ),
-        _of_toolboxes(
-            "list_sandboxes",
-            tool_commands.ListSandboxes,
-            list[tool_commands.SandboxRow],
-            "tools sandboxes",
-            "Processes of tool servers, with what they use.",
-        ),
-        _of_toolboxes(
-            "list_tool_sessions",
-            tool_commands.ListToolSessions,
-            list[tool_commands.ToolSessionRow],
-            "tools sessions",
-            "Open sessions of tool servers.",
-        ),
+        *(_of_toolboxes(*row) for row in tool_commands.QUERIES),
         _served(
             "accounting", data_commands.Accounting, data_commands.AccountReport, "accounting", "Sums that must agree."
         ),
@@ -535,6 +520,16 @@ COMMANDS: dict[str, CommandSpec] = {
         _changed("keep_replays", data_commands.KeepReplays, "replays keep", "Leave records of replays as they are."),
         _changed("exclude_replayed", data_commands.ExcludeReplayed, "replays exclude", "Keep records of replays out."),
         _changed("fork_records", data_commands.ForkRecords, "fork", "Go on from a place in a record."),
+        _by_toolboxes("restart_tool", tool_commands.RestartTool, "tools restart", "Replace processes of a server."),
+        _by_toolboxes("release_session", tool_commands.ReleaseSession, "tools release", "Close a session."),
+        _by_toolboxes(
+            "exec_in_sandbox",
+            tool_commands.ExecInSandbox,
+            "tools exec",
+            "Run a program in a sandbox.",
+            Permission.ADMIN,
+            disruptive,
+        ),
         _changed("exclude_records", data_commands.ExcludeRecords, "records exclude", "Keep records out of training."),
         _changed("requeue_records", data_commands.RequeueRecords, "records requeue", "Attempt failed seats again."),
         _changed("cancel_records", data_commands.CancelRecords, "records cancel", "End records that have not ended."),

@@ -113,6 +113,11 @@ def harmless(effect: Effect) -> Tier:
     return Tier.NONE
 
 
+def disruptive(effect: Effect) -> Tier:
+    """The tier function of commands with an effect that cannot be computed, such as to run a program."""
+    return Tier.DISRUPTIVE
+
+
 def _few(names: tuple[str, ...], most: int = 6) -> str:
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -16,6 +16,7 @@ from agentrl.protocol.message_base import Args
 
 MOST_ROWS = 2_000
 """Of one list of one toolbox."""
+MOST_EXEC_S = 300.0
 
 
 class ToolServerRow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -30,6 +31,8 @@ class ToolServerRow(msgspec.Struct, frozen=True, omit_defaults=True):
     state: str
     """starting, serving, down."""
     breaker: str = "closed"
+    unhealthy: str = ""
+    """What its health check found; empty if it works or was not checked."""
     why: str = ""
     """Why it does not serve."""
     version: str = ""
@@ -136,6 +139,30 @@ class ToolSessionRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """The ids of its calls under way."""
 
 
+class ToolLogLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line that a sandbox wrote to its log."""
+
+    number: int
+    """Of all lines of its server in its toolbox, from 1."""
+    at: float
+    toolbox: str
+    sandbox: str
+    text: str
+
+
+class ExecOutput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a program wrote that ran in a sandbox."""
+
+    operation: str
+    exit: int | None = None
+    """None if it was ended because it took too long."""
+    stdout: str = ""
+    stderr: str = ""
+    cut: bool = False
+    """It wrote more than is kept."""
+    seconds: float = 0.0
+
+
 class ListToolServers(Args, frozen=True):
     """-> list[ToolServerRow]"""
 
@@ -163,3 +190,71 @@ class ListToolSessions(Args, frozen=True):
 
     server: str = ""
     limit: int = 200
+
+
+class ToolLogs(Args, frozen=True):
+    """-> list[ToolLogLine], the oldest first."""
+
+    name: str
+    """A server, or a sandbox."""
+    after: dict[str, int] = msgspec.field(default_factory=dict)
+    """By toolbox: only lines with a greater number."""
+    limit: int = 200
+    """Of the newest lines."""
+
+
+class RestartTool(Args, frozen=True):
+    """Replace the sandboxes of a server, or one of them."""
+
+    server: str = ""
+    sandbox: str = ""
+    """A whole id. Exactly one of `server` and `sandbox` is given."""
+    now: bool = False
+    """End them at once, with the sessions that they have. Otherwise each ends when no session has it."""
+    note: str = ""
+
+    def problem(self) -> str:
+        return "" if bool(self.server) != bool(self.sandbox) else "Name either a tool server or a sandbox."
+
+
+class ReleaseSession(Args, frozen=True):
+    """Close a session and cancel its calls. The attempt of its record ends as an infrastructure failure."""
+
+    session: str
+    toolbox: str
+    """The incarnation in which it is open."""
+    note: str = ""
+
+
+class ExecInSandbox(Args, frozen=True):
+    """Run a program in a sandbox, within its limits. No shell reads the words."""
+
+    sandbox: str
+    """A whole id."""
+    command: tuple[str, ...]
+    within_s: float = 30.0
+    note: str = ""
+
+    def problem(self) -> str:
+        if not self.command or not self.command[0]:
+            return "Name a program, such as `tools exec shop-7 -- ls -l`."
+        return "" if 0 < self.within_s <= MOST_EXEC_S else f"A program may run for at most {MOST_EXEC_S:g} s."
+
+
+class ShowExecOutput(Args, frozen=True):
+    """-> list[ExecOutput], of one or no operation."""
+
+    operation: str
+
+
+Query = tuple[str, type[Args], Any, str, str]
+"""Name, arguments, result, words of the command line, help."""
+QUERIES: tuple[Query, ...] = (
+    ("list_tool_servers", ListToolServers, list[ToolServerRow], "tools list", "Tool servers, with state and use."),
+    ("list_tools", ListTools, list[ToolRow], "tools schema", "Tools, with their schemas and calls."),
+    ("list_sandboxes", ListSandboxes, list[SandboxRow], "tools sandboxes", "Processes of tool servers."),
+    ("list_tool_sessions", ListToolSessions, list[ToolSessionRow], "tools sessions", "Open sessions of tool servers."),
+    ("tool_logs", ToolLogs, list[ToolLogLine], "tools logs", "What tool servers write to their logs."),
+    ("show_exec_output", ShowExecOutput, list[ExecOutput], "tools exec", "What a program in a sandbox wrote."),
+)
+"""The queries of the table of commands that toolboxes answer."""

@@ -75,6 +75,14 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     died: int = 0
     """Unplanned ends of its processes."""
     last_death: str = ""
+    died_lately: int = 0
+    """Of those, within five minutes."""
+    unhealthy: str = ""
+    """What its health check found; empty if it works or was not checked."""
+    memory_share: float = 0.0
+    """Of its memory limit, in the sandbox that is nearest to it; in steps of 5 %."""
+    fullest: str = ""
+    """That sandbox, with what it uses, from half of its limit on."""
     last_failure: str = ""
     """The newest failure of a call for infrastructure; a circuit breaker hides it from later calls."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from agentrl.toolbox.stdio_transport import ServerProcess
 
 MEASURE_EVERY_S = 2.0
 MEASURED_AT_ONCE = 200
+FULL_FROM, STEP = 0.5, 0.05
 MOST_LINES = 2_000
 """Of each server, over all its sandboxes."""
 
@@ -42,11 +44,19 @@ class ServerLog:
 
     def __init__(self) -> None:
         self._lines: deque[LoggedLine] = deque(maxlen=MOST_LINES)
+        self._sandboxes: deque[str] = deque(maxlen=MOST_LINES)
         self.count = 0
+
+    def begin(self, sandbox: str) -> None:
+        """A sandbox begins; it may write nothing."""
+        self._sandboxes.append(sandbox)
 
     def add(self, sandbox: str, text: str) -> None:
         self.count += 1
         self._lines.append(LoggedLine(self.count, time.time(), sandbox, text))
+
+    def knows(self, sandbox: str) -> bool:
+        return sandbox in self._sandboxes
 
     def after(self, number: int, sandbox: str = "") -> list[LoggedLine]:
         return [line for line in self._lines if line.number > number and sandbox in ("", line.sandbox)]
@@ -103,6 +113,7 @@ class LiveSandboxes:
         number = next(self._numbers.setdefault(server, itertools.count(1)))
         sandbox = LiveSandbox(f"{self._prefix}{server}-{number}", server, config, connection, process)
         log = self.logs.setdefault(server, ServerLog())
+        log.begin(sandbox.id)
         process.on_line = lambda text: log.add(sandbox.id, text)
         self._all = [each for each in self._all if not each.is_over]
         self._all.append(sandbox)
@@ -112,11 +123,24 @@ class LiveSandboxes:
         self._all = [each for each in self._all if not each.is_over]
         return [each for each in self._all if each.process.pid is not None and server in ("", each.server)]
 
+    def whole_id(self, id: str) -> str:
+        """The id with its toolbox, also for one that was given without it."""
+        return id if "/" in id else f"{self._prefix}{id}"
+
     def find(self, id: str) -> LiveSandbox | None:
         return next((each for each in self.living() if each.id == id), None)
 
     def of_connection(self, connection: Connection) -> LiveSandbox | None:
         return next((each for each in self._all if each.connection is connection), None)
+
+    def memory_share(self, server: str) -> float:
+        """How near the fullest sandbox of a server is to its limit, in steps, so that reports seldom change."""
+        return math.floor(max((_share(each) for each in self.living(server)), default=0.0) / STEP + 1e-6) * STEP
+
+    def fullest(self, server: str) -> str:
+        """The sandbox that is nearest to its limit; empty below half of it."""
+        found = max(self.living(server), key=_share, default=None)
+        return found.id if found is not None and _share(found) >= FULL_FROM else ""
 
     async def measure(self) -> None:
         """Measure the next ones in turn."""
@@ -140,3 +164,7 @@ class LiveSandboxes:
         while True:
             await self.measure()
             await asyncio.sleep(MEASURE_EVERY_S)
+
+
+def _share(sandbox: LiveSandbox) -> float:
+    return sandbox.usage.memory_share if sandbox.usage is not None else 0.0

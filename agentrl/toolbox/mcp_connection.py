@@ -26,6 +26,7 @@ from agentrl.errors import AgentrlError
 from agentrl.policies.replay_verdicts import ToolEffect
 from agentrl.toolbox.api_messages import ToolInfo
 from agentrl.toolbox.http_peer import SENT, HttpPeer, Sent
+from agentrl.toolbox.result_text import text_of
 from agentrl.toolbox.stdio_transport import TOO_LONG, ServerProcess
 
 log = logging.getLogger("toolbox")
@@ -41,6 +42,9 @@ SESSION_KEY = "agentrl/session"
 """Key in the metadata of a call: the session, for keyed servers."""
 EFFECT_KEY = "agentrl/effect"
 """Key in the metadata of a listed tool: what its calls change."""
+HEALTH_SESSION = "~health"
+"""The session of health checks in a keyed server."""
+MOST_WHY_CHARS = 300
 CALL_KEY = "agentrl/call"
 """Key in the metadata of a call: its id, which is never sent twice."""
 
@@ -103,7 +107,13 @@ class Connection:
         """Number of calls so far: a process without calls may serve another session."""
         self.purpose = ""
         """Why it was opened, if not for an episode."""
+        self.retired = False
+        """An operator replaces it: no new session gets it, and its end is no death."""
         self.opened_at = 0.0
+
+    @property
+    def is_calling(self) -> bool:
+        return bool(self._running)
 
     @property
     def is_over(self) -> bool:
@@ -172,6 +182,32 @@ class Connection:
         finally:
             SENT.reset(of_this_call)
             self._running.discard(running)
+
+    async def check(self, tool: str, arguments: dict[str, Any], *, within_s: float) -> str:
+        """Call a tool, or list the tools if it is empty, beside the calls of sessions. Returns what is wrong, or an
+        empty text.
+        """
+        what = tool or "the list of its tools"
+        if self._client is None or self.gone.is_set():
+            return self._gone_sentence()
+        try:
+            async with asyncio.timeout(within_s):
+                if not tool:
+                    await self._client.list_tools()
+                    return ""
+                meta = cast(types.RequestParamsMeta, {SESSION_KEY: HEALTH_SESSION})
+                answer = await self._client.call_tool(tool, arguments, meta=meta)
+        except TimeoutError:
+            return f"{what} did not answer within {within_s:g} s"
+        except (
+            MCPError,
+            RuntimeError,
+            ValidationError,
+            anyio.ClosedResourceError,
+            anyio.BrokenResourceError,
+        ) as broken:
+            return f"{what} failed: {_innermost(broken)}"
+        return f"{what} failed: {text_of(answer)[:MOST_WHY_CHARS]}" if answer.is_error else ""
 
     def doubt(self) -> None:
         """Check the connection after a failed call, and end it if the server neither answers nor works."""
@@ -339,7 +375,7 @@ class Connection:
 
     def _gone(self, running: _Running) -> ConnectionFailedError:
         error = ConnectionFailedError(self._gone_sentence())
-        error.alone = running.alone
+        error.alone = running.alone and not self.retired
         return error
 
     def _gone_sentence(self) -> str:

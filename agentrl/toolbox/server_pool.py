@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -50,6 +50,9 @@ FAILURES = 2
 SIZED_EVERY_S = 5.0
 """A pool without sessions shrinks as often."""
 NOT_YET = "it is being started"
+LATELY_S = 300.0
+RETIRED_EVERY_S = 0.1
+"""How often a replaced connection is checked for sessions and calls."""
 Connect = Callable[[], Connection]
 
 
@@ -80,6 +83,11 @@ class ConnectionSource(Protocol):
         ...
 
     @property
+    def died_lately(self) -> int:
+        """Of these, how many within LATELY_S."""
+        ...
+
+    @property
     def last_death(self) -> str: ...
 
     @property
@@ -104,6 +112,14 @@ class ConnectionSource(Protocol):
         ...
 
     def give_back(self, connection: Connection) -> None: ...
+
+    def connections(self) -> list[Connection]:
+        """The open ones."""
+        ...
+
+    def replace_retired(self) -> None:
+        """Begin to replace connections that were marked as retired: each ends when no session has it."""
+        ...
 
 
 def connector(
@@ -167,6 +183,7 @@ class ConnectionStarter:
         self._down_since = time.monotonic()
         self.why = NOT_YET
         self.died = 0
+        self._deaths: deque[float] = deque(maxlen=100)
         self.last_death = ""
 
     @property
@@ -223,8 +240,13 @@ class ConnectionStarter:
         else:
             self.failed(f"{connection.name} died: {connection.why}")
 
+    @property
+    def died_lately(self) -> int:
+        return sum(time.monotonic() - at < LATELY_S for at in self._deaths)
+
     def count_death(self, connection: Connection) -> None:
         self.died += 1
+        self._deaths.append(time.monotonic())
         self.last_death = connection.why
 
     async def wait(self) -> None:
@@ -259,6 +281,10 @@ class _Started:
         return self._starter.died
 
     @property
+    def died_lately(self) -> int:
+        return self._starter.died_lately
+
+    @property
     def last_death(self) -> str:
         return self._starter.last_death
 
@@ -274,6 +300,10 @@ class SharedConnection(_Started):
         super().__init__(starter)
         self._connection: Connection | None = None
         self._changed = asyncio.Condition()
+        self._retired = asyncio.Event()
+        self._users: Counter[Connection] = Counter()
+        self._leaving: dict[Connection, asyncio.Task[None]] = {}
+        """Replaced ones that sessions still have."""
         self.starts = 0
 
     @property
@@ -287,17 +317,53 @@ class SharedConnection(_Started):
                 if connection is None:
                     continue
                 self.starts += 1
+                before = self._connection
                 async with self._changed:
                     self._connection = connection
                     self._changed.notify_all()
-                await connection.gone.wait()
+                if before is not None:
+                    self._leave(before)
+                await self._until_gone_or_retired(connection)
+                if not connection.gone.is_set():
+                    continue  # it serves until the next one does
                 self._connection = None
-                self._starter.ended(connection)
+                if not connection.retired:
+                    self._starter.ended(connection)
                 await connection.close()
-                await self._starter.wait()
+                if not connection.retired:
+                    await self._starter.wait()
         finally:
-            if self._connection is not None:
-                await self._connection.close("the toolbox ends")
+            rest = [*self._leaving, *([] if self._connection is None else [self._connection])]
+            await asyncio.gather(*(connection.close("the toolbox ends") for connection in rest))
+
+    async def _until_gone_or_retired(self, connection: Connection) -> None:
+        gone = asyncio.create_task(connection.gone.wait(), name=f"end of {connection.name}")
+        retired = asyncio.create_task(self._retired.wait(), name=f"restart of {connection.name}")
+        try:
+            await asyncio.wait([gone, retired], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (gone, retired):
+                each.cancel()
+        self._retired.clear()
+
+    def _leave(self, connection: Connection) -> None:
+        """End a replaced connection when no session has it and no call runs on it."""
+        task = asyncio.create_task(self._end(connection), name=f"end the replaced {connection.name}")
+        self._leaving[connection] = task
+
+    async def _end(self, connection: Connection) -> None:
+        while (self._users[connection] > 0 or connection.is_calling) and not connection.gone.is_set():
+            await asyncio.sleep(RETIRED_EVERY_S)
+        await connection.close("it was replaced")
+        self._users.pop(connection, None)
+        del self._leaving[connection]
+
+    def connections(self) -> list[Connection]:
+        return [] if self._connection is None else [self._connection]
+
+    def replace_retired(self) -> None:
+        if self._connection is not None and self._connection.retired:
+            self._retired.set()
 
     async def take(self, wait_s: float) -> Connection:
         try:
@@ -307,10 +373,12 @@ class SharedConnection(_Started):
             pass
         if self._connection is None or self._connection.gone.is_set():
             raise _does_not_serve(self.why)
+        self._users[self._connection] += 1
         return self._connection
 
     def give_back(self, connection: Connection) -> None:
-        pass
+        if self._users[connection] > 0:
+            self._users[connection] -= 1
 
 
 class OwnProcesses:
@@ -452,7 +520,7 @@ class ProcessPool(_Started):
 
     def give_back(self, connection: Connection) -> None:
         self._taken.discard(connection)
-        if connection.calls == 0 and not connection.gone.is_set():
+        if connection.calls == 0 and not connection.gone.is_set() and not connection.retired:
             self._offer(connection)
         elif self._tasks is not None:
             self._ending.add(connection)
@@ -484,6 +552,14 @@ class ProcessPool(_Started):
                 turn.set_result(self._lend(connection))
                 return
         self._idle.append(connection)
+
+    def connections(self) -> list[Connection]:
+        return [*self._idle, *self._taken]
+
+    def replace_retired(self) -> None:
+        for connection in [each for each in self._idle if each.retired]:
+            self._idle.remove(connection)
+            self.give_back(connection)
 
     def _wanted(self) -> int:
         return wanted_ready(
@@ -526,7 +602,7 @@ class ProcessPool(_Started):
     async def _watch(self, connection: Connection) -> None:
         """Replace an idle connection that ends; the session notices the end of a lent one."""
         await connection.gone.wait()
-        if connection in self._taken:
+        if connection in self._taken and not connection.retired:
             self._starter.count_death(connection)
         if connection in self._idle:
             self._idle.remove(connection)

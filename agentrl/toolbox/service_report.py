@@ -130,7 +130,19 @@ def _part(server: ServerInfo) -> UnitPart:
     if server.refused:
         good += f"; the network refused {counted(server.refused, 'connections')}, last: {server.last_refusal}"
     status = good if server.usable else _trouble(server)
-    return UnitPart(server.id, server.state, status, died=server.died, last_death=server.last_death)
+    if server.unhealthy and server.usable:
+        status = f"{server.unhealthy}; {status}"
+    return UnitPart(
+        server.id,
+        server.state,
+        status,
+        died=server.died,
+        last_death=server.last_death,
+        died_lately=server.died_lately,
+        unhealthy=server.unhealthy,
+        memory_share=server.memory_share if server.fullest else 0.0,
+        fullest=server.fullest,
+    )
 
 
 def _trouble(server: ServerInfo) -> str:

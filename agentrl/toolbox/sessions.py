@@ -13,12 +13,12 @@ import time
 from dataclasses import dataclass, field
 
 from agentrl.config.data_plane import ToolServer
-from agentrl.toolbox.api_messages import SessionError, SessionLostError, ToolInfo
+from agentrl.toolbox.api_messages import CallAnswer, SessionError, SessionLostError, ToolInfo
 from agentrl.toolbox.call_registry import Call
 from agentrl.toolbox.circuit_breaker import Breaker
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
 from agentrl.toolbox.mcp_connection import Connection
-from agentrl.toolbox.server_pool import ConnectionSource, OwnProcesses
+from agentrl.toolbox.server_pool import Connect, ConnectionSource, OwnProcesses
 
 RETURN_WITHIN_S = 5.0
 """How long a call waits for the restart of a server."""
@@ -35,6 +35,7 @@ class Server:
     at_once: int
     """Calls at the same time; more would make the server slower, or fail."""
     retry: FreshSessionRetry
+    connect: Connect
     own: OwnProcesses | None = None
     """Of a server with a pool: the processes of sessions that replay calls."""
     turns: asyncio.Semaphore = field(init=False)
@@ -60,6 +61,7 @@ class Lease:
         self._connection = connection
         self._used = False
         self._ended = False
+        self._has_it = True
         self._changing = asyncio.Lock()
         server.sessions += 1
 
@@ -72,7 +74,8 @@ class Lease:
         """The connection for the next call. Raises SessionLostError, UnavailableError, QuotaError."""
         # Parallel calls of a session share the new connection.
         async with self._changing:
-            if self._connection.gone.is_set():
+            replaced = self._connection.retired and self.server.config.session == "shared"
+            if self._connection.gone.is_set() or replaced:
                 await self._change()
         self._used = True
         return self._connection
@@ -80,8 +83,9 @@ class Lease:
     async def _change(self) -> None:
         if self._used and self.server.config.session != "shared":
             raise SessionLostError(f"The state of this session in {self.server.name} is lost: {self._connection.why}.")
-        self._source.give_back(self._connection)
+        self._give_back()
         self._connection = await self._source.take(RETURN_WITHIN_S)
+        self._has_it = True
         if self._ended:
             self._source.give_back(self._connection)
             raise SessionError("The session was closed.")
@@ -90,6 +94,12 @@ class Lease:
         if not self._ended:
             self._ended = True
             self.server.sessions -= 1
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Once: a source counts who has a connection."""
+        if self._has_it:
+            self._has_it = False
             self._source.give_back(self._connection)
 
 
@@ -105,6 +115,10 @@ class Session:
         self.begun: list[str] = []
         """The ids of all its calls."""
         self.closing = False
+        self.released = False
+        """An operator closed it, so its calls are no evidence about their tools."""
+        self.cancelled = CallAnswer(status="cancelled", content="The session was closed.")
+        """The answer of the calls that its end cancels."""
 
     @property
     def servers(self) -> tuple[str, ...]:

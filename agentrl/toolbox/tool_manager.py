@@ -8,9 +8,10 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from agentrl.errors import UnknownNameError
 from agentrl.filters.fields import SANDBOXES
 from agentrl.filters.row_selection import select
 from agentrl.policies.replay_verdicts import effect_of
@@ -21,6 +22,8 @@ from agentrl.protocol.tool_commands import (
     ListToolServers,
     ListToolSessions,
     SandboxRow,
+    ToolLogLine,
+    ToolLogs,
     ToolRow,
     ToolServerRow,
     ToolSessionRow,
@@ -57,6 +60,7 @@ class ToolManager:
                     session=info.session,
                     state=info.state,
                     breaker=info.breaker,
+                    unhealthy=info.unhealthy,
                     why=info.why,
                     version=info.version,
                     sandbox=info.sandbox,
@@ -121,6 +125,28 @@ class ToolManager:
         chosen = [each for each in self._toolbox.sessions.values() if args.server in ("", *each.servers)]
         chosen.sort(key=lambda session: session.opened_at)
         return [self._session_row(each) for each in chosen[: min(args.limit, MOST_ROWS)]]
+
+    def logs(self, args: ToolLogs) -> list[ToolLogLine]:
+        """The newest lines of a server or a sandbox, also of one that has ended. Raises UnknownNameError."""
+        logs, after = self._toolbox.sandboxes.logs, args.after.get(self._toolbox.name, 0)
+        if args.name in self._toolbox.all_servers:
+            log = logs.get(args.name)
+            lines = log.after(after) if log else []
+        else:
+            sandbox = self._toolbox.sandboxes.whole_id(args.name)
+            server = sandbox.rpartition("/")[2].rpartition("-")[0]
+            if server not in self._toolbox.all_servers or (log := logs.get(server)) is None or not log.knows(sandbox):
+                known = ", ".join(self._toolbox.all_servers)
+                raise UnknownNameError(
+                    f"There is no tool server or sandbox {args.name!r}.",
+                    hint=f"Servers are: {known}; `agentrl tools sandboxes` lists the sandboxes.",
+                )
+            lines = log.after(after, sandbox)
+        name = self._toolbox.name
+        return [
+            ToolLogLine(line.number, line.at, name, line.sandbox, line.text)
+            for line in lines[-min(args.limit, MOST_ROWS) :]
+        ]
 
     # ---- rows ----
 
@@ -198,8 +224,3 @@ def _state(sandbox: LiveSandbox, sessions: int) -> str:
     if sandbox.config.session != "process":
         return "shared"
     return "session" if sessions or connection.purpose else "idle"
-
-
-def fullest(rows: Iterable[SandboxRow]) -> SandboxRow | None:
-    """The sandbox that is nearest to its memory limit."""
-    return max(rows, key=lambda row: row.memory_share, default=None)

@@ -42,6 +42,7 @@ from agentrl.toolbox.call_outcomes import call_server
 from agentrl.toolbox.call_registry import Call, CallRegistry
 from agentrl.toolbox.circuit_breaker import Breaker, BreakerRule
 from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
+from agentrl.toolbox.health_checks import HealthChecks
 from agentrl.toolbox.live_sandboxes import LiveSandboxes
 from agentrl.toolbox.mcp_connection import Connection, SessionForgottenError
 from agentrl.toolbox.server_packages import ServerPackages
@@ -105,6 +106,7 @@ class Toolbox:
         self.sandboxes = LiveSandboxes(name)
         self._secret_files = secret_files
         self._servers = {key: self._make(key, server, run_dir, breaker) for key, server in servers.items()}
+        self.health = HealthChecks(self._servers)
         self._sessions: dict[str, Session] = {}
         self._opening: dict[str, asyncio.Task[Session]] = {}
         self._memory = CallRegistry()
@@ -129,7 +131,7 @@ class Toolbox:
         retry = FreshSessionRetry(config, connect, self._gate)
         own = OwnProcesses(connect, self._gate, config.pool, within_s=float(config.start_s))
         pooled = config.session == "process"
-        server = Server(name, config, keeper, Breaker(breaker), at_once, retry, own if pooled else None)
+        server = Server(name, config, keeper, Breaker(breaker), at_once, retry, connect, own if pooled else None)
         return server
 
     @contextlib.asynccontextmanager
@@ -144,6 +146,7 @@ class Toolbox:
                 keeping.append(tasks.create_task(self._tidy(), name="close idle sessions"))
                 keeping.append(tasks.create_task(self._network.run(), name="network of sandboxes"))
                 keeping.append(tasks.create_task(self.sandboxes.keep_measured(), name="measure sandboxes"))
+                keeping.append(tasks.create_task(self.health.run(), name="check tool servers"))
                 try:
                     yield
                 finally:
@@ -192,7 +195,15 @@ class Toolbox:
         return sum(server.at_once for server in self._servers.values())
 
     def servers(self) -> tuple[ServerInfo, ...]:
-        return tuple(_info(server, self._network.refusals(server.name)) for server in self._servers.values())
+        return tuple(
+            msgspec.structs.replace(
+                _info(server, self._network.refusals(server.name)),
+                unhealthy=self.health.unhealthy.get(server.name, ""),
+                memory_share=self.sandboxes.memory_share(server.name),
+                fullest=self.sandboxes.fullest(server.name),
+            )
+            for server in self._servers.values()
+        )
 
     def tools(self, server: str = "") -> tuple[ToolInfo, ...]:
         chosen = [self.server(server)] if server else list(self._servers.values())
@@ -241,8 +252,9 @@ class Toolbox:
             self._opening.pop(wanted.id, None)
         return session
 
-    async def close(self, id: str, why: str = "it was closed by its episode") -> None:
-        """Close a session and cancel its calls. To close it twice is harmless."""
+    async def close(self, id: str, why: str = "it was closed by its episode", *, by_operator: bool = False) -> None:
+        """Close a session and cancel its calls. To close it twice is harmless. Calls that an operator cancels are an
+        infrastructure failure, so that the attempt does not train."""
         opening = self._opening.get(id)
         if opening is not None:
             opening.cancel()
@@ -251,6 +263,10 @@ class Toolbox:
         if session is None:
             return
         session.closing = True
+        session.released = by_operator
+        if by_operator:
+            text = f"The session was {why}."
+            session.cancelled = CallAnswer(status="cancelled", error_class="infrastructure", content=text)
         self._memory.close(id, why)
         tasks = [call.task for call in session.running if call.task is not None]
         for task in tasks:
@@ -261,7 +277,7 @@ class Toolbox:
             await asyncio.wait(tasks)
         for call in session.running:
             # A task that was cancelled before its first step recorded no answer.
-            self._memory.answered(call, CANCELLED)
+            self._memory.answered(call, session.cancelled)
 
     # ---- calls ----
 
@@ -310,7 +326,8 @@ class Toolbox:
         except asyncio.CancelledError:
             if not session.closing:
                 raise
-            answer = msgspec.structs.replace(CANCELLED, tried_again="cancelled") if call.again else CANCELLED
+            again = "cancelled" if call.again else ""
+            answer = msgspec.structs.replace(session.cancelled, tried_again=again)
         except BaseException:
             self._memory.refused(call)
             raise
@@ -318,7 +335,7 @@ class Toolbox:
             session.running.discard(call)
             session.used_at = time.monotonic()
         self._memory.answered(call, answer)
-        if not session.replays:
+        if not session.replays and not session.released:
             self.statistics.add(tool.id, answer, call=call.id, session=session.id)
         return answer
 
@@ -496,6 +513,7 @@ def _info(server: Server, refusals: Refusals) -> ServerInfo:
         waiting_sessions=pool.waiting if pool else 0,
         short_s=pool.short_s if pool else 0.0,
         died=server.keeper.died,
+        died_lately=server.keeper.died_lately,
         last_death=server.keeper.last_death,
         last_failure=server.last_failure,
     )

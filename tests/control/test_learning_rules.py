@@ -420,6 +420,26 @@ def test_open_circuit_breaker_and_failing_tool_are_named() -> None:
     assert run.pass_time(60) == []
 
 
+def test_tool_servers_near_their_limit_dying_or_unhealthy_are_named_until_they_are_well() -> None:
+    run = SimulatedRun(unit("toolbox-0"))
+
+    def state(part: UnitPart) -> list[str]:
+        run.units["toolbox-0"] = unit("toolbox-0", parts=(part,))
+        return run.pass_time(30)
+
+    good = UnitPart("shop", "serving", memory_share=0.85, fullest="toolbox-0.1/shop-7", died=9, died_lately=2)
+    assert state(good) == []
+    near = replace(good, memory_share=0.95, died_lately=3, last_death="it exited with 1", unhealthy="list hangs")
+    assert state(near) == [f"tool-{rule}:toolbox-0/shop" for rule in ("memory", "restarts", "unhealthy")]
+    suggested = {row.rule: row.suggest for row in run.fired}
+    assert suggested["tool-memory"] == "agentrl tools sandboxes --server shop"
+    assert suggested["tool-restarts"] == "agentrl tools logs shop"
+    assert suggested["tool-unhealthy"] == "agentrl tools restart shop"
+    assert "toolbox-0.1/shop-7 is the fullest" in next(row.evidence for row in run.fired if row.rule == "tool-memory")
+    assert state(good) == ["tool-memory:toolbox-0/shop", "tool-restarts:toolbox-0/shop"], "both end below another value"
+    assert state(UnitPart("shop", "serving")) == []
+
+
 def test_held_out_prompts_in_training_and_an_unused_warm_up_alert() -> None:
     run = SimulatedRun(unit("steward-0"), TRAINER)
     example = "eval.jsonl line 2 is held out, and train.jsonl line 5 trains on the same prompt"

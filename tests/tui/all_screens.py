@@ -69,6 +69,7 @@ PAGES = (
     Stop("replay page", ("7", "V", "enter")),
     _asked("tool servers", "1", "T"),
     Stop("tools of a server", ("1", "T", "enter")),
+    Stop("log of a tool server", ("1", "T", "l")),
     Stop("tool sessions", ("1", "T", "s")),
     _asked("tasks", "7", "T"),
     Stop("task page", ("7", "T", "enter")),

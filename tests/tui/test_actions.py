@@ -21,6 +21,7 @@ from tui.views.fleet import Fleet
 ELSEWHERE = {
     "keep_replays": "it changes nothing but a note",
     "exclude_replayed": "the record of a replay is excluded in the list of records",
+    "exec_in_sandbox": "a shell has room for the words and the output",
     "forget_host": "hosts are a line above the units, without a row to choose; `down` and alerts name the command",
 }
 """Commands that are only in the shell, each with its reason."""
@@ -30,6 +31,7 @@ QUERIES = {
     "show_operation": "operations are rows of the feed",
     "knobs": "knobs are rows of the feed",
     "alerts": "alerts are rows of the feed",
+    "show_exec_output": "programs in sandboxes are run in a shell",
 }
 """Query commands that no view uses, each with its reason."""
 

@@ -9,12 +9,13 @@ import pytest
 from textual import events
 
 from agentrl.errors import ConflictError
-from agentrl.protocol import commands, rows
+from agentrl.protocol import commands, rows, tool_commands
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import Permission
 from tests.cli.scripted import DESTRUCTIVE, DISRUPTIVE, Scripted
 from tests.tui.conftest import Screen, opened, populate
+from tests.tui.steward_answers import RECORD, answers
 from tests.waiting import aeventually
 from tui.console_interface import Settings
 
@@ -346,3 +347,30 @@ async def test_alert_that_ended_before_it_fired_stays_in_the_list(coordinator: S
         await screen.press("4")
         await screen.shows("went away", "web is slow.")
         assert "web was old." not in screen.text, "a resolved alert is shown with t only"
+
+
+async def test_way_from_tool_servers_to_the_calls_of_a_session_and_its_release(coordinator: Scripted) -> None:
+    populate(coordinator)
+    answers(coordinator)
+    coordinator.effects["release_session"] = DESTRUCTIVE
+    coordinator.effects["restart_tool"] = Effect(starts=("toolbox-0.1/shop-1",), drains=("toolbox-0.1/shop-1",))
+    async with opened(coordinator.state_dir) as screen:
+        await screen.press("T")
+        await screen.shows("breaker open", "812", "it took longer than")
+        await screen.press("G", "enter")
+        await screen.shows("shop: 2 tools", "Look up a price.")
+        await screen.press("enter")
+        await screen.shows("shop-1", "94%", RECORD[:24], "  └")
+        await screen.press("r")
+        await screen.shows("restart toolbox-0.1/shop-1?")
+        await screen.press("enter")
+        await aeventually(lambda: coordinator.sent("restart_tool"))
+        assert coordinator.sent("restart_tool") == [tool_commands.RestartTool(sandbox="toolbox-0.1/shop-1")]
+        await screen.press("enter")
+        await screen.shows("calls")
+        listed = [args for name, args, _ in coordinator.received if name == "list_calls"]
+        assert listed[-1].filter == f'session="{RECORD}" and server="shop" and tool="lookup"'
+        await screen.press("escape", "escape")
+        await screen.shows("shop: 2 tools")
+        await screen.press("l")
+        await screen.shows("shop-1  listening")

@@ -136,8 +136,11 @@ class _Line:
             hint=f"{_meant(verb, VERBS)}`?` lists the keys; any other verb works in a shell.",
         )
 
-    def _tools(self) -> Destination:
+    def _tools(self) -> PendingCommand | Destination:
         match self._rest:
+            case ["restart", name]:
+                of = {"sandbox": name} if "/" in name else {"server": name}
+                return pending_commands.restart_tool(**of, now=self._now)
             case ["errors"]:
                 return Destination("tool-errors")
             case ["show" | "sandboxes" | "sessions", *named]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from agentrl.formatting.amounts import age, counted
-from agentrl.protocol import commands, data_commands
+from agentrl.protocol import commands, data_commands, tool_commands
 from agentrl.protocol.commands import COMMANDS, CommandSpec
 from agentrl.protocol.knob import KnobValue, plain_value
 from agentrl.protocol.message_base import Args
@@ -291,6 +291,17 @@ def rollback(to: str, reason: str, *, keep_knobs: bool = False) -> PendingComman
     args = data_commands.RollBack(to=to, note=reason, keep_knobs=keep_knobs)
     words = ("rollback", "--to", to, "--reason", reason, *(("--keep-knobs",) if keep_knobs else ()))
     return PendingCommand("rollback", args, f"go back to {to}", words)
+
+
+def restart_tool(*, server: str = "", sandbox: str = "", now: bool = False) -> PendingCommand:
+    words = ("tools", "restart", server or sandbox, *(("--now",) if now else ()))
+    args = tool_commands.RestartTool(server=server, sandbox=sandbox, now=now)
+    return PendingCommand("restart_tool", args, f"restart {server or sandbox}{' at once' if now else ''}", words)
+
+
+def release_session(session: str, toolbox: str) -> PendingCommand:
+    args = tool_commands.ReleaseSession(session, toolbox)
+    return PendingCommand("release_session", args, f"release {session}", ("tools", "release", session))
 
 
 def revoke_key(name: str) -> PendingCommand:

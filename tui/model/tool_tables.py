@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentrl.formatting import sandbox_text
-from agentrl.formatting.amounts import size
-from agentrl.protocol.tool_commands import SandboxRow, ToolRow, ToolServerRow, ToolSessionRow
+from agentrl.formatting.amounts import moment, size
+from agentrl.protocol.tool_commands import SandboxRow, ToolLogLine, ToolRow, ToolServerRow, ToolSessionRow
 from tui.model import cell_text
-from tui.model.styled_text import Span, Tone, span
+from tui.model.styled_text import Line, Span, Tone, span, wrapped
 from tui.model.table import Column, text_column
 
 NEAR = 0.8
@@ -174,3 +174,14 @@ def _since(use: Use) -> float:
 
 def _who(use: Use) -> str:
     return use.session_id if use.is_one_of_many else sandbox_text.doing(use.sandbox)
+
+
+def log_lines(lines: Iterable[ToolLogLine], width: int) -> list[Line]:
+    """The newest last, as in a log."""
+    found: list[Line] = []
+    for line in lines:
+        head = f"{moment(line.at)} {sandbox_text.short(line.sandbox)}  "
+        first, *rest = wrapped(span(line.text).text, max(20, width - len(head))) or [""]
+        found.append((Span(head, Tone.DIM), Span(first)))
+        found += [(Span(" " * len(head)), Span(part)) for part in rest]
+    return found or [(Span("It has written nothing yet.", Tone.DIM),)]

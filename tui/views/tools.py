@@ -10,12 +10,13 @@ import json
 from typing import Any
 
 from agentrl.client import Client
-from agentrl.protocol.tool_commands import ToolRow, ToolServerRow
-from tui.model import tool_tables
+from agentrl.protocol.tool_commands import ToolLogLine, ToolRow, ToolServerRow
+from tui.model import pending_commands, tool_tables
+from tui.model.styled_text import Line, Tone
 from tui.model.table import Column
 from tui.model.tool_tables import Use
 from tui.views.calls import Calls
-from tui.views.query_views import ANSWER_S, QueryTable
+from tui.views.query_views import ANSWER_S, QueryPage, QueryTable
 
 MOST = 1000
 
@@ -29,6 +30,18 @@ class ToolList(QueryTable):
     """A list that toolboxes answer. It is short, so its filter looks for words at once."""
 
     filters_at_once = True
+
+    def do_tool_restart(self, now: bool) -> None:
+        """Restart the selected server or sandbox."""
+        raise NotImplementedError
+
+    def log_name(self) -> str:
+        """The server or the sandbox of the selected row; empty if no row is selected."""
+        raise NotImplementedError
+
+    def do_tool_logs(self) -> None:
+        if name := self.log_name():
+            self.actions.navigation.open_page(ToolLogPage(name))
 
     def calls_filter(self) -> str:
         """The filter of the calls of the selected row; empty if no row is selected."""
@@ -59,9 +72,17 @@ class ToolServers(ToolList):
     def open_row(self, row: ToolServerRow) -> None:
         self.actions.navigation.open_page(Tools(row.id))
 
+    def log_name(self) -> str:
+        row = self.selected()
+        return row.id if row is not None else ""
+
     def calls_filter(self) -> str:
         row = self.selected()
         return calls_filter(server=row.id) if row is not None else ""
+
+    def do_tool_restart(self, now: bool) -> None:
+        if (row := self.selected()) is not None:
+            self.perform(pending_commands.restart_tool(server=row.id, now=now))
 
     def do_open_sandboxes(self) -> None:
         """The sandboxes of the selected server, without the way over its tools."""
@@ -96,6 +117,12 @@ class Tools(ToolList):
 
     def cli_line(self) -> tuple[str, ...]:
         return ("tools", "show", self._server)
+
+    def do_tool_restart(self, now: bool) -> None:
+        self.perform(pending_commands.restart_tool(server=self._server, now=now))
+
+    def log_name(self) -> str:
+        return self._server
 
     def calls_filter(self) -> str:
         row = self.selected()
@@ -136,6 +163,10 @@ class ToolSessions(ToolList):
     def cli_line(self) -> tuple[str, ...]:
         return ("tools", "sandboxes", "--server", self._server)
 
+    def log_name(self) -> str:
+        row = self.selected()
+        return row.sandbox.id if row is not None else ""
+
     def calls_filter(self) -> str:
         row = self.selected()
         session = row.session_id if row is not None else ""
@@ -143,3 +174,29 @@ class ToolSessions(ToolList):
 
     def open_row(self, row: Use) -> None:
         self.actions.navigation.open_page(Calls(self.calls_filter()))
+
+    def do_tool_restart(self, now: bool) -> None:
+        if (row := self.selected()) is not None:
+            self.perform(pending_commands.restart_tool(sandbox=row.sandbox.id, now=now))
+
+    def do_session_release(self) -> None:
+        """Close the session of the selected row."""
+        row: Use | None = self.selected()
+        if row is not None and not row.session_id:
+            self.actions.say(f"{row.sandbox.id} belongs to no session; r restarts it.", Tone.WARN)
+        elif row is not None:
+            self.perform(pending_commands.release_session(row.session_id, row.sandbox.toolbox))
+
+
+class ToolLogPage(QueryPage):
+    """The newest lines that a tool server or a sandbox wrote to its log."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"log of {name}", ("tools", "logs", name))
+        self._named = name
+
+    async def ask(self, client: Client) -> list[ToolLogLine]:
+        return await client.tool_logs(self._named, deadline_s=ANSWER_S)
+
+    def content(self, width: int) -> list[Line]:
+        return tool_tables.log_lines(self._answer, width)

@@ -14,6 +14,7 @@ from agentrl.control.alerts.rule_types import Finding, RunSnapshot, evidence_lin
 from agentrl.control.state.trends import Trend
 from agentrl.formatting.amounts import age, counted, size
 from agentrl.formatting.sentences import ended
+from agentrl.protocol.messages import UnitPart
 from agentrl.protocol.rows import HostRow, Severity, UnitRow, UnitState
 from agentrl.telemetry import learning_metrics as of
 from agentrl.telemetry.control_plane_metrics import Metric
@@ -28,6 +29,8 @@ GROWTH_RECENT_SHARE = 0.75
 """The last third must grow at this share of the pace of the whole window, because warm-ups and caches level off."""
 ENGINE_LAG = 3
 TOOL_SHARE, TOOL_CLEAR = 0.2, 0.1
+MEMORY_SHARE, MEMORY_CLEAR = 0.9, 0.8
+DEATHS_LATELY, DEATHS_CLEAR = 3, 2
 """Share of a tool's recent calls that fail for infrastructure: where an alert begins and ends."""
 MOST_CUT_OFF = 0.5
 """If more attempts than this are cut off at a limit, the limit is the first thing to change."""
@@ -339,6 +342,49 @@ def tool_fails(snapshot: RunSnapshot, active: Collection[str], now: float) -> It
                 f"{share:.0%} of the recent calls of {tool} failed for infrastructure.",
                 (f"alert above {TOOL_SHARE:.0%}, ends at {TOOL_CLEAR:.0%}; a circuit breaker opens above 50 %",),
                 f"agentrl logs {name}",
+            )
+
+
+def _tool_servers(snapshot: RunSnapshot) -> Iterator[tuple[str, UnitPart]]:
+    """The subject of alerts about each tool server, and its state."""
+    for name, unit in units_at_work("toolbox")(snapshot).items():
+        for part in unit.parts:
+            yield f"{name}/{part.name}", part
+
+
+def tool_memory(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    for subject, part in _tool_servers(snapshot):
+        if part.memory_share >= (MEMORY_CLEAR if subject in active else MEMORY_SHARE):
+            yield Finding(
+                subject,
+                f"A sandbox of the tool server {part.name} is near its memory limit: {part.memory_share:.0%}.",
+                (
+                    f"{part.fullest} is the fullest",
+                    f"alert from {MEMORY_SHARE:.0%} of tools.{part.name}.sandbox.memory, ends below {MEMORY_CLEAR:.0%}",
+                ),
+                f"agentrl tools sandboxes --server {part.name}",
+            )
+
+
+def tool_restarts(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    for subject, part in _tool_servers(snapshot):
+        if part.died_lately >= (DEATHS_CLEAR if subject in active else DEATHS_LATELY):
+            yield Finding(
+                subject,
+                f"Processes of the tool server {part.name} keep dying: {part.died_lately} in five minutes.",
+                (f"the last one: {part.last_death}", f"{part.died} since the start of its toolbox"),
+                f"agentrl tools logs {part.name}",
+            )
+
+
+def tool_unhealthy(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    for subject, part in _tool_servers(snapshot):
+        if part.unhealthy:
+            yield Finding(
+                subject,
+                f"The tool server {part.name} runs and does not work: {ended(part.unhealthy)}",
+                (part.status,),
+                f"agentrl tools restart {part.name}",
             )
 
 

@@ -235,6 +235,9 @@ DATA_RULES = (
     ),
     Condition("tool-server-left-alone", functions.breaker_open, hold_s=5.0),
     Condition("tool-fails", functions.tool_fails, hold_s=10.0),
+    Condition("tool-memory", functions.tool_memory, hold_s=4.0),
+    Condition("tool-restarts", functions.tool_restarts),
+    Condition("tool-unhealthy", functions.tool_unhealthy),
     Condition("held-out-trained", functions.held_out_trained),
     Threshold(
         "warm-up-unused",

@@ -85,7 +85,13 @@ def _wait(sent: Wait) -> Wait:
 def _part(sent: UnitPart) -> UnitPart:
     name, state = text(sent.name, NAME), text(sent.state, NAME)
     return replace(
-        sent, name=name, state=state, status=text(sent.status, SENTENCE), last_death=text(sent.last_death, SENTENCE)
+        sent,
+        name=name,
+        state=state,
+        status=text(sent.status, SENTENCE),
+        last_death=text(sent.last_death, SENTENCE),
+        unhealthy=text(sent.unhealthy, SENTENCE),
+        fullest=text(sent.fullest, NAME),
     )
 
 

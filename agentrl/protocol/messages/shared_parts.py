@@ -36,6 +36,14 @@ class UnitPart(msgspec.Struct, frozen=True, omit_defaults=True):
     died: int = 0
     """Unplanned ends in this incarnation of the unit."""
     last_death: str = ""
+    died_lately: int = 0
+    """Of these ends, within five minutes."""
+    unhealthy: str = ""
+    """What its health check found."""
+    memory_share: float = 0.0
+    """How near its fullest sandbox is to the memory limit, from half of it on."""
+    fullest: str = ""
+    """The id of that sandbox."""
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
