@@ -115,7 +115,7 @@ def harmless(effect: Effect) -> Tier:
 
 def disruptive(effect: Effect) -> Tier:
     """The tier function of commands with an effect that cannot be computed, such as to run a program."""
-    return Tier.DISRUPTIVE
+    return Tier.NONE if effect.empty else max(Tier.DISRUPTIVE, tier_of(effect))
 
 
 def _few(names: tuple[str, ...], most: int = 6) -> str:

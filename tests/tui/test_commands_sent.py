@@ -367,7 +367,7 @@ async def test_way_from_tool_servers_to_the_calls_of_a_session_and_its_release(c
         await aeventually(lambda: coordinator.sent("restart_tool"))
         assert coordinator.sent("restart_tool") == [tool_commands.RestartTool(sandbox="toolbox-0.1/shop-1")]
         await screen.press("enter")
-        await screen.shows("calls")
+        await screen.shows("1 call")
         listed = [args for name, args, _ in coordinator.received if name == "list_calls"]
         assert listed[-1].filter == f'session="{RECORD}" and server="shop" and tool="lookup"'
         await screen.press("escape", "escape")

@@ -12,6 +12,7 @@ from typing import Any
 from agentrl.client import Client
 from agentrl.protocol.tool_commands import ToolLogLine, ToolRow, ToolServerRow
 from tui.model import pending_commands, tool_tables
+from tui.model.pending_commands import PendingCommand
 from tui.model.styled_text import Line, Tone
 from tui.model.table import Column
 from tui.model.tool_tables import Use
@@ -33,6 +34,11 @@ class ToolList(QueryTable):
 
     def do_tool_restart(self, now: bool) -> None:
         """Restart the selected server or sandbox."""
+        if (pending := self.restart(now)) is not None:
+            self.perform(pending)
+
+    def restart(self, now: bool) -> PendingCommand | None:
+        """The command that restarts what is selected; None if nothing is."""
         raise NotImplementedError
 
     def log_name(self) -> str:
@@ -80,9 +86,9 @@ class ToolServers(ToolList):
         row = self.selected()
         return calls_filter(server=row.id) if row is not None else ""
 
-    def do_tool_restart(self, now: bool) -> None:
-        if (row := self.selected()) is not None:
-            self.perform(pending_commands.restart_tool(server=row.id, now=now))
+    def restart(self, now: bool) -> PendingCommand | None:
+        row = self.selected()
+        return pending_commands.restart_tool(server=row.id, now=now) if row is not None else None
 
     def do_open_sandboxes(self) -> None:
         """The sandboxes of the selected server, without the way over its tools."""
@@ -118,8 +124,8 @@ class Tools(ToolList):
     def cli_line(self) -> tuple[str, ...]:
         return ("tools", "show", self._server)
 
-    def do_tool_restart(self, now: bool) -> None:
-        self.perform(pending_commands.restart_tool(server=self._server, now=now))
+    def restart(self, now: bool) -> PendingCommand | None:
+        return pending_commands.restart_tool(server=self._server, now=now)
 
     def log_name(self) -> str:
         return self._server
@@ -175,9 +181,9 @@ class ToolSessions(ToolList):
     def open_row(self, row: Use) -> None:
         self.actions.navigation.open_page(Calls(self.calls_filter()))
 
-    def do_tool_restart(self, now: bool) -> None:
-        if (row := self.selected()) is not None:
-            self.perform(pending_commands.restart_tool(sandbox=row.sandbox.id, now=now))
+    def restart(self, now: bool) -> PendingCommand | None:
+        row = self.selected()
+        return pending_commands.restart_tool(sandbox=row.sandbox.id, now=now) if row is not None else None
 
     def do_session_release(self) -> None:
         """Close the session of the selected row."""
