@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -51,8 +51,6 @@ SIZED_EVERY_S = 5.0
 """A pool without sessions shrinks as often."""
 NOT_YET = "it is being started"
 LATELY_S = 300.0
-RETIRED_EVERY_S = 0.1
-"""How often a replaced connection is checked for sessions and calls."""
 Connect = Callable[[], Connection]
 
 
@@ -254,7 +252,7 @@ class ConnectionStarter:
             await asyncio.sleep(min(MOST_WAIT_S, FIRST_WAIT_S * 2.0 ** (self.failures - 1)))
 
 
-class _Started:
+class StarterState:
     """What a server's starter knows of its starts and deaths."""
 
     def __init__(self, starter: ConnectionStarter) -> None:
@@ -291,94 +289,6 @@ class _Started:
     @property
     def version(self) -> str:
         return self._starter.version
-
-
-class SharedConnection(_Started):
-    """One connection for all sessions of a `shared` or `keyed` server."""
-
-    def __init__(self, starter: ConnectionStarter) -> None:
-        super().__init__(starter)
-        self._connection: Connection | None = None
-        self._changed = asyncio.Condition()
-        self._retired = asyncio.Event()
-        self._users: Counter[Connection] = Counter()
-        self._leaving: dict[Connection, asyncio.Task[None]] = {}
-        """Replaced ones that sessions still have."""
-        self.starts = 0
-
-    @property
-    def serving(self) -> bool:
-        return self._connection is not None and not self._connection.gone.is_set()
-
-    async def run(self) -> None:
-        try:
-            while True:
-                connection = await self._starter.start()
-                if connection is None:
-                    continue
-                self.starts += 1
-                before = self._connection
-                async with self._changed:
-                    self._connection = connection
-                    self._changed.notify_all()
-                if before is not None:
-                    self._leave(before)
-                await self._until_gone_or_retired(connection)
-                if not connection.gone.is_set():
-                    continue  # it serves until the next one does
-                self._connection = None
-                if not connection.retired:
-                    self._starter.ended(connection)
-                await connection.close()
-                if not connection.retired:
-                    await self._starter.wait()
-        finally:
-            rest = [*self._leaving, *([] if self._connection is None else [self._connection])]
-            await asyncio.gather(*(connection.close("the toolbox ends") for connection in rest))
-
-    async def _until_gone_or_retired(self, connection: Connection) -> None:
-        gone = asyncio.create_task(connection.gone.wait(), name=f"end of {connection.name}")
-        retired = asyncio.create_task(self._retired.wait(), name=f"restart of {connection.name}")
-        try:
-            await asyncio.wait([gone, retired], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in (gone, retired):
-                each.cancel()
-        self._retired.clear()
-
-    def _leave(self, connection: Connection) -> None:
-        """End a replaced connection when no session has it and no call runs on it."""
-        task = asyncio.create_task(self._end(connection), name=f"end the replaced {connection.name}")
-        self._leaving[connection] = task
-
-    async def _end(self, connection: Connection) -> None:
-        while (self._users[connection] > 0 or connection.is_calling) and not connection.gone.is_set():
-            await asyncio.sleep(RETIRED_EVERY_S)
-        await connection.close("it was replaced")
-        self._users.pop(connection, None)
-        del self._leaving[connection]
-
-    def connections(self) -> list[Connection]:
-        return [] if self._connection is None else [self._connection]
-
-    def replace_retired(self) -> None:
-        if self._connection is not None and self._connection.retired:
-            self._retired.set()
-
-    async def take(self, wait_s: float) -> Connection:
-        try:
-            async with asyncio.timeout(wait_s), self._changed:
-                await self._changed.wait_for(lambda: self.serving)
-        except TimeoutError:
-            pass
-        if self._connection is None or self._connection.gone.is_set():
-            raise _does_not_serve(self.why)
-        self._users[self._connection] += 1
-        return self._connection
-
-    def give_back(self, connection: Connection) -> None:
-        if self._users[connection] > 0:
-            self._users[connection] -= 1
 
 
 class OwnProcesses:
@@ -422,7 +332,7 @@ class OwnProcesses:
             await asyncio.wait(self._ending)
 
 
-class ProcessPool(_Started):
+class ProcessPool(StarterState):
     """A process for each session of a `process` server, started in advance."""
 
     def __init__(self, starter: ConnectionStarter, size: int) -> None:
@@ -510,7 +420,7 @@ class ProcessPool(_Started):
                 lent = await turn
         except TimeoutError:
             if not self._taken:
-                raise _does_not_serve(self.why) from None
+                raise does_not_serve(self.why) from None
             self._refused_at = time.monotonic()
             raise QuotaError(f"All {self._size} processes of the server are in use.", retry_after_s=1.0) from None
         finally:
@@ -623,5 +533,5 @@ def memory_of_tree(pid: int) -> int:
     return total
 
 
-def _does_not_serve(why: str) -> UnavailableError:
+def does_not_serve(why: str) -> UnavailableError:
     return UnavailableError(f"The server does not serve: {why.rstrip('.')}.", retry_after_s=1.0)

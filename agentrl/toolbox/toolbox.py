@@ -54,10 +54,10 @@ from agentrl.toolbox.server_pool import (
     ConnectionStarter,
     OwnProcesses,
     ProcessPool,
-    SharedConnection,
     connector,
 )
 from agentrl.toolbox.sessions import Lease, Server, Session, reserve
+from agentrl.toolbox.shared_connection import SharedConnection
 from agentrl.toolbox.tool_statistics import ToolboxStatistics
 
 TIDY_EVERY_S = 5.0
