@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -144,13 +145,13 @@ class NetworkAccess:
             return
         except OSError:
             data, descriptors = b"", []
-        received = [socket.socket(fileno=each) for each in descriptors]
-        if data and len(received) == 1 and admitted.listener is None:
-            admitted.listener = received[0]
+        if data and descriptors and admitted.listener is None:
+            # The program of the sandbox has not started yet, so this is its socket.
+            admitted.listener = socket.socket(fileno=descriptors[0])
             self._pass_on(number)
             return
-        for each in received:
-            each.close()
+        for each in descriptors:
+            os.close(each)
         self._forget(number)
 
     def _pass_on(self, number: int) -> None:

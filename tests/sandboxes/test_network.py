@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.server
 import logging
+import os
 import shutil
 import socket
 import ssl
@@ -20,6 +21,7 @@ import pytest
 
 from agentrl.config.network_rules import NetworkRules
 from agentrl.sandboxes import network_proxy
+from agentrl.sandboxes.network_access import NetworkAccess
 from agentrl.toolbox.api_messages import OpenSession
 from agentrl.toolbox.service_report import parts_of
 from tests.sandboxes.attacked_run import Run, attacked
@@ -252,6 +254,19 @@ async def test_name_that_leads_to_another_address_later_is_not_resolved_again(mo
     assert connected == ["203.0.113.1"], "the address that was checked"
     assert len(asked) == 5
     assert len(refused) == 4
+
+
+async def test_sandbox_that_sends_files_beside_its_socket_loses_its_network_and_leaves_none_open(tmp_path: Path) -> None:
+    access = NetworkAccess()
+    (tmp_path / "sent").touch()
+    with access.admit("web", ["example.org"]) as theirs, socket.create_server(("127.0.0.1", 0)) as listener:
+        socket.send_fds(theirs, [b"listening"], [listener.fileno()])
+        with (tmp_path / "sent").open() as file:
+            for _ in range(20):
+                socket.send_fds(theirs, [b"more"], [file.fileno()])
+        await aeventually(lambda: not access._admitted, what="the sandbox is forgotten")
+    opened = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    assert str(tmp_path / "sent") not in opened
 
 
 def test_proxy_ends_with_its_toolbox() -> None:
