@@ -58,6 +58,9 @@ class NetworkRules:
 
     def refused(self, host: str, port: int) -> str:
         """Why this destination is refused; empty if it is allowed so far. `host` is as `split_port` returns it."""
+        if "%" in host:
+            # The zone of an address is free text, which could end like a listed name.
+            return "is not listed"
         address = address_of(host)
         host = host if address is None else str(address)
         if any(entry.allows(host, port) for entry in self._allowed):
@@ -117,4 +120,6 @@ def plain_address(address: Address) -> Address:
 
 
 def is_public(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address) and address.is_site_local:
+        return False
     return address.is_global and not address.is_multicast and not address.is_reserved

@@ -28,6 +28,7 @@ RULES = NetworkRules(["example.org", "api.example.net:8443", "*.Example.com", "1
         ("[0:0::1]:7000", ""),
         ("0x7f.1:80", "is not listed"),
         ("2130706433:80", "is not listed"),
+        ("[2606:4700::1111%.example.com]:443", "is not listed"),
     ],
 )
 def test_only_listed_destinations_are_allowed(destination: str, why: str) -> None:
@@ -58,6 +59,7 @@ def test_only_listed_destinations_are_allowed(destination: str, why: str) -> Non
         "2002:7f00:1::",
         "64:ff9b::7f00:1",
         "64:ff9b::a00:1",
+        "fec0::1",
     ],
 )
 def test_listed_name_does_not_lead_to_an_address_that_is_not_public(address: str) -> None:
