@@ -144,10 +144,10 @@ class SandboxListener:
                 for _, _, _, _, place in found:
                     with contextlib.suppress(OSError):
                         return await asyncio.open_connection(str(place[0]), port, limit=_PIECE)
-        except (OSError, UnicodeError) as unknown:
-            why = f"cannot be resolved ({getattr(unknown, 'strerror', None) or unknown})"
         except TimeoutError:
             why = f"does not answer within {CONNECT_WITHIN_S:g} s"
+        except (OSError, UnicodeError) as unknown:
+            why = f"cannot be resolved ({getattr(unknown, 'strerror', None) or unknown})"
         raise RefusedError(HTTPStatus.BAD_GATEWAY, f"{host}:{port} {why}.")
 
     def _refusal(self, host: str, port: int, why: str) -> RefusedError:

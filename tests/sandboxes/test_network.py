@@ -256,7 +256,7 @@ async def test_name_that_leads_to_another_address_later_is_not_resolved_again(mo
     assert len(refused) == 4
 
 
-async def test_sandbox_that_sends_files_beside_its_socket_loses_its_network_and_leaves_none_open(tmp_path: Path) -> None:
+async def test_sandbox_that_sends_a_file_loses_its_network_and_leaves_nothing_open(tmp_path: Path) -> None:
     access = NetworkAccess()
     (tmp_path / "sent").touch()
     with access.admit("web", ["example.org"]) as theirs, socket.create_server(("127.0.0.1", 0)) as listener:
