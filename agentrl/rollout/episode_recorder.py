@@ -105,6 +105,7 @@ class Recorder:
             await forks.copy_trunk(database, claim.record, owner)
         if claim.record.fork is not None or not claim.fresh:
             await recorder._take_over(fresh=claim.fresh)
+        recorder._refuse_without_trunk()
         return recorder
 
     def close(self) -> None:
@@ -336,6 +337,13 @@ class Recorder:
         self._trunk = {
             one.id: document.turn for document in trunk.calls for one in document.tool_calls if one.copied_from
         }
+
+    def _refuse_without_trunk(self) -> None:
+        """Without the calls of its base a fork would sample its trunk, and train what was not to be trained."""
+        there = {call.document.turn for call in self._calls.values() if call.done}
+        if self.record.fork is not None and (gone := {*range(self.trunk_turns)} - there):
+            why = f"turn {min(gone)} of its base {self.record.fork.base} is not stored any more"
+            raise EndedError(Outcome.NOT_REPRODUCIBLE, why)
 
     def _remember(self, document: DispatchedSamplingTask, prompt: list[int], output: list[int]) -> None:
         self._calls[document.index] = KnownCall(document, prompt, output)

@@ -22,7 +22,7 @@ from agentrl.rollout.episode import Episode
 from agentrl.steward import admission, group_upkeep
 from agentrl.steward.replays import ReplayRunner
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
-from agentrl.store import accounting, forks, owners, replays, tasks
+from agentrl.store import accounting, forks, owners, pruning, replays, tasks
 from agentrl.store import calls as call_store
 from agentrl.store.documents import DBRecordData, Record, Task
 from agentrl.store.replay_documents import Replay
@@ -229,6 +229,20 @@ async def test_trunk_that_a_tool_does_not_repeat_ends_as_not_reproducible(stage:
     assert record.error == f"{base.id}/000.0 (tick) returned something else: line 1 was tick 7, is tick 1"
     assert await group_upkeep.open_next_attempts(stage.db) == 1, "its seat may be sampled again"
     assert await of_record(stage, f"{task.id}#r1.s0.a3")
+
+
+async def test_fork_of_a_base_whose_details_were_removed_samples_nothing(stage: Stage, down: Line) -> None:
+    task, base = await failed_search(stage, down)
+    id = await fork(stage, base.id)
+    await pruning.remove_details(stage.db, [task.id])
+    prompts = len(stage.made_engines[0].prompts)
+    async with stage.sampler("sampler-1.1"):
+        record = await failure(stage, _id=id)
+    assert (record.outcome, record.error) == (
+        "not_reproducible",
+        f"turn 0 of its base {base.id} is not stored any more",
+    )
+    assert len(stage.made_engines[0].prompts) == prompts
 
 
 @register_loop("forgetful")
