@@ -207,7 +207,7 @@ def test_up_of_a_file_without_units_stops_a_live_run(shell: Shell) -> None:
         ("gone.py", "rollout.code: there is no file {folder}/gone.py."),
         ("agents.txt", "rollout.code: {folder}/agents.txt is no Python file."),
         (".", "rollout.code: {folder} is no Python file."),
-        ("wrong.py", "rollout.code: {folder}/wrong.py, line 1: SyntaxError: '(' was never closed."),
+        ("wrong.py", "rollout.code: {folder}/wrong.py, line 1, column 9: SyntaxError: '(' was never closed."),
     ],
 )
 def test_unreadable_code_is_an_error_before_anything_is_started(shell: Shell, named: str, sentence: str) -> None:
@@ -240,7 +240,7 @@ def test_unreadable_code_is_an_error_before_anything_is_started(shell: Shell, na
         ("command: '{python} -u gone.py --x'", "tools.mine.command: there is no file {folder}/gone.py."),
         (
             "command: '{python} wrong.py'",
-            "tools.mine.command: {folder}/wrong.py, line 1: SyntaxError: '(' was never closed.",
+            "tools.mine.command: {folder}/wrong.py, line 1, column 9: SyntaxError: '(' was never closed.",
         ),
         ("command: '{python} -m x', cwd: gone", "tools.mine.cwd: there is no directory {folder}/gone."),
     ],

@@ -88,9 +88,7 @@ def test_version_is_json_with_the_json_option(shell: Shell) -> None:
     assert shell("--version").out == f"agentrl {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "group", ["alerts", "checkpoints", "config", "keys", "records", "steps", "tasks", "tools", "versions"]
-)
+@pytest.mark.parametrize("group", ["alerts", "checkpoints", "config", "keys", "records", "steps", "tasks", "versions"])
 def test_group_of_commands_without_a_command_prints_its_help(shell: Shell, group: str) -> None:
     said = shell(group)
     assert said.out.lstrip().startswith(f"Usage: agentrl {group}")
