@@ -2,7 +2,8 @@
 
 Invariants:
 - The program is a list of words; no shell reads them.
-- It runs in the namespaces, the cgroup and the limits of the sandbox, and ends within its time, with what it started.
+- It runs in the namespaces, the cgroup and the limits of the sandbox, with its filter of system calls, and ends within
+  its time, with what it started.
 - Its output is bounded, and secrets of the server are removed from it.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import platform
 import signal
 import sys
 import time
@@ -24,6 +26,7 @@ import psutil
 from agentrl.config.tool_sandbox import Sandbox
 from agentrl.errors import RefusedError, UnavailableError
 from agentrl.host import procfs
+from agentrl.sandboxes import bubblewrap, system_calls
 from agentrl.sandboxes.launch_environment import Launch
 
 MOST_BYTES = 256 << 10
@@ -92,8 +95,9 @@ async def run_inside(
 def _command(launch: Launch, limits: Sandbox, first: int, command: Sequence[str]) -> list[str]:
     match launch.sandbox:
         case "process":
-            words = [sys.executable, "-I", "-S", str(_ENTER), str(_inside(first)), str(launch.cwd), _limits(limits)]
-            words += command
+            calls = "" if bubblewrap.problem_of_filter() else system_calls.program(platform.machine()).hex()
+            words = [sys.executable, "-I", "-S", str(_ENTER), str(_inside(first)), str(launch.cwd)]
+            words += [_limits(limits), calls, *command]
             return list(launch.cgroup.entered(words)) if launch.cgroup is not None else words
         case "container":
             engine, *_, name = launch.removal

@@ -240,6 +240,7 @@ print('bwrap' in own or 'prlimit' in own, os.path.exists({str(tmp_path / "secret
 print(sorted(os.listdir('/proc/self/fd')) <= ['0', '1', '2', '3'])
 print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('CapEff')))
 print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('NoNewPrivs')))
+print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('Seccomp:')))
 print(resource.getrlimit(resource.RLIMIT_DATA)[0], os.getuid() != 0)
 try:
     socket.create_connection(('127.0.0.1', 22), 1)
@@ -253,7 +254,7 @@ held = bytearray(b'x') * (400 << 20)
 """
     tried = await run_inside(managed, box.id, sys.executable, "-c", code)
     assert tried.stdout.splitlines() == [
-        "True False", "True", "0000000000000000", "1", f"{256 << 20} True",
+        "True False", "True", "0000000000000000", "1", "2", f"{256 << 20} True",
         "ConnectionRefusedError", "PermissionError",
     ]  # fmt: skip
     assert tried.exit == 1
