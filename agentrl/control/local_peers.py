@@ -7,6 +7,7 @@ their environments name the unit.
 Invariants:
 - A process in the tree of a unit is that unit, whatever it says: it registers as no other unit and commands nothing.
   Only the processes of a sidecar, and programs that alerts started, may do what the run file permits them.
+- A process of another run is no person either: it registers as no unit and commands nothing.
 - A connection whose process has ended, or that the kernel does not name here, may do nothing.
 """
 
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from agentrl.errors import ExitCode
 from agentrl.host import cgroups, procfs
@@ -29,6 +31,7 @@ ALERT_PROGRAM = "a program that an alert started"
 OUTSIDE = "a process outside of the coordinator's pid namespace"
 UNNAMED_UNIT = "a process that a unit started"
 """It belongs to the run, but nothing says to which unit: it left its cgroup and cleared its environment."""
+OTHER_RUN = "a process of another run"
 _FROM_OUTSIDE = (
     "The coordinator runs in a container: run the command there (`docker exec CONTAINER agentrl ...`), or connect by "
     "`coordinator.listen` with a key (`agentrl keys new`)."
@@ -87,7 +90,7 @@ class LocalPeers:
             return Permission.ADMIN
         if owner == ALERT_PROGRAM:
             return self.alert_permission
-        if owner in (ENDED, OUTSIDE, UNNAMED_UNIT):
+        if owner in (ENDED, OUTSIDE, UNNAMED_UNIT, OTHER_RUN):
             return None
         slot = self._state.slots.get(split_incarnation(owner)[0])
         if slot is None or slot.spec is None or slot.spec.role is not Role.SIDECAR:
@@ -135,7 +138,7 @@ def _owner_by_ancestors(pid: int, run: str, alert_programs: Collection[int]) -> 
     """None if the process or one of its ancestors ended meanwhile. A cgroup is certain; of the marks the outermost
     counts, because a process can give its children any environment.
     """
-    child, owner = 0, NO_UNIT
+    child, owner, around = 0, NO_UNIT, _around_this_process()
     while pid > 0 and pid != os.getpid():
         if pid in alert_programs:
             return ALERT_PROGRAM
@@ -147,7 +150,33 @@ def _owner_by_ancestors(pid: int, run: str, alert_programs: Collection[int]) -> 
             hidden = child > 0 and (again := procfs.read_stat(child)) is not None and again.ppid == pid
             return owner if hidden else None
         marks = procfs.marks(pid) or {}
-        if procfs.is_of_run(marks, run):
-            owner = marks.get(procfs.MARK_INCARNATION, b"").decode(errors="replace") or owner or UNNAMED_UNIT
+        if pid not in around.pids and _is_of_another_run(pid, marks, run, around.cgroup):
+            owner = OTHER_RUN
+        elif procfs.is_of_run(marks, run):
+            known = UNNAMED_UNIT if owner in (NO_UNIT, OTHER_RUN) else owner
+            owner = marks.get(procfs.MARK_INCARNATION, b"").decode(errors="replace") or known
         child, pid = pid, stat.ppid
     return owner
+
+
+class _Around(NamedTuple):
+    """Where the coordinator itself runs, which may be a unit of another run: that says nothing about a process."""
+
+    pids: frozenset[int]
+    cgroup: str
+
+
+def _around_this_process() -> _Around:
+    pids, pid = set[int](), os.getpid()
+    while (stat := procfs.read_stat(pid) if pid else None) is not None:
+        pids.add(pid)
+        pid = stat.ppid
+    return _Around(frozenset(pids), cgroups.prefix_around(os.getpid()))
+
+
+def _is_of_another_run(pid: int, marks: Mapping[bytes, bytes], run: str, cgroup: str) -> bool:
+    """Its cgroup is certain, so marks of this run do not count against it."""
+    if cgroups.prefix_around(pid) not in ("", cgroup, cgroups.run_prefix(run)):
+        return True
+    marked = bool(marks.get(procfs.MARK_RUN) or marks.get(procfs.MARK_TOOL))
+    return marked and not procfs.is_of_run(marks, run)

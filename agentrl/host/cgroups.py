@@ -35,6 +35,12 @@ def incarnation_of(pid: int, run: str) -> str | None:
     return inside and inside.partition(prefix)[2].partition("/")[2].partition("/")[0]
 
 
+def prefix_around(pid: int) -> str:
+    """The prefix of the run in whose cgroups a process is, of any run; empty if it is in none."""
+    found = next(filter(None, map(_OF_A_RUN.search, procfs.cgroup_paths(pid))), None)
+    return found[0].strip("/.") if found else ""
+
+
 @dataclass
 class Group:
     """The cgroups of one incarnation. Both paths may be missing."""

@@ -12,9 +12,18 @@ from typing import cast
 
 import pytest
 
-from agentrl.control.local_peers import ALERT_PROGRAM, ENDED, NO_UNIT, OUTSIDE, UNNAMED_UNIT, LocalPeers, owner_of
+from agentrl.control.local_peers import (
+    ALERT_PROGRAM,
+    ENDED,
+    NO_UNIT,
+    OTHER_RUN,
+    OUTSIDE,
+    UNNAMED_UNIT,
+    LocalPeers,
+    owner_of,
+)
 from agentrl.host import cgroups, procfs
-from agentrl.protocol.messages import Permission
+from agentrl.protocol.messages import Permission, UnitHello
 from agentrl.supervision.unit_slots import RunState, State
 from agentrl.transport.hub import Peer
 from tests.waiting import eventually
@@ -22,6 +31,8 @@ from tests.waiting import eventually
 RUN = uuid.uuid4().hex
 UNIT = {"AGENTRL_RUN": RUN, "AGENTRL_INCARNATION": "tools-0.3"}
 AGENT = {"AGENTRL_RUN": RUN}
+THIRD = uuid.uuid4().hex
+OTHER = {"AGENTRL_RUN": "another", "AGENTRL_INCARNATION": "tools-0.3"}
 
 
 @contextmanager
@@ -48,7 +59,11 @@ def last_of(script: str, marks: dict[str, str]) -> Iterator[int]:
         (UNIT, "env -i setsid -w sh -c 'env -i sh -c \"echo \\$\\$; sleep 1000; true\"; true'; true", "tools-0.3"),
         (UNIT, "AGENTRL_INCARNATION=notebook-0.1 sh -c 'echo $$; exec sleep 1000'; true", "tools-0.3"),
         (AGENT, "env -i sh -c 'echo $$; exec sleep 1000'; true", UNNAMED_UNIT),
-        ({"AGENTRL_RUN": "another"}, "echo $$; exec sleep 1000", NO_UNIT),
+        (OTHER, "echo $$; exec sleep 1000", OTHER_RUN),
+        (OTHER, "env -i sh -c 'echo $$; exec sleep 1000'; true", OTHER_RUN),
+        (OTHER, f"env AGENTRL_RUN={RUN} AGENTRL_INCARNATION=web-0.1 sh -c 'echo $$; sleep 1000; true'", OTHER_RUN),
+        ({"AGENTRL_MARK": procfs.mark_of("another")}, "echo $$; exec sleep 1000", OTHER_RUN),
+        (UNIT, "AGENTRL_RUN=another AGENTRL_INCARNATION=a-0.1 sh -c 'echo $$; exec sleep 1000'; true", "tools-0.3"),
         ({}, "echo $$; exec sleep 1000", NO_UNIT),
     ],
 )
@@ -73,9 +88,45 @@ def test_owner_is_the_unit_of_the_cgroup_whatever_the_environment_says() -> None
         script = f"echo $$ > {group.tree}/cgroup.procs; echo $$; exec sleep 1000"
         with last_of(script, {"AGENTRL_RUN": RUN, "AGENTRL_INCARNATION": "web-0.1"}) as pid:
             assert owner_of(pid, RUN) == "web-1.2"
+        # A process of another run gives itself the marks of this one, and leaves its ancestors.
+        moved = f"echo $$ > {group.tree}/cgroup.procs; echo $$; exec setsid sleep 1000"
+        forged = f"sh -c '{moved}' &"
+        with last_of(forged, {"AGENTRL_RUN": THIRD, "AGENTRL_INCARNATION": "web-0.1"}) as pid:
+            assert owner_of(pid, THIRD) == OTHER_RUN
     finally:
         group.remove()
         found.close()
+
+
+def test_process_of_another_run_registers_as_no_unit_and_commands_nothing() -> None:
+    peers = LocalPeers(RUN, State(RunState()))
+    with last_of("echo $$; exec sleep 1000", OTHER) as pid:
+        peer = connection(pid, os.getuid())
+        eventually(lambda: owner_of(pid, RUN) == OTHER_RUN, what="its environment")
+        hello = cast(UnitHello, SimpleNamespace(unit="web-0", incarnation=1))
+        refused = peers.refusal_of_unit(peer, hello)
+        assert refused is not None
+        assert refused.final
+        assert peers.permission(peer) is None
+        assert not peers.may_read(pid, os.getuid())
+
+
+def test_coordinator_inside_a_unit_of_another_run_still_has_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as in a terminal of a sidecar: what is around both says nothing about a process."""
+    real = procfs.marks
+    monkeypatch.setattr(
+        procfs, "marks", lambda pid: {procfs.MARK_RUN: b"another"} if pid == os.getppid() else real(pid)
+    )
+    monkeypatch.setattr(os, "getpid", lambda: 0)
+    with last_of("echo $$; exec sleep 1000", {}) as pid:
+        assert owner_of(pid, RUN) == OTHER_RUN
+        child = subprocess.Popen(["sleep", "1000"])
+        try:
+            monkeypatch.setattr(os, "getpid", lambda: child.pid)
+            assert owner_of(pid, RUN) == NO_UNIT
+        finally:
+            child.kill()
+            child.wait()
 
 
 def test_programs_that_the_coordinator_starts_act_for_its_operator() -> None:
