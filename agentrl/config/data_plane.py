@@ -43,6 +43,7 @@ _Natural = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 _Share = Annotated[Number, Field(ge=0, le=1)]
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _ADDRESS = re.compile(r"https?://[^\s/]")
+MCPAPI_ADDRESS = re.compile(r"([^?#\s]+?/mcpapi)(?:/server/([^/?#\s]+))?/?")
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _SECRET_HEADERS = frozenset(["authorization", "cookie", "proxy-authorization"])
 _Rate = Annotated[Number, Field(gt=0, le=10)]
@@ -160,6 +161,9 @@ class ToolServer(Section):
     """The address of a server over streamable HTTP."""
     sse: str = ""
     """The address of a server over SSE, the older transport of MCP."""
+    mcpapi: str = ""
+    """The address of tools over plain HTTP, such as another run's: `http://HOST:PORT/mcpapi` for all its tools, named
+    SERVER.TOOL, `http://HOST:PORT/mcpapi/server/SERVER` for those of one server."""
     token: Secret = None
     """With an address: a reference to its token, `env:NAME` or `file:PATH`; sent as `Authorization: Bearer`."""
     headers: Env = Field(default_factory=dict)
@@ -204,7 +208,7 @@ class ToolServer(Section):
     @property
     def address(self) -> str:
         """Where a server runs that the toolbox does not start; empty for one with a command."""
-        return self.url or self.sse
+        return self.url or self.sse or self.mcpapi
 
     @property
     def start_command(self) -> tuple[str, ...]:
@@ -225,7 +229,7 @@ class ToolServer(Section):
 
     @model_validator(mode="after")
     def _one_transport(self) -> ToolServer:
-        if problem := problems_in_one_of(self, ("command", "functions", "shipped", "url", "sse")):
+        if problem := problems_in_one_of(self, ("command", "functions", "shipped", "url", "sse", "mcpapi")):
             raise ValueError(problem)
         if problem := own_tool_servers.problem_of(
             self.functions,
@@ -239,6 +243,10 @@ class ToolServer(Section):
             raise ValueError(problem)
         if self.address and not _ADDRESS.match(self.address):
             raise ValueError(f"{self.address!r} is no address; one begins with http:// or https://")
+        if self.mcpapi and not MCPAPI_ADDRESS.fullmatch(self.mcpapi):
+            raise ValueError(f"{self.mcpapi!r} must end with /mcpapi, or with /mcpapi/server/SERVER")
+        if self.mcpapi and self.session == "keyed":
+            raise ValueError("session: keyed needs an MCP server, because /mcpapi has sessions of its own; use process")
         if self.address and self.cwd:
             raise ValueError("cwd is for a server with a command")
         if self.address and self.sandbox != Sandbox():

@@ -14,7 +14,7 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -22,6 +22,17 @@ from starlette.responses import Response
 
 from agentrl.mcp_endpoint.outside_sessions import OutsideSessions
 from agentrl.toolbox.api_messages import Refusal, RefusalBody, ToolboxError, ToolInfo, refusal_of
+from agentrl.toolbox.mcpapi_messages import (
+    CallOutsideTool,
+    Closed,
+    OpenOutsideSession,
+    OutsideAnswer,
+    OutsideServer,
+    OutsideSession,
+    OutsideTool,
+    Servers,
+    Tools,
+)
 from agentrl.toolbox.toolbox import Toolbox
 
 log = logging.getLogger("toolbox")
@@ -42,62 +53,6 @@ _ALWAYS = {
 _SESSIONS = {409: "The session is not open, was closed or lost, or has other servers.", 429: "A quota is used up."}
 _SERVERS = {503: "The server does not serve now."}
 _CALLS = {502: "The server failed during the call.", 504: "The call took too long."}
-
-
-class OpenOutsideSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    id: str
-    """Chosen by the program. A repeated request finds the open session."""
-    servers: tuple[str, ...]
-    wait_s: float = 10.0
-
-
-class CallOutsideTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    session: str
-    call: str
-    """Chosen by the program. A repeated id joins the call or gets its answer; it never runs twice."""
-    arguments: dict[str, Any] = {}
-    timeout_s: float = 0.0
-    """0: the limit of the server, which is also the maximum."""
-
-
-class OutsideSession(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    servers: tuple[str, ...]
-
-
-class OutsideServer(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    usable: bool
-    tools: int
-
-
-class OutsideTool(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    server: str
-    name: str
-    description: str
-    schema: dict[str, Any]
-
-
-class Servers(msgspec.Struct, frozen=True, kw_only=True):
-    servers: tuple[OutsideServer, ...]
-
-
-class Tools(msgspec.Struct, frozen=True, kw_only=True):
-    tools: tuple[OutsideTool, ...]
-
-
-class OutsideAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    status: Literal["ok", "tool_error"]
-    """`tool_error`: the tool ran and reported that it failed."""
-    content: str
-    left_out: int
-    """Characters cut out of the middle of the content."""
-    latency_s: float
-
-
-class Closed(msgspec.Struct, frozen=True, kw_only=True):
-    pass
 
 
 class _RefusedError(Exception):

@@ -71,18 +71,18 @@ class HttpPeer:
 
     def connected(self) -> AbstractAsyncContextManager[Any]:
         if self._sse:
-            return sse_client(self._url, httpx_client_factory=self._client)
+            return sse_client(self._url, httpx_client_factory=self.http_client)
         return self._streamable()
 
     @asynccontextmanager
     async def _streamable(self) -> AsyncIterator[Any]:
         async with (
-            self._client() as http,
+            self.http_client() as http,
             streamable_http_client(self._url, http_client=http, max_sse_event_size=MOST_BYTES) as streams,
         ):
             yield streams
 
-    def _client(self, *ignored: object, **also_ignored: object) -> httpx2.AsyncClient:
+    def http_client(self, *ignored: object, **also_ignored: object) -> httpx2.AsyncClient:
         # A finite pool of connections deadlocks: every session holds one open for events.
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         timeout = httpx2.Timeout(CONNECT_WITHIN_S, read=None)

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Any, Literal, cast, get_args
 
@@ -214,6 +215,12 @@ class Connection:
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._check(), name=f"check {self.name}")
 
+    def give_up(self, why: str) -> None:
+        """No call uses it any more; `close` waits for its end."""
+        self._end_with(why)
+        self.gone.set()
+        self._stop.set()
+
     async def close(self, why: str = "it was closed") -> None:
         """End the client and its process. Returns when they ended, or after the time limit."""
         self._end_with(why)
@@ -231,7 +238,7 @@ class Connection:
     async def _live(self, ready: asyncio.Future[None]) -> None:
         """Enter and leave the client, in one task."""
         try:
-            async with Client(self.peer.connected(), cache=None, message_handler=self._hear) as client:
+            async with self._new_client() as client:
                 self.tools = await self._list(client)
                 if (info := client.server_info) is not None:
                     self.version = f"{info.name} {info.version}".strip()
@@ -252,6 +259,9 @@ class Connection:
             self.gone.set()
             if not ready.done():
                 ready.set_exception(ConnectionFailedError(self._gone_sentence()))
+
+    def _new_client(self) -> AbstractAsyncContextManager[Any]:
+        return Client(self.peer.connected(), cache=None, message_handler=self._hear)
 
     async def _wait_for_end(self) -> None:
         waits = [
@@ -297,13 +307,11 @@ class Connection:
             raise
         except Exception as broken:  # the boundary: any error means that the server did not answer
             late = f"no answer within {ANSWER_WITHIN_S:g} s"
-            self._end_with(
-                f"it did not answer a check ({late if isinstance(broken, TimeoutError) else _innermost(broken)})"
-            )
             # The owner of the connection logs its end.
             log.debug("%s is given up", self.name, exc_info=broken)
-            self.gone.set()
-            self._stop.set()
+            self.give_up(
+                f"it did not answer a check ({late if isinstance(broken, TimeoutError) else _innermost(broken)})"
+            )
 
     async def _answer_or_work(self, client: Client) -> None:
         """Returns when the server answers. Raises TimeoutError if it is silent and idle, or busy for too long.

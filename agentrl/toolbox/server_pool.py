@@ -29,6 +29,7 @@ from agentrl.sandboxes.visible_files import Secrets
 from agentrl.toolbox.api_messages import QuotaError, ToolInfo, UnavailableError
 from agentrl.toolbox.http_peer import HttpPeer
 from agentrl.toolbox.mcp_connection import Connection
+from agentrl.toolbox.mcpapi_client import McpapiConnection
 from agentrl.toolbox.server_packages import ServerPackages
 from agentrl.toolbox.stdio_transport import ServerProcess
 
@@ -132,7 +133,8 @@ def connector(
     def connect() -> Connection:
         if server.address:
             headers = headers_of(name, server, run_dir=run_dir, environ=os.environ)
-            return Connection(name, HttpPeer(server.address, headers, sse=bool(server.sse)))
+            peer = HttpPeer(server.address, headers, sse=bool(server.sse))
+            return McpapiConnection(name, peer, server.mcpapi) if server.mcpapi else Connection(name, peer)
         plain = launch_of(name, server, run_dir=run_dir, environ=os.environ)
         secrets = Secrets.of_this_host(os.environ, run_dir, secret_files)
         launch = sandboxed(name, server, plain, run_dir=run_dir, secrets=secrets, network=network)
