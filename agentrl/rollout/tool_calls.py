@@ -21,7 +21,7 @@ from agentrl.chat.tool_call_parsers import Call
 from agentrl.chat.tool_specs import ToolSpec
 from agentrl.policies import fork_rules
 from agentrl.policies.outcomes import Outcome
-from agentrl.policies.replay_verdicts import CallResult, ToolEffect, is_same
+from agentrl.policies.replay_verdicts import CallResult, ToolEffect, is_same, merged_effects
 from agentrl.policies.result_diff import compare
 from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.rollout.episode_errors import EndedError, HandedOverError
@@ -94,10 +94,10 @@ class ToolCalls:
         wait: Wait,
         parked: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`repeatable` servers may run a call again for another sampler. `effects`: of the tools of servers that keep
-        state in a session. `tool_s` is the limit of a call, 0 leaves it
-        to the servers; with all waiting around it, it takes `wait_s` at most. `stateless` sessions can be opened again
-        in the middle. While `parked` is entered, the clock stands."""
+        """`repeatable` servers may run a call again for another sampler. `effects`: what the run file declares of the
+        tools of servers that keep state in a session. `tool_s` is the limit of a call, 0 leaves it to the servers; with
+        all waiting around it, it takes `wait_s` at most. `stateless` sessions can be opened again in the middle. While
+        `parked` is entered, the clock stands."""
         self._directory = directory
         self._recorder = recorder
         self._servers = tuple(servers)
@@ -126,6 +126,7 @@ class ToolCalls:
         try:
             tools = await self._patiently("list", self._learn)
             self.offer = offer(tools, self._servers)
+            self._effects = {name: _effects(tools, name, found) for name, found in self._effects.items()}
             await self._patiently("reservation", self._reserve)
             await self._rebuild()
         except _InvalidError as refused:
@@ -371,6 +372,10 @@ _ANSWERED = (
     ToolCallStatus.CANCELLED,
     ToolCallStatus.REFUSED,
 )
+
+
+def _effects(tools: Sequence[ToolInfo], server: str, run_file: Mapping[str, ToolEffect]) -> Mapping[str, ToolEffect]:
+    return merged_effects({tool.name: tool.effect for tool in tools if tool.server == server}, run_file)
 
 
 class _InvalidError(Exception):

@@ -20,13 +20,13 @@ from agentrl.errors import RefusedError, UnknownNameError, UsageError
 from agentrl.policies import fork_rules
 from agentrl.policies.fork_rules import NOT_BEGUN, ForkCase, ForkDecision, ForkKind
 from agentrl.policies.outcomes import OutcomeClass
-from agentrl.policies.replay_verdicts import EarlierCall, ToolEffect, effect_of
+from agentrl.policies.replay_verdicts import EarlierCall, ToolEffect, effect_of, merged_effects
 from agentrl.policies.status_tables import HOLDS_SEAT, RecordStatus, ReplayStatus, TaskStatus, ToolCallStatus
 from agentrl.policies.version_tree import VersionTree
 from agentrl.steward.admission import reported_plan
 from agentrl.steward.replays import MOST_RESULT_CHARS
 from agentrl.steward.settings import StewardSettings
-from agentrl.store import chosen_records, forks, publications, replays, tasks
+from agentrl.store import chosen_records, forks, publications, replays, service_registry, tasks
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import Fork, Record, Task, load, load_if
 from agentrl.store.replay_documents import Replay
@@ -34,6 +34,8 @@ from agentrl.store.replays import RecordedCall
 
 _INFRASTRUCTURE = OutcomeClass.INFRASTRUCTURE.value
 MOST_TURNS = 1_000_000
+Effects = Mapping[str, Mapping[str, ToolEffect]]
+"""By server and tool."""
 
 
 class Wanted(NamedTuple):
@@ -84,7 +86,8 @@ class ForkPlanner:
         trunk = await self._trunk(task, fork, wanted)
         calls = _tool_calls(trunk)
         kept = [one.place for one in calls if one.call.id != fork.call or not _is_made_again(one, fork)]
-        self._refuse_outside(kept, calls, fork)
+        effects = await self._effects(calls)
+        self._refuse_outside(kept, calls, fork, effects)
         stale = await self._is_too_old(task, trunk)
         later = await self._later_attempts(base)
         decision = fork_rules.decide(
@@ -104,7 +107,7 @@ class ForkPlanner:
             )
         )
         fork.kind, fork.times = decision.kind.value, decision.times
-        rebuilt = fork_rules.rebuilding_trunk(kept, self._effects())
+        rebuilt = fork_rules.rebuilding_trunk(kept, self._of_sessions(effects))
         superseded = next((one.id for one in later if one.status in NOT_BEGUN), "")
         return ForkPlan(base, task, fork, decision, wanted.message, len(kept), len(rebuilt), superseded)
 
@@ -198,23 +201,36 @@ class ForkPlanner:
             raise UnknownNameError(f"{fork.base} has no turn {missing[0]}.", hint=f"agentrl records show {fork.base}")
         return documents
 
-    def _effects(self) -> dict[str, Mapping[str, ToolEffect]]:
-        return {name: server.effects for name, server in self._servers.items() if server.session != "shared"}
+    async def _effects(self, calls: Sequence[RecordedCall]) -> Effects:
+        """Of the tools of the servers of these calls, as the servers and the run file declare them."""
+        names = sorted({one.call.server for one in calls} & self._servers.keys())
+        return {
+            name: merged_effects(
+                await service_registry.declared_effects(self._database, name), self._servers[name].effects
+            )
+            for name in names
+        }
 
-    def _refuse_outside(self, kept: Sequence[EarlierCall], calls: Sequence[RecordedCall], fork: Fork) -> None:
+    def _of_sessions(self, effects: Effects) -> Effects:
+        """Those of servers that keep state in a session."""
+        return {name: found for name, found in effects.items() if self._servers[name].session != "shared"}
+
+    def _refuse_outside(
+        self, kept: Sequence[EarlierCall], calls: Sequence[RecordedCall], fork: Fork, effects: Effects
+    ) -> None:
         given = fork.call if fork.result is not None else ""
-        outside = [f"{one.server}.{one.tool}" for one in fork_rules.lost_with_session(kept, self._effects(), given)]
+        lost = fork_rules.lost_with_session(kept, self._of_sessions(effects), given)
+        outside = [f"{one.server}.{one.tool}" for one in lost]
         again = [one.call for one in calls if one.call.id == fork.call and _is_made_again(one, fork)]
-        outside += [f"{one.server}.{one.tool}" for one in again if self._acts_outside(one.server, one.tool)]
+        acts = (
+            f"{one.server}.{one.tool}" for one in again if effect_of(effects.get(one.server, {}), one.tool) == "outside"
+        )
+        outside += acts
         for tool in outside:
             raise RefusedError(
                 f"{tool} acts outside of the session, so the trunk cannot be repeated.",
                 hint="Replay the call with --allow, and fork from the replay, or fork before the call.",
             )
-
-    def _acts_outside(self, server: str, tool: str) -> bool:
-        declared = self._servers.get(server)
-        return declared is not None and effect_of(declared.effects, tool) == "outside"
 
     async def _is_too_old(self, task: Task, trunk: Sequence[Plain]) -> bool:
         versions = {int(run[0]) for one in trunk if not one.get("context") for run in one.get("versions", ())}

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from agentrl.errors import UnknownNameError
 from agentrl.filters.fields import SANDBOXES
 from agentrl.filters.row_selection import select
-from agentrl.policies.replay_verdicts import effect_of
+from agentrl.policies.replay_verdicts import effect_of, merged_effects
 from agentrl.protocol.tool_commands import (
     MOST_ROWS,
     ListSandboxes,
@@ -100,7 +100,7 @@ class ToolManager:
                     name=tool.name,
                     description=tool.description,
                     schema=tool.schema,
-                    effect=effect_of(config.effects, tool.name),
+                    effect=effect_of(merged_effects({tool.name: tool.effect}, config.effects), tool.name),
                     calls=known.calls if known else 0,
                     failed=known.faults.get("infrastructure", 0) if known else 0,
                     errors=sum(known.faults.values()) if known else 0,

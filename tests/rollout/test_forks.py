@@ -26,6 +26,7 @@ from agentrl.store import accounting, forks, owners, pruning, replays, tasks
 from agentrl.store import calls as call_store
 from agentrl.store.documents import DBRecordData, Record, Task
 from agentrl.store.replay_documents import Replay
+from agentrl.toolbox import mcp_connection
 from agentrl.training.batch_assembly import trajectory_of
 from tests.rollout.actors import Prompt
 from tests.rollout.conftest import TOKEN, Stage, configuration, unruly_tools
@@ -229,6 +230,25 @@ async def test_trunk_that_a_tool_does_not_repeat_ends_as_not_reproducible(stage:
     assert record.error == f"{base.id}/000.0 (tick) returned something else: line 1 was tick 7, is tick 1"
     assert await group_upkeep.open_next_attempts(stage.db) == 1, "its seat may be sampled again"
     assert await of_record(stage, f"{task.id}#r1.s0.a3")
+
+
+@pytest.mark.parametrize("effect", ["outside", "pure"])
+async def test_what_servers_declare_of_their_tools_decides_what_a_fork_runs_again(
+    stage: Stage, down: Line, monkeypatch: pytest.MonkeyPatch, effect: str
+) -> None:
+    monkeypatch.setattr(mcp_connection, "_declared_effect", lambda tool: effect if tool.name == "tick" else "")
+    _, base = await failed_search(stage, down)
+    down.mend()
+    if effect == "outside":
+        with pytest.raises(RefusedError, match=r"faulty\.tick acts outside of the session"):
+            await preview(stage, base.id)
+        return
+    assert "0 of them run again" in (await preview(stage, base.id)).changes[1]
+    id = await fork(stage, base.id)
+    async with stage.sampler("sampler-1.1"):
+        await scored(stage, id)
+    made = [one.result for one in await stage.tool_calls() if one.id.startswith(f"{id}/")]
+    assert made == ["tick 1", "found", "tick 1"], "the pure call of the trunk did not run again"
 
 
 async def test_fork_of_a_base_whose_details_were_removed_samples_nothing(stage: Stage, down: Line) -> None:
