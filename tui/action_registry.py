@@ -391,8 +391,8 @@ ACTIONS: tuple[Action, ...] = (
       Training.do_curves_wide, "", 39)),
     *_in("runs", _("runs.key", "f", "key file", "A run elsewhere, by the key file that opens it.",
       Runs.do_runs_key, "", 58)),
-    *_in("calls call", _("calls.replay", "R", "replay", "Executes the call again and compares.",
-      _replay, "replay_calls")),
+    *_for_rows(*_in("calls call", _("calls.replay", "R", "replay", "Executes the call again and compares.",
+      _replay, "replay_calls"))),
     *_in("calls call replays replay record", _("records.fork", "F", "fork", "Goes on from this place in the record.",
       _fork, "fork_records", 55)),
     *_in(

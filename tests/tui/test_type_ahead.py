@@ -93,6 +93,7 @@ def _home(coordinator: Scripted) -> dict[str, str]:
         ("list_records", "7 down enter", RECORD),
         ("tool_errors", "7 e enter", "answered (policy)"),
         ("list_calls", "7 t enter", "calls of this session"),
+        ("list_calls", "7 t R", "Execute"),
         ("list_tasks", "7 T enter", "its attempts"),
         ("show_task", "7 T enter enter", "answered (policy)"),
         ("list_steps", "8 enter", "its records"),
