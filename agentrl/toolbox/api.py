@@ -9,13 +9,14 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from agentrl.http.token_server import Act, Application, BodyError, Route, bears, body_of
+from agentrl.policies.replay_verdicts import ToolEffect
 from agentrl.toolbox.api_messages import (
     BadRequestError,
     CallTool,
@@ -40,6 +41,8 @@ class ToolEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str
     schema: dict[str, Any]
+    effect: ToolEffect | Literal[""] = ""
+    """As the server declares it."""
 
 
 def build_app(toolbox: Toolbox, token: str) -> Application:
@@ -84,7 +87,14 @@ class _Handlers:
 
 
 def _entry(tool: ToolInfo) -> ToolEntry:
-    return ToolEntry(id=tool.id, server=tool.server, name=tool.name, description=tool.description, schema=tool.schema)
+    return ToolEntry(
+        id=tool.id,
+        server=tool.server,
+        name=tool.name,
+        description=tool.description,
+        schema=tool.schema,
+        effect=tool.effect,
+    )
 
 
 def _guarded(token: str, act: Act) -> Act:

@@ -88,7 +88,7 @@ def test_names_that_no_file_registers_are_found_without_running_it(
             {},
             "The agent loop 'mine' is no class derived from AgentLoop",
         ),
-        ("def f(:\n", {}, r"agents\.py, line 1: SyntaxError: [^(]*\.$"),
+        ("def f(:\n", {}, r"agents\.py, line 1, column \d+: SyntaxError: [^(]*\.$"),
         ("", {"agent": "nobody", "scorer": "exact"}, r"environments\.shop: There is no agent loop 'nobody'"),
         ("", {"agent": "tool_agent", "scorer": "nobody"}, r"environments\.shop: There is no scorer 'nobody'"),
         (
