@@ -114,7 +114,7 @@ class ForkChanges:
         task = await tasks.of_record(self._database, place.base)
         done = await forks.done_before(self._database, task, place)
         if done:
-            kind = "repair" if "#" in done else "branch"
+            kind = "repair" if "#" in done else (await tasks.get(self._database, done)).purpose
         else:
             plan = await planner.plan(wanted)
             fork, kind = _by(plan.fork, operation, note), plan.decision.purpose

@@ -195,6 +195,8 @@ async def test_single_continuation_is_a_probe_that_does_not_train(stage: Stage, 
     effect = await preview(stage, base.id, times=1)
     assert effect.changes[1] == "it does not repair, because its group is over: its task is queued"
     id = await fork(stage, base.id, times=1)
+    again: Done = await ask(stage, "fork_records", ForkRecords(target=base.id, times=1))
+    assert again.result == {"probe": 1, "forked": id}, "an operation that is carried out again has the same result"
     assert await admission.admit_evaluations(stage.db, SETTINGS) == 1
     async with stage.sampler("sampler-1.1"):
         await scored(stage, f"{id}#r1.s0.a1")
