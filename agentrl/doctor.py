@@ -41,7 +41,7 @@ from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.formatting.amounts import size
 from agentrl.formatting.sentences import ended
 from agentrl.host import cgroups
-from agentrl.sandboxes import sandbox_choice
+from agentrl.sandboxes import sandbox_cgroups, sandbox_choice
 from agentrl.store import datasets
 from agentrl.store.datasets import Row
 from agentrl.store.demonstrations import parser_of, read_demonstrations
@@ -228,7 +228,11 @@ def check_sandboxes(servers: Mapping[str, ToolServer]) -> Iterator[Check]:
         end = "is not started" if required else f"runs {sandbox_choice.choose(kinds[name]).place}"
         who = f"The tool server {name} {end}" if name else "Tool servers run without a sandbox"
         yield Check("sandboxes", "fail" if required else "warn", f"{who}: {what}.", f"{cure[:1].upper()}{cure[1:]}.")
-    if not weaker:
+    in_processes = any(sandbox_choice.choose(each).kind == "process" for each in kinds.values())
+    if in_processes and (unlimited := sandbox_cgroups.unlimited_on_host()):
+        what, _, cure = unlimited.partition("; ")
+        yield Check("sandboxes", "warn", f"Of a sandbox {what}.", f"{cure[:1].upper()}{cure[1:]}.")
+    elif not weaker:
         of_run = f"{len(kinds)} tool servers" if servers else "Tool servers"
         yield Check("sandboxes", "ok", f"{of_run} get the sandboxes that they are configured for.")
 

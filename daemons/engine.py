@@ -27,7 +27,14 @@ from agentrl.http.free_ports import free_port
 from agentrl.http.token_server import listening
 from agentrl.store import run_database
 from agentrl.store.documents import Service
-from agentrl.telemetry.data_plane_metrics import CANARY_LARGEST, CANARY_OVER_LIMIT, RUNNING, TOKENS_PER_S, Meter
+from agentrl.telemetry.data_plane_metrics import (
+    CANARY_AT,
+    CANARY_LARGEST,
+    CANARY_OVER_LIMIT,
+    RUNNING,
+    TOKENS_PER_S,
+    Meter,
+)
 from agentrl.unit import Unit, run_unit
 
 LOOK_EVERY_S = 0.5
@@ -87,6 +94,7 @@ def _report_problem(unit: Unit, why: str) -> None:
 
 
 def _report_canary(unit: Unit, agreement: Agreement) -> None:
+    unit.metric(CANARY_AT.name, time.time())
     unit.metric(CANARY_LARGEST.name, agreement.largest)
     unit.metric(CANARY_OVER_LIMIT.name, agreement.largest_over_limit)
 

@@ -298,6 +298,9 @@ ACTIONS: tuple[Action, ...] = (
             _("records.under-way", "s", "under way", "Records that have not ended, the oldest first.",
               Records.do_records_under_way, "", 57),
         ),
+        *_in("fleet unit", _("unit.exclude", "x", "exclude",
+          "Keeps out of training what the engine generated since its last passed canary.",
+          UnitVerbs.do_unit_exclude, "exclude_records")),
         *_in("overview fleet", *_by(Navigation, _("list.tools", "T", "tools",
           "Tool servers, their tools, sandboxes and sessions.", _page(ToolServers), "", 35))),
         *_for_rows(*_in("tool-servers tools tool-sessions",
@@ -392,7 +395,7 @@ ACTIONS: tuple[Action, ...] = (
     *_in("runs", _("runs.key", "f", "key file", "A run elsewhere, by the key file that opens it.",
       Runs.do_runs_key, "", 58)),
     *_for_rows(*_in("calls call", _("calls.replay", "R", "replay", "Executes the call again and compares.",
-      _replay, "replay_calls"))),
+      _replay, "replay_calls", 56))),
     *_in("calls call replays replay record", _("records.fork", "F", "fork", "Goes on from this place in the record.",
       _fork, "fork_records", 55)),
     *_in(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -42,18 +42,18 @@ async def list_alerts(
         output.say("No alert.")
     else:
         for row in found:
-            output.show(headline(row, cli.aimed), cli.color)
-            for line in row.evidence:
+            output.show(headline(row, (), cli.aimed), cli.color)
+            for line in (*row.evidence, *([f"a consequence of {row.cause}"] if row.cause else [])):
                 output.say(f"    {line}")
     return ExitCode.OK
 
 
-def headline(row: AlertRow, aimed: Callable[[str], str] = str) -> Text:
+def headline(row: AlertRow, consequences: Sequence[AlertRow], aimed: Callable[[str], str] = str) -> Text:
     """One alert in a line or two: what, since when, what to do; `aimed` adds the run to the command."""
     from rich.text import Text
 
     from agentrl.cli import output
-    from agentrl.formatting.row_text import alert_state
+    from agentrl.formatting.row_text import alert_state, consequences_text
 
     style = {"page": "bold red", "warning": "yellow"}.get(str(row.severity), "")
     text = Text()
@@ -64,6 +64,8 @@ def headline(row: AlertRow, aimed: Callable[[str], str] = str) -> Text:
     text.append(output.sanitise(f" ({output.since(row.since_at)}{state}{by})"), style="dim")
     if row.silenced_until_at:
         text.append(output.sanitise(f" silenced until {output.moment(row.silenced_until_at)}"), style="dim")
+    if consequences:
+        text.append(output.sanitise(f" {consequences_text(consequences)}"), style="dim")
     if row.suggest:
         text.append("\n    ").append(output.sanitise(aimed(row.suggest)), style="bold")
     return text

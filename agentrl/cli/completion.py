@@ -30,7 +30,11 @@ _LISTS = {
     "tasks": ("list_tasks", "-admitted_at"),
     "record": ("list_records", "-finished_at"),
     "records": ("list_records", "-finished_at"),
+    "base": ("list_records", "-finished_at"),
     "call": ("list_calls", "-called_at"),
+    "calls": ("list_calls", "-called_at"),
+    "replay": ("list_replays", "-created_at"),
+    "replays": ("list_replays", "-created_at"),
     "step": ("list_steps", "-leased_at"),
     "checkpoint": ("list_checkpoints", "-step"),
 }
@@ -183,12 +187,14 @@ async def _tools(client: Client, name: str) -> list[str]:
     """Names of tool servers, sandboxes and sessions, as far as a parameter takes them."""
     found: list[str] = []
     if name in ("server", "tool_target"):
-        found += [row.id for row in await client.list_tool_servers(deadline_s=_ANSWER_WITHIN_S)]
+        servers = await client.list_tool_servers(deadline_s=_ANSWER_WITHIN_S)
+        found += dict.fromkeys(row.id for row in servers.rows)
     if name != "server":
-        rows = await client.list_sandboxes(deadline_s=_ANSWER_WITHIN_S)
-        found += [row.id.rpartition("/")[2] for row in rows]
+        sandboxes = await client.list_sandboxes(deadline_s=_ANSWER_WITHIN_S)
+        found += [row.id.rpartition("/")[2] for row in sandboxes.rows]
     if name == "session":
-        found += [row.id for row in await client.list_tool_sessions(deadline_s=_ANSWER_WITHIN_S)]
+        sessions = await client.list_tool_sessions(deadline_s=_ANSWER_WITHIN_S)
+        found += [row.id for row in sessions.rows]
     return found
 
 

@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
 async def fork(
     cli: Cli,
-    target: Annotated[
+    base: Annotated[
         str,
         typer.Argument(
             metavar="[RECORD[/TURN[.CALL]]]",
@@ -39,16 +39,11 @@ async def fork(
         ),
     ] = None,
     times: Annotated[
-        int,
+        int | None,
         typer.Option(
-            "--times",
-            metavar="N",
-            min=0,
-            max=64,
-            help="How many go on; 0: the rules decide.",
-            show_default=False,
+            "--times", metavar="N", min=1, max=64, help="How many go on; default: as the rules say.", show_default=False
         ),
-    ] = 0,
+    ] = None,
     note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; kept.", show_default=False)] = "",
 ) -> ExitCode:
     """Go on from a place in a record, at current weights.
@@ -60,7 +55,12 @@ async def fork(
     from agentrl.protocol.data_commands import ForkRecords
 
     wanted = ForkRecords(
-        target=target, replays=tuple(replay or ()), result=edit_result, message=edit_message, times=times, note=note
+        target=base,
+        replays=tuple(replay or ()),
+        result=edit_result,
+        message=edit_message,
+        times=times or 0,
+        note=note,
     )
     if problem := wanted.problem():
         raise UsageError(problem)

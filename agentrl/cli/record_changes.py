@@ -21,13 +21,25 @@ MadeBy = Annotated[
     str,
     typer.Option("--made-by", metavar="UNIT", help="Only those of this sampler or engine.", show_default=False),
 ]
+CANARY = "canary"
+CANARY_HELP = "; `canary`: only those that this engine generated since its last passed canary."
 Since = Annotated[
     str,
-    typer.Option("--since", metavar="TIME", help="Only those that ended in the last 90s, 15m, 2h.", show_default=False),
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help=f"Only those that ended in the last 90s, 15m, 2h{CANARY_HELP}",
+        show_default=False,
+    ),
 ]
 SinceBegun = Annotated[
     str,
-    typer.Option("--since", metavar="TIME", help="Only those that began in the last 90s, 15m, 2h.", show_default=False),
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help=f"Only those that began in the last 90s, 15m, 2h{CANARY_HELP}",
+        show_default=False,
+    ),
 ]
 Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; kept with them.", show_default=False)]
 
@@ -54,8 +66,8 @@ async def exclude(
     """
     from agentrl.protocol.data_commands import ExcludeRecords
 
-    query = since_too(filter, since)
-    return await change(cli, "exclude_records", ExcludeRecords, ids=records, filter=query, made_by=made_by, note=note)
+    chosen = found_by(filter, made_by, since)
+    return await change(cli, "exclude_records", ExcludeRecords, ids=records, note=note, **chosen)
 
 
 async def requeue(
@@ -72,8 +84,8 @@ async def requeue(
     """
     from agentrl.protocol.data_commands import RequeueRecords
 
-    query = since_too(filter, since)
-    return await change(cli, "requeue_records", RequeueRecords, ids=records, filter=query, made_by=made_by, note=note)
+    chosen = found_by(filter, made_by, since)
+    return await change(cli, "requeue_records", RequeueRecords, ids=records, note=note, **chosen)
 
 
 async def cancel(
@@ -90,8 +102,8 @@ async def cancel(
     """
     from agentrl.protocol.data_commands import CancelRecords
 
-    query = since_too(filter, since, "started_at")
-    return await change(cli, "cancel_records", CancelRecords, ids=records, filter=query, made_by=made_by, note=note)
+    chosen = found_by(filter, made_by, since, "started_at")
+    return await change(cli, "cancel_records", CancelRecords, ids=records, note=note, **chosen)
 
 
 async def rescore(
@@ -112,10 +124,8 @@ async def rescore(
     """
     from agentrl.protocol.data_commands import RescoreRecords
 
-    query = since_too(filter, since)
-    return await change(
-        cli, "rescore_records", RescoreRecords, ids=records, filter=query, made_by=made_by, note=note, scorer=scorer
-    )
+    chosen = found_by(filter, made_by, since)
+    return await change(cli, "rescore_records", RescoreRecords, ids=records, note=note, scorer=scorer, **chosen)
 
 
 async def change(cli: Cli, command: str, kind: type[ChooseRecords], *, ids: list[str] | None, **args: Any) -> ExitCode:
@@ -126,6 +136,13 @@ async def change(cli: Cli, command: str, kind: type[ChooseRecords], *, ids: list
     if problem := wanted.problem():
         raise UsageError(problem)
     return await act(cli, command, wanted)
+
+
+def found_by(filter: str, made_by: str, since: str, field: str = "finished_at") -> dict[str, Any]:
+    """The arguments that find records, for a command that changes them."""
+    if since == CANARY:
+        return {"filter": filter, "made_by": made_by, "since_canary": True}
+    return {"filter": since_too(filter, since, field), "made_by": made_by}
 
 
 def since_too(filter: str, since: str, field: str = "finished_at") -> str:

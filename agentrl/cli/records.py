@@ -262,7 +262,9 @@ async def export(
             output.note(f"{counted(records, 'records')}; {more}: --after {last}")
         if file:
             target.close()
-    if not records:
+    if not records and kind == "dataset" and not filter:
+        output.note("No record is golden. `agentrl review mark golden RECORD` chooses records; so does --filter.")
+    elif not records:
         output.note("Nothing was found.")
     return ExitCode.OK
 

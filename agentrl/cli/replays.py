@@ -129,7 +129,7 @@ def _show(row: Row) -> None:
     output.say(f"  {row['tool']} on {on}{elsewhere}, requested by {row['who'] or 'unknown'}")
     edited = " (edited)" if row["edited"] else ""
     output.say(f"  arguments{edited}: {json.dumps(row['arguments'], ensure_ascii=False)}")
-    for name in ("reason", "fault", "note", "forked", "decision"):
+    for name in ("reason", "error_class", "fault", "note", "forked", "decision"):
         if row.get(name):
             output.say(f"  {name}: {row[name]}")
     for call in row["rebuilt"]:
@@ -158,36 +158,36 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"
 
 
-async def keep(cli: Cli, names: Annotated[list[str], NAMES], note: Note = "") -> ExitCode:
+async def keep(cli: Cli, replays: Annotated[list[str], NAMES], note: Note = "") -> ExitCode:
     """Note that replays were looked at. Their records stay as they are."""
     from agentrl.cli.execute import act
     from agentrl.protocol.data_commands import KeepReplays
 
-    return await act(cli, "keep_replays", KeepReplays(ids=tuple(names), note=note))
+    return await act(cli, "keep_replays", KeepReplays(ids=tuple(replays), note=note))
 
 
-async def exclude(cli: Cli, names: Annotated[list[str], NAMES], note: Note = "") -> ExitCode:
+async def exclude(cli: Cli, replays: Annotated[list[str], NAMES], note: Note = "") -> ExitCode:
     """Exclude the records of replays from training."""
     from agentrl.cli.execute import act
     from agentrl.protocol.data_commands import ExcludeReplayed
 
-    return await act(cli, "exclude_replayed", ExcludeReplayed(ids=tuple(names), note=note))
+    return await act(cli, "exclude_replayed", ExcludeReplayed(ids=tuple(replays), note=note))
 
 
-async def stop(cli: Cli, names: Annotated[list[str], NAMES]) -> ExitCode:
+async def stop(cli: Cli, replays: Annotated[list[str], NAMES]) -> ExitCode:
     """Hold queued replays back. Those that run end."""
     from agentrl.cli.execute import act
     from agentrl.protocol.data_commands import StopReplays
 
-    return await act(cli, "stop_replays", StopReplays(ids=tuple(names)))
+    return await act(cli, "stop_replays", StopReplays(ids=tuple(replays)))
 
 
-async def go_on(cli: Cli, names: Annotated[list[str], NAMES]) -> ExitCode:
+async def go_on(cli: Cli, replays: Annotated[list[str], NAMES]) -> ExitCode:
     """Let replays go on that were held back."""
     from agentrl.cli.execute import act
     from agentrl.protocol.data_commands import ContinueReplays
 
-    return await act(cli, "continue_replays", ContinueReplays(ids=tuple(names)))
+    return await act(cli, "continue_replays", ContinueReplays(ids=tuple(replays)))
 
 
 def _verdict(row: Row) -> str:

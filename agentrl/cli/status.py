@@ -56,7 +56,7 @@ def healthy(report: StatusReport) -> bool:
     from agentrl.formatting.row_text import active_alerts
     from agentrl.protocol.rows import HEALTHY
 
-    firing = active_alerts(list(report.alerts))
+    firing = active_alerts(report.alerts)
     return report.run.state in HEALTHY and not any(alert.severity == "page" for alert in firing)
 
 

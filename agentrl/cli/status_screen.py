@@ -17,7 +17,7 @@ from rich.text import Text
 from agentrl.cli import output
 from agentrl.cli.alerts import headline
 from agentrl.formatting.amounts import counted
-from agentrl.formatting.row_text import active_alerts, slot_order, state_since, unit_summary, uptime
+from agentrl.formatting.row_text import active_alerts, alerts_by_cause, slot_order, state_since, unit_summary, uptime
 from agentrl.protocol.commands import LearningReport, StatusReport
 from agentrl.protocol.rows import COMPLETED, PAUSED, GroupRow, HostRow, RunRow, UnitRow
 
@@ -53,7 +53,7 @@ def screen(report: StatusReport, width: int, aimed: Callable[[str], str] = str) 
     if report.learning is not None and (learned := _learned(report.learning)):
         parts.append(output.cell(learned))
         parts.append(output.cell(f"curves: tensorboard --logdir {shlex.quote(report.learning.curves)}", "dim"))
-    parts += [headline(row, aimed) for row in active_alerts(list(report.alerts))]
+    parts += [headline(row, others, aimed) for row, others in alerts_by_cause(active_alerts(report.alerts))]
     parts += [
         output.cell(
             f"in progress: {row.summary or row.command}, {output.since(row.accepted_at, now)} ({row.who})", "cyan"

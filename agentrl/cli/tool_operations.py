@@ -12,7 +12,7 @@ from agentrl.errors import ExitCode, RefusedError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from agentrl.client import Client
-    from agentrl.protocol.tool_commands import ExecOutput, SandboxRow, ToolLogLine
+    from agentrl.protocol.tool_commands import ExecOutput, JoinedRows, SandboxRow, ToolLogLine
 
 Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; the audit keeps it.", show_default=False)]
 _FOLLOW_EVERY_S = 0.5
@@ -39,11 +39,14 @@ async def restart(
     from agentrl.protocol.tool_commands import RestartTool
 
     async with cli.connect() as client:
-        servers = await client.list_tool_servers(deadline_s=list_pages.ANSWER_WITHIN_S)
-        if any(row.id == tool_target for row in servers):
-            args = RestartTool(server=tool_target, now=now, note=note)
+        if "/" in tool_target:
+            args = RestartTool(sandbox=tool_target, now=now, note=note)
         else:
-            args = RestartTool(sandbox=(await _sandbox(client, tool_target)).id, now=now, note=note)
+            servers = await client.list_tool_servers(deadline_s=list_pages.ANSWER_WITHIN_S)
+            if any(row.id == tool_target for row in servers.rows):
+                args = RestartTool(server=tool_target, now=now, note=note)
+            else:
+                args = RestartTool(sandbox=(await _sandbox(client, tool_target)).id, now=now, note=note)
         return await act_with(cli, client, "restart_tool", args)
 
 
@@ -61,7 +64,7 @@ async def release(
 
     async with cli.connect() as client:
         sessions = await client.list_tool_sessions(limit=MOST_ROWS, deadline_s=list_pages.ANSWER_WITHIN_S)
-        found = next((row for row in sessions if row.id == session), None)
+        found = next((row for row in sessions.rows if row.id == session), None)
         if found is not None:
             args = ReleaseSession(found.id, found.toolbox, note)
         else:
@@ -93,8 +96,9 @@ async def run_program(
     from agentrl.protocol.tool_commands import ExecInSandbox
 
     async with cli.connect() as client:
-        box = await _sandbox(client, sandbox)
-        send = await agreed(cli, client, "exec_in_sandbox", ExecInSandbox(box.id, tuple(command), within, note))
+        # The coordinator knows what became of a sandbox with a whole id.
+        id = sandbox if "/" in sandbox else (await _sandbox(client, sandbox)).id
+        send = await agreed(cli, client, "exec_in_sandbox", ExecInSandbox(id, tuple(command), within, note))
         if send is None:
             return ExitCode.OK
         accepted = await send()
@@ -103,29 +107,28 @@ async def run_program(
             return ExitCode.OK
         row = await finished(cli, client, accepted.operation)
         found = await client.show_exec_output(accepted.operation, deadline_s=list_pages.ANSWER_WITHIN_S)
-    ran = found[0] if found else None
+    ran = found.rows[0] if found.rows else None
     if cli.json:
         output.emit({"operation": row, "output": ran})
-    elif ran is None or ran.exit is None:
-        _print(ran)
+    elif ran is None:
         say_end(row, row.summary)
     else:
-        _print(ran)
+        _print(ran, within)
     return exit_code(row) if ran is None else ExitCode.OK if ran.exit == 0 else ExitCode.FAILED
 
 
-def _print(ran: ExecOutput | None) -> None:
+def _print(ran: ExecOutput, within_s: float) -> None:
     from agentrl.cli import output
 
-    if ran is None:
-        return
     if ran.stdout:
         print(output.sanitise_lines(ran.stdout).rstrip("\n"))
     for line in output.sanitise_lines(ran.stderr).splitlines():
         output.note(line)
     if ran.cut:
         output.note("It wrote more; the rest is not kept.")
-    if ran.exit:
+    if ran.exit is None:
+        output.note(f"It was ended, because it took longer than {within_s:g} s. `--within` gives it more.")
+    elif ran.exit:
         output.note(f"It exited with {ran.exit}.")
 
 
@@ -139,23 +142,28 @@ async def logs(
     import asyncio
 
     from agentrl.cli import output
+    from agentrl.formatting import sandbox_text
     from agentrl.protocol.tool_commands import ToolLogs
 
     after: dict[str, int] = {}
+    missing = ""
     async with cli.connect() as client:
         while True:
             args = ToolLogs(tool_target, after, lines)
-            found: list[ToolLogLine] = await client.call("tool_logs", args, deadline_s=list_pages.ANSWER_WITHIN_S)
+            found: JoinedRows[ToolLogLine] = await client.call("tool_logs", args, deadline_s=list_pages.ANSWER_WITHIN_S)
+            if (text := sandbox_text.incomplete(found.missing)) != missing and not cli.json:
+                missing = text
+                output.note(text or "No rows are missing any more.")
             if cli.json and not follow:
                 output.emit(found)
-            for line in found:
+            for line in found.rows:
                 after[line.toolbox] = max(line.number, after.get(line.toolbox, 0))
                 if cli.json and follow:
                     output.emit_line(line)
                 elif not cli.json:
                     print(f"{output.moment(line.at)} {line.sandbox}: {output.sanitise_lines(line.text)}", flush=True)
             if not follow:
-                if not found and not cli.json:
+                if not found.rows and not cli.json:
                     output.note(f"{tool_target} has written nothing yet.")
                 return ExitCode.OK
             await asyncio.sleep(_FOLLOW_EVERY_S)
@@ -163,15 +171,15 @@ async def logs(
 
 async def _sandbox(client: Client, name: str) -> SandboxRow:
     """The sandbox of this name, with or without its toolbox. Raises UnknownNameError, UsageError."""
+    from agentrl.formatting import sandbox_text
     from agentrl.protocol.tool_commands import MOST_ROWS
 
-    rows = await client.list_sandboxes(limit=MOST_ROWS, deadline_s=list_pages.ANSWER_WITHIN_S)
-    found = [row for row in rows if name in (row.id, row.id.rpartition("/")[2])]
+    boxes = await client.list_sandboxes(limit=MOST_ROWS, deadline_s=list_pages.ANSWER_WITHIN_S)
+    found = [row for row in boxes.rows if name in (row.id, row.id.rpartition("/")[2])]
     if not found:
-        raise UnknownNameError(
-            f"There is no tool server, session or sandbox {name!r}.",
-            hint="`agentrl tools list`, `agentrl tools sessions` and `agentrl tools sandboxes` show what there is.",
-        )
+        lists = "`agentrl tools list`, `agentrl tools sessions` and `agentrl tools sandboxes` show what there is."
+        hint = f"{sandbox_text.incomplete(boxes.missing)} {lists}".lstrip()
+        raise UnknownNameError(f"There is no tool server, session or sandbox {name!r}.", hint=hint)
     if len(found) > 1:
         raise UsageError(f"{name} exists more than once.", hint=f"Name one: {', '.join(row.id for row in found)}.")
     return found[0]

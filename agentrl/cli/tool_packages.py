@@ -80,8 +80,8 @@ async def list_environments(
     elif not remove_unused:
         rows = [
             (
-                " ".join(each["packages"]),
-                f"{each['count']}",
+                "damaged" if each["problem"] else " ".join(each["packages"]),
+                "" if each["problem"] else f"{each['count']}",
                 output.size(each["bytes"]),
                 "yes" if each["in_use"] else "no",
                 output.moment(each["made_at"]),
@@ -91,6 +91,13 @@ async def list_environments(
         ]
         columns = ("packages", "installed", "size", "in use", "made", "directory")
         output.show(output.table(columns, rows, width=output.console().width, spare=("made",)), cli.color)
+        for each in found if not remove_unused else ():
+            if each["problem"]:
+                cure = "End the run that uses it, then remove it" if each["in_use"] else "Remove it"
+                output.say(
+                    f"{each['path']} is damaged: {each['problem']}. {cure}: `agentrl tools environments "
+                    "--remove-unused`; `agentrl up` installs it again."
+                )
     return ExitCode.OK
 
 

@@ -14,12 +14,13 @@ from agentrl.errors import ExitCode
 
 if TYPE_CHECKING:
     from agentrl.protocol.data_commands import ToolErrorGroup
-    from agentrl.protocol.tool_commands import SandboxRow, ToolRow, ToolServerRow, ToolSessionRow
+    from agentrl.protocol.tool_commands import JoinedRows, SandboxRow, ToolRow, ToolServerRow, ToolSessionRow
 
 ServerName = Annotated[str, typer.Argument(metavar="SERVER", help="A tool server of the run file.")]
 OnlyServer = Annotated[
     str, typer.Option("--server", metavar="SERVER", help="Only of this tool server.", show_default=False)
 ]
+_MOST_MEMORY = "-memory"
 
 
 def register(app: typer.Typer) -> None:
@@ -37,31 +38,41 @@ def register(app: typer.Typer) -> None:
 async def list_servers(cli: Cli) -> ExitCode:
     """List tool servers, with their state and use."""
     async with cli.connect() as client:
-        rows = await client.list_tool_servers(deadline_s=list_pages.ANSWER_WITHIN_S)
-    return _table(cli, rows, _SERVER_COLUMNS, _server_cells, right=("calls", "failed", "died"), spare=("version",))
+        found = await client.list_tool_servers(deadline_s=list_pages.ANSWER_WITHIN_S)
+    return _table(cli, found, _SERVER_COLUMNS, _server_cells, right=("calls", "failed", "died"), spare=("version",))
 
 
 async def show_server(cli: Cli, server: ServerName) -> ExitCode:
     """Show a tool server with its tools, sandboxes and sessions."""
+    import asyncio
+
     from agentrl.cli import output
+    from agentrl.formatting import sandbox_text
 
     within = {"deadline_s": list_pages.ANSWER_WITHIN_S}
     async with cli.connect() as client:
-        servers = await client.list_tool_servers(server=server, **within)
-        tools = await client.list_tools(server=server, **within)
-        sandboxes = await client.list_sandboxes(server=server, sort="-memory", **within)
-        sessions = await client.list_tool_sessions(server=server, **within)
+        servers, tools, sandboxes, sessions = await asyncio.gather(
+            client.list_tool_servers(server=server, **within),
+            client.list_tools(server=server, **within),
+            client.list_sandboxes(server=server, sort=_MOST_MEMORY, **within),
+            client.list_tool_sessions(server=server, **within),
+        )
+    boxes = _in_order(sandboxes.rows, _MOST_MEMORY, len(sandboxes.rows))
+    missing = {unit.unit: unit for part in (servers, tools, sandboxes, sessions) for unit in part.missing}.values()
     if cli.json:
-        output.emit({"servers": servers, "tools": tools, "sandboxes": sandboxes, "sessions": sessions})
+        lists = {"servers": servers.rows, "tools": tools.rows, "sandboxes": boxes, "sessions": sessions.rows}
+        output.emit(lists | {"missing": list(missing)})
         return ExitCode.OK
-    for row in servers:
+    for row in servers.rows:
         _say_server(row)
-    _table(cli, tools, _TOOL_COLUMNS, _tool_cells, right=_TOOL_COLUMNS[1:5])
+    _show_rows(cli, tools.rows, _TOOL_COLUMNS, _tool_cells, right=_TOOL_COLUMNS[1:5])
     output.say()
-    _table(cli, sandboxes, _SANDBOX_COLUMNS, _sandbox_cells, right=_FIGURES, spare=_SPARE)
-    if sessions:
+    _show_rows(cli, boxes, _SANDBOX_COLUMNS, _sandbox_cells, right=_FIGURES, spare=_SPARE)
+    if sessions.rows:
         output.say()
-        _table(cli, sessions, _SESSION_COLUMNS, _session_cells, right=("calls",))
+        _show_rows(cli, sessions.rows, _SESSION_COLUMNS, _session_cells, right=("calls", "failed"))
+    if text := sandbox_text.incomplete(missing):
+        output.note(text)
     return ExitCode.OK
 
 
@@ -69,28 +80,35 @@ async def list_sandboxes(
     cli: Cli,
     server: OnlyServer = "",
     filter: Annotated[str, list_pages.filtering("tools sandboxes")] = "",
-    sort: Annotated[str, list_pages.sorting("tools sandboxes", "the most memory first")] = "-memory",
+    sort: Annotated[str, list_pages.sorting("tools sandboxes", "the most memory first")] = _MOST_MEMORY,
     limit: list_pages.Limit = 100,
 ) -> ExitCode:
     """List the processes of tool servers, and what they use.
 
     `near` is how near it is to its memory limit, `files` the most open files of one process.
     """
+    from msgspec.structs import replace
+
     async with cli.connect() as client:
-        rows = await client.list_sandboxes(
+        found = await client.list_sandboxes(
             server=server, filter=filter, sort=sort, limit=limit, deadline_s=list_pages.ANSWER_WITHIN_S
         )
-    return _table(cli, rows, _SANDBOX_COLUMNS, _sandbox_cells, right=_FIGURES, spare=_SPARE)
+    found = replace(found, rows=_in_order(found.rows, sort, limit))
+    return _table(cli, found, _SANDBOX_COLUMNS, _sandbox_cells, right=_FIGURES, spare=_SPARE)
 
 
 async def list_sessions(cli: Cli, server: OnlyServer = "", limit: list_pages.Limit = 100) -> ExitCode:
     """List open sessions, the oldest first.
 
-    A session has the id of its record.
+    A session has the id of its record, or `outside/NAME/...` of a program outside of the run, whose calls are also in
+    `agentrl logs toolbox-0`. `failed` counts calls that did not end by an answer of their tool.
     """
+    from msgspec.structs import replace
+
     async with cli.connect() as client:
-        rows = await client.list_tool_sessions(server=server, limit=limit, deadline_s=list_pages.ANSWER_WITHIN_S)
-    return _table(cli, rows, _SESSION_COLUMNS, _session_cells, right=("calls",))
+        found = await client.list_tool_sessions(server=server, limit=limit, deadline_s=list_pages.ANSWER_WITHIN_S)
+    found = replace(found, rows=sorted(found.rows, key=lambda row: row.opened_at)[:limit])
+    return _table(cli, found, _SESSION_COLUMNS, _session_cells, right=("calls", "failed"))
 
 
 async def schema(cli: Cli, server: ServerName) -> ExitCode:
@@ -101,9 +119,9 @@ async def schema(cli: Cli, server: ServerName) -> ExitCode:
     from agentrl.cli import output
 
     async with cli.connect() as client:
-        rows = await client.list_tools(server=server, deadline_s=list_pages.ANSWER_WITHIN_S)
-    # Each toolbox has the same tools.
-    tools = {row.id: row for row in rows}
+        found = await client.list_tools(server=server, deadline_s=list_pages.ANSWER_WITHIN_S)
+    # Each toolbox has the same tools, so none is missing if one of them answered.
+    tools = {row.id: row for row in found.rows}
     output.emit([_function(row) for row in tools.values()])
     return ExitCode.OK
 
@@ -170,14 +188,24 @@ _SERVER_COLUMNS = (
 )
 _TOOL_COLUMNS = ("tool", "calls", "errors", "p50", "p95", "effect", "what")
 _SANDBOX_COLUMNS = ("sandbox", "state", "memory", "near", "cpu", "processes", "files", "calls", "age", "serves")
-_SESSION_COLUMNS = ("session", "servers", "calls", "opened", "now")
+_SESSION_COLUMNS = ("session", "servers", "calls", "failed", "opened", "now")
 _FIGURES = ("memory", "near", "cpu", "processes", "files", "calls", "age")
 _SPARE = ("files", "processes", "calls", "cpu")
 
 
+def _in_order(rows: Sequence[SandboxRow], sort: str, limit: int) -> list[SandboxRow]:
+    """The first rows of all toolboxes; each of them has sorted its own."""
+    from datetime import UTC, datetime
+
+    from agentrl.filters.fields import SANDBOXES
+    from agentrl.filters.row_selection import select
+
+    return select(rows, SANDBOXES, filter="", sort=sort, limit=limit, now=datetime.now(UTC))
+
+
 def _table(
     cli: Cli,
-    rows: Sequence[Any],
+    found: JoinedRows[Any],
     columns: Sequence[str],
     cells: Callable[[Any], tuple[object, ...]],
     *,
@@ -185,16 +213,33 @@ def _table(
     spare: Sequence[str] = (),
 ) -> ExitCode:
     from agentrl.cli import output
+    from agentrl.formatting import sandbox_text
 
     if cli.json:
-        output.emit(rows)
-    elif not rows:
-        output.note("Nothing was found.")
-    else:
-        width = output.console(cli.color).width
-        table = output.table(columns, map(cells, rows), right=right, width=width, spare=spare)
-        output.show(table, cli.color)
+        output.emit(found)
+        return ExitCode.OK
+    _show_rows(cli, found.rows, columns, cells, right=right, spare=spare)
+    if text := sandbox_text.incomplete(found.missing):
+        output.note(text)
     return ExitCode.OK
+
+
+def _show_rows(
+    cli: Cli,
+    rows: Sequence[Any],
+    columns: Sequence[str],
+    cells: Callable[[Any], tuple[object, ...]],
+    *,
+    right: Sequence[str] = (),
+    spare: Sequence[str] = (),
+) -> None:
+    from agentrl.cli import output
+
+    if not rows:
+        output.note("Nothing was found.")
+        return
+    width = output.console(cli.color).width
+    output.show(output.table(columns, map(cells, rows), right=right, width=width, spare=spare), cli.color)
 
 
 def _server_cells(row: ToolServerRow) -> tuple[object, ...]:
@@ -231,7 +276,7 @@ def _session_cells(row: ToolSessionRow) -> tuple[object, ...]:
     from agentrl.formatting import sandbox_text
 
     opened = output.since(row.opened_at)
-    return (row.id, ", ".join(row.servers), row.calls or "", opened, sandbox_text.session_state(row))
+    return (row.id, ", ".join(row.servers), row.calls or "", row.failed or "", opened, sandbox_text.session_state(row))
 
 
 def _say_server(row: ToolServerRow) -> None:

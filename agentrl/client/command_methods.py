@@ -42,7 +42,15 @@ from agentrl.protocol.effects import Consent
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import LogChunk
 from agentrl.protocol.rows import AlertRow, AuditRow, KnobRow, OperationRow
-from agentrl.protocol.tool_commands import ExecOutput, SandboxRow, ToolLogLine, ToolRow, ToolServerRow, ToolSessionRow
+from agentrl.protocol.tool_commands import (
+    ExecOutput,
+    JoinedRows,
+    SandboxRow,
+    ToolLogLine,
+    ToolRow,
+    ToolServerRow,
+    ToolSessionRow,
+)
 
 R = TypeVar("R")
 _POSITIONAL = 2
@@ -131,12 +139,12 @@ class CommandMethods(ABC):
     staleness = Method[StalenessReport]("staleness")
 
     # queries of toolboxes
-    list_tool_servers = Method[list[ToolServerRow]]("list_tool_servers")
-    list_tools = Method[list[ToolRow]]("list_tools")
-    list_sandboxes = Method[list[SandboxRow]]("list_sandboxes")
-    tool_logs = Method[list[ToolLogLine]]("tool_logs")
-    show_exec_output = Method[list[ExecOutput]]("show_exec_output")
-    list_tool_sessions = Method[list[ToolSessionRow]]("list_tool_sessions")
+    list_tool_servers = Method[JoinedRows[ToolServerRow]]("list_tool_servers")
+    list_tools = Method[JoinedRows[ToolRow]]("list_tools")
+    list_sandboxes = Method[JoinedRows[SandboxRow]]("list_sandboxes")
+    tool_logs = Method[JoinedRows[ToolLogLine]]("tool_logs")
+    show_exec_output = Method[JoinedRows[ExecOutput]]("show_exec_output")
+    list_tool_sessions = Method[JoinedRows[ToolSessionRow]]("list_tool_sessions")
 
     # commands
     down = Method[Accepted]("down")

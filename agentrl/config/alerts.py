@@ -16,6 +16,7 @@ from agentrl.protocol.rows import Severity
 
 BUILT_IN_RULES = (
     *("unit-fatal", "unit-restarting", "unit-never-ready", "unit-lost", "unit-hung", "unit-pending", "unit-problem"),
+    "errors-repeat",
     *("unit-memory-grows", "host-lost", "host-disk-low", "host-disk-fills", "host-cannot-write", "host-strays"),
     *("journal-full", "not-listening", "not-recording", "no-progress", "no-step", "engine-lags", "version-rejected"),
     *("canary-differs", "tool-server-left-alone", "tool-fails", "tool-memory", "tool-restarts", "tool-unhealthy"),

@@ -20,6 +20,10 @@ _MOST_NAME_CHARS = 253
 _LOCAL_NAME = "localhost"
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
 """Addresses of IPv6 that a gateway translates to IPv4."""
+_SPECIAL = tuple(
+    map(ipaddress.ip_network, ("192.88.99.0/24", "64:ff9b:1::/48", "100::/8", "2001::/23", "3fff::/20", "5f00::/16"))
+)
+"""Ranges that not every version of Python knows as special. Some of them embed private addresses."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -99,7 +103,7 @@ def split_port(text: str) -> tuple[str, int | None]:
     else:
         host, rest, port = text.partition(":")
     if rest and not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 1 << 16):
-        raise ValueError(f"{text!r} has no valid port")
+        raise ValueError(f"{text!r} has no valid port; write HOST or HOST:PORT, without http://")
     return host.lower().removesuffix("."), int(port) if rest else None
 
 
@@ -121,5 +125,7 @@ def plain_address(address: Address) -> Address:
 
 def is_public(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address) and address.is_site_local:
+        return False
+    if any(address in network for network in _SPECIAL):
         return False
     return address.is_global and not address.is_multicast and not address.is_reserved

@@ -24,6 +24,11 @@ class OutsideAccess(Section):
     """A name for each program, with a reference to its token, `env:NAME` or `file:PATH`."""
     sessions: _Count = 16
     """Sessions that one program may have open. Over MCP a connection has one for each tool server that it uses."""
+    all_sessions: _Count = 64
+    """Sessions that all programs together may have open."""
+    idle_s: Annotated[float, Field(strict=True, ge=1, le=86_400)] = 900.0
+    """A session without a call for this long is closed, and an MCP connection without a request: its program may have
+    died without closing it."""
     calls: _Count = 4
     """Calls that one program may have under way."""
 

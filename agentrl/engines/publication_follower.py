@@ -17,6 +17,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -25,6 +26,7 @@ import msgspec
 from agentrl.engines.canary import Agreement
 from agentrl.engines.interface import EngineGoneError, Load, PauseMode, WeightsRefusedError
 from agentrl.engines.manifest import Manifest
+from agentrl.formatting.amounts import moment
 from agentrl.store.documents import Service
 
 log = logging.getLogger("engine")
@@ -63,8 +65,8 @@ class Publications(Protocol):
         """Whether this engine may update now. At least half of the engines stay routed."""
         ...
 
-    async def served(self, version: int, engine: str, agreement: Agreement | None) -> None:
-        """This engine serves the version with this result of the canary; returns the permit."""
+    async def served(self, version: int, engine: str, agreement: Agreement | None, *, at: datetime) -> None:
+        """This engine serves the version with this result of the canary since `at`; returns the permit."""
         ...
 
     async def refused(self, version: int, engine: str, why: str) -> None:
@@ -122,6 +124,7 @@ class RunningEngine(NamedTuple):
 
 class _Decision(NamedTuple):
     version: int
+    at: datetime
     refusal: str = ""
     agreement: Agreement | None = None
 
@@ -170,6 +173,8 @@ class PublicationFollower:
         """Not yet in the store."""
         self._evaluated: Announced | None = None
         self._pinned: int | None = None
+        self._canary_passed = ""
+        """When, for people."""
         self.version: int | None = None
         self.state: State = "starting"
 
@@ -240,11 +245,12 @@ class PublicationFollower:
             self.version = version
             self._on_version(version)
             self._on_problem("")
-            self._on_news(f"serves version {version}")
-            agreement = self._engine.agreement
+            now, agreement = datetime.now(UTC), self._engine.agreement
             if agreement is not None and agreement.tokens:
+                self._canary_passed = f", canary passed at {moment(now.timestamp())}"
                 self._on_canary(agreement)
-            self._unreported = _Decision(version, agreement=agreement)
+            self._on_news(f"serves version {version}{self._canary_passed}")
+            self._unreported = _Decision(version, now, agreement=agreement)
         self._return_to_serving()
 
     async def _leave_routing(self) -> None:
@@ -263,11 +269,13 @@ class PublicationFollower:
     def _refuse(self, version: int, why: str) -> None:
         log.warning("version %d is refused: %s", version, why)
         self._refused.add(version)
-        serving = "nothing serves" if self.version is None else f"version {self.version} still serves"
+        serving = (
+            "nothing serves" if self.version is None else f"version {self.version} still serves{self._canary_passed}"
+        )
         self._on_news(f"refused version {version} ({why}); {serving}")
         if self.version is None:
             self._on_problem(f"version {version} is refused, so nothing serves: {why}")
-        self._unreported = _Decision(version, why)
+        self._unreported = _Decision(version, datetime.now(UTC), why)
 
     async def _report_decision(self) -> None:
         """Reports the last decision; it is kept until the store has it."""
@@ -276,7 +284,7 @@ class PublicationFollower:
         if decision.refusal:
             await self._publications.refused(decision.version, self._service.id, decision.refusal)
         else:
-            await self._publications.served(decision.version, self._service.id, decision.agreement)
+            await self._publications.served(decision.version, self._service.id, decision.agreement, at=decision.at)
         self._unreported = None
         await self.report()
 

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from agentrl.engines.publication_follower import Announced
 from agentrl.policies.status_tables import PUBLICATION, Actor, PublicationStatus, check
 from agentrl.store import service_registry
 from agentrl.store.database import Database, Plain
-from agentrl.store.documents import CanaryReading, Service
+from agentrl.store.documents import CanaryReading, Service, to_bson
 from agentrl.store.update_expressions import NOW, from_now
 
 S = PublicationStatus
@@ -65,12 +66,12 @@ class StoredPublications:
             [{"$set": {"permits": {"$concatArrays": [others, [mine]]}}}],
         )
 
-    async def served(self, version: int, engine: str, agreement: Agreement | None) -> None:
+    async def served(self, version: int, engine: str, agreement: Agreement | None, *, at: datetime) -> None:
         check(PUBLICATION, S.ANNOUNCED, S.CURRENT, Actor.ENGINE, str(version))
         change: Plain = {"$addToSet": {"served_by": engine}}
         if agreement is not None and agreement.tokens:
-            reading = CanaryReading(engine, agreement.largest, agreement.mean, agreement.limit)
-            change["$addToSet"]["canary"] = msgspec.to_builtins(reading)
+            reading = CanaryReading(engine, agreement.largest, agreement.mean, agreement.limit, at)
+            change["$addToSet"]["canary"] = to_bson(reading)
             change["$max"] = {"canary_largest": agreement.largest}
         first = await self._database.update_one(
             "Publication", {"_id": version, "status": S.ANNOUNCED}, {"$set": {"status": S.CURRENT}, **change}

@@ -18,6 +18,7 @@ _PLURALS = {
     "Step": "steps",
     "Checkpoint": "checkpoints",
     "Publication": "versions",
+    "Replay": "replays",
 }
 
 

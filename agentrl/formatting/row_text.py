@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -52,10 +53,34 @@ def uptime(run: RunRow, now: float) -> str:
     return since(run.up_since_at or run.started_at, now) if run.desired == "up" else ""
 
 
-def active_alerts(found: list[AlertRow]) -> list[AlertRow]:
+def active_alerts(found: Iterable[AlertRow]) -> list[AlertRow]:
     """Active alerts, the most severe first. A silence stops notifications, not the display."""
-    shown = [row for row in found if row.state in (AlertState.FIRING, AlertState.ACKNOWLEDGED)]
-    return sorted(shown, key=lambda row: (SEVERITY_ORDER.index(row.severity), row.since_at))
+    return causes_first(row for row in found if row.state in (AlertState.FIRING, AlertState.ACKNOWLEDGED))
+
+
+def causes_first(found: Iterable[AlertRow]) -> list[AlertRow]:
+    """The most severe first, then those that explain most others. Each is followed by its consequences."""
+    return [row for cause, consequences in alerts_by_cause(found) for row in (cause, *consequences)]
+
+
+def alerts_by_cause(found: Iterable[AlertRow]) -> list[tuple[AlertRow, list[AlertRow]]]:
+    """Each alert that no other one explains, with its consequences and theirs."""
+    rows = {row.id: row for row in sorted(found, key=lambda row: (row.since_at, row.id))}
+    groups: dict[str, list[AlertRow]] = {}
+    for row in rows.values():
+        first = row
+        while first.cause in rows:
+            first = rows[first.cause]
+        groups.setdefault(first.id, []).extend([row] if row is not first else [])
+    made = [(rows[id], consequences) for id, consequences in groups.items()]
+    return sorted(made, key=lambda group: (SEVERITY_ORDER.index(group[0].severity), -len(group[1]), group[0].since_at))
+
+
+def consequences_text(consequences: Iterable[AlertRow]) -> str:
+    """The rules of alerts that another one explains: `causes unit-lost ×12, no-step`."""
+    counts = Counter(row.rule for row in consequences)
+    named = (rule if count == 1 else f"{rule} ×{count}" for rule, count in counts.items())
+    return f"causes {', '.join(named)}" if counts else ""
 
 
 def slot_order(unit: str) -> tuple[int, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from agentrl.formatting.amounts import age, counted, size
-from agentrl.protocol.tool_commands import SandboxRow, ToolServerRow, ToolSessionRow
+from agentrl.protocol.tool_commands import MissingUnit, SandboxRow, ToolServerRow, ToolSessionRow
 
 
 def memory(row: SandboxRow) -> str:
@@ -47,3 +49,14 @@ def trouble(row: ToolServerRow) -> str:
 
 def session_state(row: ToolSessionRow) -> str:
     return f"{counted(len(row.running), 'calls')} under way" if row.running else f"idle for {age(row.idle_s)}"
+
+
+def missing_units(missing: Iterable[MissingUnit]) -> str:
+    """`toolbox-1 (did not answer within 5 s), toolbox-2 (backoff for 12 s: exit 1)`"""
+    return ", ".join(f"{each.unit} ({each.why})" for each in missing)
+
+
+def incomplete(missing: Iterable[MissingUnit]) -> str:
+    """One line below rows; empty if no unit is missing."""
+    units = missing_units(missing)
+    return f"Rows are missing of {units}." if units else ""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from agentrl.host import procfs, resource_usage
 from agentrl.host.incarnation import Incarnation, Services
 from agentrl.host.log_files import cut_if_large
+from agentrl.host.repeated_errors import RepeatedErrors
 from agentrl.host.resource_usage import HostMeter, Strays, Usage, UsageSampler
 from agentrl.protocol.messages import HostBeat, HostStats, ProcessInfo
 
@@ -70,6 +71,7 @@ class PeriodicTasks:
         self._turn = 0
         self._meter = HostMeter((home.run_dir, home.state_dir))
         self._sampler = UsageSampler()
+        self._errors = RepeatedErrors()
         self._limits = UsageSampler()
         self._strays = Strays(home.run, home.host)
         self._found: tuple[ProcessInfo, ...] = ()
@@ -123,11 +125,13 @@ class PeriodicTasks:
         self._restore_files()
         living = [incarnation for incarnation in self._incarnations.values() if incarnation.alive]
         usage = self._sampler.sample(incarnation.tree for incarnation in living)
+        logs = [(each.entry.unit, services.logs.path(each.entry.unit, each.entry.incarnation)) for each in living]
+        await asyncio.to_thread(self._errors.look, logs)
         rows = []
         for incarnation in living:
-            used = usage[incarnation.name]
+            used, unit = usage[incarnation.name], incarnation.entry.unit
             incarnation.observe(used)
-            rows.append(resource_usage.on_wire(incarnation.entry.unit, incarnation.entry.incarnation, used))
+            rows.append(resource_usage.on_wire(unit, incarnation.entry.incarnation, used, self._errors.of_unit(unit)))
         await self._cut_logs(living)
         await self._look_for_strays()
         services.send(

@@ -23,7 +23,7 @@ from agentrl import __version__
 from agentrl.host import procfs
 from agentrl.host.cgroups import Cgroups
 from agentrl.host.process_trees import ProcessTree, Snapshot
-from agentrl.protocol.messages import HostFacts, ProcessInfo, UnitStats
+from agentrl.protocol.messages import HostFacts, ProcessInfo, RepeatedError, UnitStats
 
 # A process may still change its environment by exec shortly after it was forked; older ones are read once.
 _SETTLED_S = 10.0
@@ -101,7 +101,7 @@ def _same(snapshot: Snapshot, pid: int, start_ticks: int) -> bool:
     return stat is not None and stat.start_ticks == start_ticks
 
 
-def on_wire(unit: str, incarnation: int, usage: Usage) -> UnitStats:
+def on_wire(unit: str, incarnation: int, usage: Usage, repeated: tuple[RepeatedError, ...] = ()) -> UnitStats:
     return UnitStats(
         unit=unit,
         incarnation=incarnation,
@@ -109,6 +109,7 @@ def on_wire(unit: str, incarnation: int, usage: Usage) -> UnitStats:
         rss_bytes=usage.rss_bytes,
         processes=usage.processes,
         state=usage.state or "X",
+        repeated_errors=repeated,
     )
 
 

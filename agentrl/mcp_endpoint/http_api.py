@@ -118,7 +118,8 @@ class HttpApi:
         return Servers(servers=tuple(OutsideServer(id=each.id, usable=each.usable, tools=each.tools) for each in found))
 
     async def tools(self, sessions: OutsideSessions, path: dict[str, str], body: None) -> Tools:
-        return Tools(tools=tuple(_tool(each) for each in self._toolbox.tools(path.get("server", ""))))
+        found = self._toolbox.tools(path.get("server", ""))
+        return Tools(tools=tuple(_tool(each, self._toolbox.effect(each)) for each in found))
 
     async def open(self, sessions: OutsideSessions, path: dict[str, str], body: OpenOutsideSession) -> OutsideSession:
         await sessions.open(body.id, body.servers, body.wait_s)
@@ -207,8 +208,12 @@ def _content(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 
-def _tool(tool: ToolInfo) -> OutsideTool:
-    return OutsideTool(id=tool.id, server=tool.server, name=tool.name, description=tool.description, schema=tool.schema)
+def _tool(tool: ToolInfo, effect: str) -> OutsideTool:
+    text, schema = tool.description, tool.schema
+    return OutsideTool(id=tool.id, server=tool.server, name=tool.name, description=text, schema=schema, effect=effect)
+
+
+_FORMS = f"{PATH}/openapi.json describes it."
 
 
 async def _body(request: Request, kind: type[msgspec.Struct]) -> msgspec.Struct:
@@ -224,9 +229,9 @@ async def _body(request: Request, kind: type[msgspec.Struct]) -> msgspec.Struct:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as wrong:
-        raise _RefusedError(422, "bad_request", f"The body has another form: {wrong}.") from None
+        raise _RefusedError(422, "bad_request", f"The body has another form: {wrong}. {_FORMS}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
-        raise _RefusedError(400, "bad_request", f"The body is no JSON: {wrong}.") from None
+        raise _RefusedError(400, "bad_request", f"The body is no JSON: {wrong}. {_FORMS}") from None
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

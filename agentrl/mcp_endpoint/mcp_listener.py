@@ -28,12 +28,12 @@ from agentrl.http.token_server import listening
 from agentrl.mcp_endpoint import http_api
 from agentrl.mcp_endpoint.outside_sessions import OutsideSessions
 from agentrl.toolbox.api_messages import ToolboxError, ToolInfo
+from agentrl.toolbox.mcp_connection import EFFECT_KEY
 from agentrl.toolbox.toolbox import Toolbox
 
 log = logging.getLogger("toolbox")
 PATH = "/mcp"
 MOST_BODY_BYTES = 4 << 20
-IDLE_S = 600.0
 LEAST_TOKEN_CHARS = 16
 _VERSIONS = tuple(HANDSHAKE_PROTOCOL_VERSIONS)
 _HOSTS = ("127.0.0.1", "localhost")
@@ -57,7 +57,8 @@ def tokens_of(access: OutsideAccess) -> dict[str, str]:
 @contextlib.asynccontextmanager
 async def mcp_listening(toolbox: Toolbox, access: OutsideAccess, tokens: Mapping[str, str]) -> AsyncIterator[str]:
     """Serve the programs with these tokens, by name, while the body runs; gives the URL."""
-    programs = {name: _Program(name, toolbox, access) for name in tokens}
+    opening: set[str] = set()
+    programs = {name: _Program(OutsideSessions(name, toolbox, access, opening), toolbox, access) for name in tokens}
     async with contextlib.AsyncExitStack() as running:
         for program in programs.values():
             await running.enter_async_context(program.running())
@@ -68,14 +69,14 @@ async def mcp_listening(toolbox: Toolbox, access: OutsideAccess, tokens: Mapping
 class _Program:
     """The MCP server of one program, whose connections no other program can use."""
 
-    def __init__(self, name: str, toolbox: Toolbox, access: OutsideAccess) -> None:
+    def __init__(self, sessions: OutsideSessions, toolbox: Toolbox, access: OutsideAccess) -> None:
         self._toolbox = toolbox
-        self.sessions = OutsideSessions(name, toolbox, access)
+        self.sessions = sessions
         self._server = Server("agentrl", on_list_tools=self._list, on_call_tool=self._call)
         self._manager = StreamableHTTPSessionManager(
             self._server,
             security_settings=_SECURITY,
-            session_idle_timeout=IDLE_S,
+            session_idle_timeout=access.idle_s,
             max_request_body_size=MOST_BODY_BYTES,
             max_sessions=access.sessions,
         )
@@ -102,7 +103,9 @@ class _Program:
         self, context: ServerRequestContext, params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
         server = _server_of(context)
-        return types.ListToolsResult(tools=[_listed(tool, server) for tool in self._toolbox.tools(server)])
+        return types.ListToolsResult(
+            tools=[_listed(tool, server, self._toolbox.effect(tool)) for tool in self._toolbox.tools(server)]
+        )
 
     async def _call(self, context: ServerRequestContext, params: types.CallToolRequestParams) -> types.CallToolResult:
         server = _server_of(context)
@@ -168,9 +171,19 @@ def _connection(request: Request) -> str:
     return request.headers.get(MCP_SESSION_ID_HEADER, "")
 
 
-def _listed(tool: ToolInfo, server: str) -> types.Tool:
-    name = tool.name if server else tool.id
-    return types.Tool(name=name, description=tool.description, input_schema=tool.schema or {"type": "object"})
+def _listed(tool: ToolInfo, server: str, effect: str) -> types.Tool:
+    hints = types.ToolAnnotations(
+        read_only_hint=effect == "pure",
+        idempotent_hint=True if effect == "pure" else None,
+        open_world_hint=effect == "outside",
+    )
+    return types.Tool(
+        name=tool.name if server else tool.id,
+        description=tool.description,
+        input_schema=tool.schema or {"type": "object"},
+        annotations=hints if effect else None,
+        _meta={EFFECT_KEY: effect} if effect else None,
+    )
 
 
 def _result(text: str, *, is_error: bool) -> types.CallToolResult:

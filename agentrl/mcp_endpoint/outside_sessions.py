@@ -1,8 +1,10 @@
 """The sessions and calls of one program outside of the run.
 
 Invariants:
-- A session is opened when its connection first calls a tool of the server, and closed with the connection.
-- A call beyond the quotas is refused and does not run.
+- An MCP connection opens a session when it first calls a tool of a server. Over HTTP a program opens sessions by name.
+- A session ends when its program closes it or the connection, when it was idle for too long, and with the toolbox.
+- The call of a connection whose session has ended is refused, because its state is lost; the next one opens another.
+- A session or a call beyond the quotas of the program, or of all programs, is refused and does not run.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from agentrl.config.outside_access import OutsideAccess
-from agentrl.toolbox.api_messages import CallAnswer, CallTool, OpenSession, QuotaError
+from agentrl.toolbox.api_messages import CallAnswer, CallTool, OpenSession, QuotaError, SessionError
+from agentrl.toolbox.sessions import MOST_FAILURE_CHARS
 from agentrl.toolbox.toolbox import Toolbox
 
 log = logging.getLogger("toolbox")
@@ -26,23 +30,30 @@ API = "http"
 
 
 class OutsideSessions:
-    """All sessions of one program."""
+    """All sessions of one program. `opening` has the sessions that are being opened, of all programs."""
 
-    def __init__(self, name: str, toolbox: Toolbox, quotas: OutsideAccess) -> None:
+    def __init__(self, name: str, toolbox: Toolbox, quotas: OutsideAccess, opening: set[str]) -> None:
         self._name = name
         self._toolbox = toolbox
         self._quotas = quotas
         self._running = 0
-        self._opening: set[str] = set()
+        self._opening = opening
+        self._ended: Counter[str] = Counter()
+        """By connection and server: how many of its sessions have ended, while the connection lives."""
 
     async def call(self, connection: str, tool: str, arguments: dict[str, Any]) -> CallAnswer:
         """Call `SERVER.TOOL` in the session of this connection. Raises ToolboxError: the call did not run."""
         with self._running_call():
             server = self._toolbox.tool(tool).server
-            session = self._id(connection, server)
-            await self._open(session, (server,), WAIT_S)
+            place = f"{connection}/{server}"
+            session = self._id(place)
+            try:
+                await self._open(session, (server,), WAIT_S)
+            except SessionError as ended:
+                self._ended[place] += 1
+                raise SessionError(f"{ended} Its state is lost; the next call opens another session.") from None
             call = f"{session}/{uuid.uuid4().hex}"
-            return await self._toolbox.call(tool, CallTool(session=session, call=call, arguments=arguments))
+            return await self._call(tool, CallTool(session=session, call=call, arguments=arguments))
 
     async def open(self, session: str, servers: tuple[str, ...], wait_s: float) -> None:
         """Open a session that the program named. Raises ToolboxError."""
@@ -55,7 +66,7 @@ class OutsideSessions:
         id = f"outside/{self._name}/{API}/{session}"
         wanted = CallTool(session=id, call=f"{id}/{call}", arguments=arguments, timeout_s=timeout_s)
         with self._running_call():
-            return await self._toolbox.call(tool, wanted)
+            return await self._call(tool, wanted)
 
     async def close_session(self, session: str) -> None:
         await self._toolbox.close(self._named(session), "its program closed it")
@@ -64,6 +75,20 @@ class OutsideSessions:
         """Close the sessions of one connection, or all sessions of the program if it is empty."""
         for session in self._of(connection):
             await self._toolbox.close(session, "its connection was closed")
+        for place in [place for place in self._ended if place.startswith(f"{connection}/") or not connection]:
+            del self._ended[place]
+
+    async def _call(self, tool: str, wanted: CallTool) -> CallAnswer:
+        """Each call has a line in the log: it belongs to no record, so the lists of calls do not have it."""
+        answer = await self._toolbox.call(tool, wanted)
+        if answer.status == "ok" or answer.status == "tool_error":
+            log.info(
+                "%s called %s in %s: %s, %.2f s", self._name, tool, wanted.session, answer.status, answer.latency_s
+            )
+        else:
+            shown = answer.content[:MOST_FAILURE_CHARS]
+            log.warning("%s called %s in %s: %s, %r", self._name, tool, wanted.session, answer.status, shown)
+        return answer
 
     @contextlib.contextmanager
     def _running_call(self) -> Iterator[None]:
@@ -76,24 +101,30 @@ class OutsideSessions:
             self._running -= 1
 
     async def _open(self, session: str, servers: tuple[str, ...], wait_s: float) -> None:
-        others = {*self._of(""), *self._opening} - {session}
-        if len(others) >= self._quotas.sessions:
+        others = {each for each in (*self._toolbox.sessions, *self._opening) if each.startswith("outside/")} - {session}
+        if sum(each.startswith(f"outside/{self._name}/") for each in others) >= self._quotas.sessions:
             many = f"{self._name} has {self._quotas.sessions} sessions open (outside.sessions)."
+            raise QuotaError(many, retry_after_s=1.0)
+        if len(others) >= self._quotas.all_sessions:
+            many = f"All programs together have {len(others)} sessions open (outside.all_sessions)."
             raise QuotaError(many, retry_after_s=1.0)
         if session not in self._toolbox.sessions:
             log.info("%s opens the session %s", self._name, session)
         self._opening.add(session)
         try:
             # Apart from episodes, as a replay is: with processes of its own, without statistics.
-            await self._toolbox.open(OpenSession(id=session, servers=servers, wait_s=wait_s, replays=True))
+            idle_s = self._quotas.idle_s
+            wanted = OpenSession(id=session, servers=servers, wait_s=wait_s, replays=True, idle_s=idle_s)
+            await self._toolbox.open(wanted)
         finally:
             self._opening.discard(session)
 
     def _named(self, session: str) -> str:
         return f"outside/{self._name}/{API}/{session}"
 
-    def _id(self, connection: str, server: str) -> str:
-        return f"outside/{self._name}/{connection}/{server}"
+    def _id(self, place: str) -> str:
+        ended = self._ended.get(place, 0)
+        return f"outside/{self._name}/{place}{f'/{ended + 1}' if ended else ''}"
 
     def _of(self, connection: str) -> list[str]:
         start = f"outside/{self._name}/{connection}/" if connection else f"outside/{self._name}/"

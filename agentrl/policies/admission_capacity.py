@@ -68,6 +68,12 @@ def capacity(plan: Plan, counts: Counts) -> int:
     return min(free_places, free_of_bound)
 
 
+def largest_group(plan: Plan, n: int) -> int:
+    """The records of the largest group for which a batch that lacks a group always leaves room, also if its other
+    groups are as large. `n`: of a usual group."""
+    return max(n, min(plan.max_concurrent, plan.ahead * n // plan.batch))
+
+
 def granted(waiting: Iterable[tuple[int, int]]) -> int:
     """How many of the waiting groups, in their order, are admitted now; each is given by the room of its bound and its
     size. A group that must wait is not overtaken, or a stricter bound would never be served."""

@@ -132,7 +132,8 @@ def cut(ready: Sequence[ReadyGroup], freshness: Freshness) -> Cut:
 
 def decide(now: Situation, wanted: Wanted, freshness: Freshness) -> Decision:
     """Returns a step, a wait, or the end. The caller requeues `stale_groups` in any case."""
-    left, waiting = _within_share(cut(now.ready, freshness), now, wanted)
+    left = cut(now.ready, freshness)
+    left, waiting = _within_share(replace(left, fresh=_in_turn(left.fresh, now, freshness)), now, wanted)
     if now.hold:
         return Decision("wait", now.hold, stale_groups=left.stale_groups)
     missing = wanted.groups - len(left.fresh) - waiting
@@ -142,37 +143,49 @@ def decide(now: Situation, wanted: Wanted, freshness: Freshness) -> Decision:
         if len(left.flat) < missing + wanted.max_refill:
             why = f"{len(left.fresh)} of {wanted.groups} groups with signal are ready"
             return Decision("wait", why, stale_groups=left.stale_groups)
-    chosen = _chosen(left.fresh, now, wanted, freshness)
+    chosen = left.fresh[: wanted.groups]
     if chosen and (why := _held_back(now, freshness)):
         return Decision("wait", why, stale_groups=left.stale_groups, held=True)
     return _step(left, chosen)
 
 
 def _within_share(left: Cut, now: Situation, wanted: Wanted) -> tuple[Cut, int]:
-    """Without the forks that are too many for a step, and how many groups wait because they are forks alone. One that
-    is all there is does not wait, because it holds the capacity that other groups need."""
-    forks = [[record for record in group.records if record.intervened] for group in left.fresh]
-    if not any(forks):
+    """The next step without the forks that are too many for it, and how many groups wait because they are forks alone.
+    One that is all there is does not wait, because it holds the capacity that other groups need."""
+    if not any(record.intervened for group in left.fresh for record in group.records):
         return left, 0
-    sizes = [(len(group.records), len(of)) for group, of in zip(left.fresh, forks, strict=True)]
-    allowed = fork_rules.limited(
-        sizes, share=wanted.intervened_share, recent=now.trained, recent_intervened=now.trained_intervened
-    )
-    fresh, out = list[ReadyGroup](), dict(left.stale_records)
-    alone = list[ReadyGroup]()
-    for group, of, most in zip(left.fresh, forks, allowed, strict=True):
-        too_many = {record.record for record in of[most:]}
-        kept = replace(group, records=tuple(one for one in group.records if one.record not in too_many))
-        if kept.records:
-            fresh.append(kept)
-            out[group.task] = (*left.stale_records[group.task], *sorted(too_many))
-        else:
-            alone.append(group)
+    fresh, alone = list(left.fresh), list[ReadyGroup]()
+    while True:
+        step = _limited(fresh[: wanted.groups], now, wanted)
+        if all(kept.records for kept in step):
+            break
+        # Others take their places, which changes how many forks there may be.
+        alone += [group for group, kept in zip(fresh, step, strict=False) if not kept.records]
+        fresh = [group for group in fresh if group not in alone]
     if alone and not fresh and wanted.intervened_share > 0:
-        first = alone.pop(0)
-        fresh.append(replace(first, records=first.records[:1]))
-        out[first.task] = (*left.stale_records[first.task], *(one.record for one in first.records[1:]))
-    return replace(left, fresh=tuple(fresh), stale_records=out), len(alone)
+        fresh = alone[:1]
+        step = [replace(fresh[0], records=fresh[0].records[:1])]
+        alone = alone[1:]
+    out = dict(left.stale_records)
+    for group, kept in zip(fresh, step, strict=False):
+        too_many = {one.record for one in group.records} - {one.record for one in kept.records}
+        out[group.task] = (*left.stale_records[group.task], *sorted(too_many))
+    return replace(left, fresh=(*step, *fresh[len(step) :]), stale_records=out), len(alone)
+
+
+def _limited(groups: Sequence[ReadyGroup], now: Situation, wanted: Wanted) -> list[ReadyGroup]:
+    """The groups of a step, each without the forks that are too many."""
+    forks = [[record for record in group.records if record.intervened] for group in groups]
+    allowed = fork_rules.limited(
+        [(len(group.records), len(of)) for group, of in zip(groups, forks, strict=True)],
+        share=wanted.intervened_share,
+        recent=now.trained,
+        recent_intervened=now.trained_intervened,
+    )
+    kept = []
+    for group, of, most in zip(groups, forks, allowed, strict=True):
+        kept.append(replace(group, records=tuple(one for one in group.records if one not in of[most:])))
+    return kept
 
 
 def _last(left: Cut, wanted: Wanted) -> Decision:
@@ -196,16 +209,12 @@ def _step(left: Cut, chosen: tuple[ReadyGroup, ...]) -> Decision:
     )
 
 
-def _chosen(
-    fresh: tuple[ReadyGroup, ...], now: Situation, wanted: Wanted, freshness: Freshness
-) -> tuple[ReadyGroup, ...]:
-    """The oldest admitted groups. Under `wait`, groups that the step would make too old go first: they are finished, so
-    only training them now can save them."""
+def _in_turn(fresh: tuple[ReadyGroup, ...], now: Situation, freshness: Freshness) -> tuple[ReadyGroup, ...]:
+    """The oldest admitted groups first. Under `wait`, groups that the step would make too old go before them: they are
+    finished, so only training them now can save them."""
     if not now.publishes:
-        return fresh[: wanted.groups]
-    at_the_brink = [group for group in fresh if _waits(group, freshness)]
-    others = [group for group in fresh if group not in at_the_brink]
-    return tuple([*at_the_brink, *others][: wanted.groups])
+        return fresh
+    return tuple(sorted(fresh, key=lambda group: not _waits(group, freshness)))
 
 
 def _waits(group: ReadyGroup, freshness: Freshness) -> bool:

@@ -5,8 +5,9 @@ A fork goes on from a place in a recorded trajectory, the base. What comes befor
 Invariants:
 - A trunk trains at most once: only a repair trains it, and then its base never does.
 - A base that trained, or whose failure was not the infrastructure's, is never repaired.
-- What a person wrote never repairs.
+- What a person wrote never repairs, and neither does a success that was chosen among failures.
 - A fork of a held-out task never trains.
+- A group of forks can be admitted and can close, or there is none.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from agentrl.errors import RefusedError
+from agentrl.policies import group_closing
 from agentrl.policies.outcomes import OutcomeClass
-from agentrl.policies.replay_verdicts import RAN, EarlierCall, ToolEffect, effect_of, in_order
+from agentrl.policies.replay_verdicts import RAN, EarlierCall, ToolEffect, Verdict, effect_of, in_order
 from agentrl.policies.status_tables import RecordStatus, TaskStatus
 
 
@@ -27,12 +30,13 @@ class ForkKind(enum.StrEnum):
     """It is a task of its own; the trunk is context and does not train in it."""
 
 
-NOT_BEGUN = frozenset({RecordStatus.OPEN, RecordStatus.RUNNING})
+NOT_ENDED = frozenset({RecordStatus.OPEN, RecordStatus.RUNNING})
 """Records that have not ended, so nothing can be forked from them."""
 REPAIRABLE = (RecordStatus.FAILED, RecordStatus.ABANDONED, RecordStatus.SCORED)
 TRAINS = ("train", "branch")
 SEVERAL = 2
 """A group of fewer records has nothing to compare them with."""
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,8 @@ class ForkCase:
     outcome_class: str = ""
     fault: str = ""
     """Whose fault the replay shows; empty without a replay."""
+    verdict: str = ""
+    """Of the replay."""
     task_status: TaskStatus
     same_round: bool = True
     """The task has not gone on to another round."""
@@ -59,6 +65,10 @@ class ForkCase:
     """How often it shall be sampled; 0 leaves it to the rules."""
     n: int = 8
     """The records of a usual group."""
+    min_valid: int | None = None
+    """The valid records that a group needs, as in `GroupRule`."""
+    largest: int = 0
+    """The records of the largest group that can always be admitted; 0: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,7 @@ class ForkDecision:
 
 
 def decide(case: ForkCase) -> ForkDecision:
+    """Raises RefusedError if no group of so many records could train."""
     if case.purpose not in TRAINS:
         times = case.times or 1
         return ForkDecision(ForkKind.BRANCH, "probe", times, f"its purpose is {case.purpose}, which never trains")
@@ -78,7 +89,25 @@ def decide(case: ForkCase) -> ForkDecision:
     if not why:
         return ForkDecision(ForkKind.REPAIR, case.purpose, 1, "")
     times = case.times or case.n
-    return ForkDecision(ForkKind.BRANCH, "branch" if times >= SEVERAL else "probe", times, why)
+    if times < SEVERAL:
+        return ForkDecision(ForkKind.BRANCH, "probe", times, why)
+    _refuse_impossible(times, case)
+    return ForkDecision(ForkKind.BRANCH, "branch", times, why)
+
+
+def _refuse_impossible(times: int, case: ForkCase) -> None:
+    needed = group_closing.required_valid(times, case.min_valid)
+    if times < needed:
+        raise RefusedError(
+            f"A group of {times} forks could never train, because a group needs {needed} valid records (min_valid).",
+            hint=f"--times {needed} or more, or --times 1 for a probe, which does not train",
+        )
+    if 0 < case.largest < times:
+        raise RefusedError(
+            f"A group of {times} forks does not fit beside a batch: with the present bound and max_in_flight a group "
+            f"has at most {case.largest} records.",
+            hint=f"--times {case.largest} or fewer",
+        )
 
 
 def _why_not_repaired(case: ForkCase) -> str:
@@ -92,6 +121,8 @@ def _why_not_repaired(case: ForkCase) -> str:
         return f"it is {case.status}"
     if case.outcome_class != OutcomeClass.INFRASTRUCTURE and case.fault != "infrastructure":
         return "its failure was not the infrastructure's" if case.outcome_class or case.fault else "it did not fail"
+    if case.verdict not in ("", Verdict.FIXED):
+        return f"the verdict of its replay is {case.verdict}, and only fixed calls repair"
     if case.task_status != TaskStatus.ADMITTED or not case.same_round:
         return f"its group is over: its task is {case.task_status}"
     if case.seat_taken_by:
@@ -124,15 +155,17 @@ def _that_ran(calls: Sequence[EarlierCall], effects: Mapping[str, Mapping[str, T
 
 
 def limited(groups: Sequence[tuple[int, int]], *, share: float, recent: int, recent_intervened: int) -> list[int]:
-    """How many forks of each group may train in a step. `groups`: records and forks among them, in their order.
-    `recent`: records that the steps before trained, and how many of them were forks.
+    """How many forks of each group may train in a step. `groups`: records and forks among them, of all groups of the
+    step in their order. `recent`: records that the steps before trained, and how many of them were forks.
 
     A step of records with few steps before it may always train one fork, or a small batch could never train any.
     """
-    records = recent + sum(size for size, _ in groups)
-    room = max(1 if share > 0 else 0, int(share * records)) - recent_intervened
+    usual = recent - recent_intervened + sum(size - forks for size, forks in groups)
+    # Forks that do not train are no records of the step, so they make no room for others.
+    most = usual * share / (1 - share) if share < 1 else float("inf")
+    room = max(1.0 if share > 0 else 0.0, most + _ROUNDING) - recent_intervened
     allowed = []
     for _, forks in groups:
-        allowed.append(min(forks, max(0, room)))
+        allowed.append(int(min(forks, max(0.0, room))))
         room -= allowed[-1]
     return allowed

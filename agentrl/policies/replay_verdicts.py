@@ -5,7 +5,6 @@ A verdict decides what happens to the record, so it depends on nothing but the r
 Invariants:
 - A call of a `pure` tool is never repeated to rebuild a session, and a replay of one needs no rebuilding.
 - A call that did not run is never repeated.
-- A replay with edited arguments never allows a repair.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Verdict(enum.StrEnum):
     BROKEN = "broken"
     """It worked then and fails now."""
     CANNOT_RUN = "cannot run"
-    """No run could begin: the server or the tool is not there."""
+    """No run could begin: the server or the tool is not there, or the session cannot be rebuilt."""
     NOT_REPRODUCIBLE = "not reproducible"
     """An earlier call of the record returned something else, so the session is not what it was."""
 
@@ -86,6 +85,7 @@ RAN = frozenset(
     }
 )
 """How a call may have ended that a server saw."""
+_SESSION_ENDED = frozenset({ToolCallStatus.LOST, ToolCallStatus.CANCELLED})
 RETRIES_APART = 1000
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 
@@ -138,6 +138,11 @@ def is_same(then: CallResult, now: CallResult) -> bool:
     return normalised(then) == normalised(now)
 
 
+def lost_its_session(then: CallResult, now: CallResult) -> bool:
+    """Whether a call ended because its server, toolbox or session did, and not as recorded."""
+    return now.status in _SESSION_ENDED and then.status != now.status
+
+
 def normalised(result: CallResult) -> str:
     """A text that is equal for results that mean the same."""
     text = "\n".join(line.rstrip() for line in result.text.strip().splitlines())
@@ -187,8 +192,3 @@ def fault_of(then: CallResult, verdict: Verdict) -> str:
     if verdict in (Verdict.FIXED, Verdict.FLAKY):
         return "infrastructure"
     return "policy" if verdict is Verdict.SAME else ""
-
-
-def may_repair(verdict: Verdict, *, edited: bool, was_infrastructure: bool) -> bool:
-    """Whether the new result may take the place of the old one in the same seat."""
-    return verdict in (Verdict.FIXED, Verdict.FLAKY) and was_infrastructure and not edited

@@ -2,8 +2,8 @@
 
 Invariants:
 - Results that are equal have no changes.
-- The number of changes and the length of each are limited; what is left out is counted.
-- It runs in the loop of the steward, so no text makes it slow.
+- The number of changes and the length of each are limited; what is left out is counted, up to MOST_COUNTED.
+- Only changes that are listed are written out, and no text makes a comparison slow.
 """
 
 from __future__ import annotations
@@ -11,13 +11,18 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from agentrl.policies.replay_verdicts import CallResult, json_of
 
 MOST_CHANGES = 40
+MOST_COUNTED = 10_000
+"""Changes that are counted beside those that are listed."""
+MOST_JSON_CHARS = 1 << 20
+"""Longer results are compared as text, because values take many times the memory of their text."""
 MOST_CHARS = 400
 MOST_NAME_CHARS = 80
 """Of a name in a path."""
@@ -44,16 +49,21 @@ class Diff:
     """Changes that are not listed."""
 
 
+Found = Callable[[], Change]
+"""A change that is written out when it is listed."""
+
+
 def compare(then: CallResult, now: CallResult) -> Diff:
     changes = _changes(then, now)
-    listed = tuple(islice(changes, MOST_CHANGES))
-    return Diff(listed, sum(1 for _ in changes))
+    listed = tuple(found() for found in islice(changes, MOST_CHANGES))
+    return Diff(listed, sum(1 for _ in islice(changes, MOST_COUNTED)))
 
 
-def _changes(then: CallResult, now: CallResult) -> Iterator[Change]:
+def _changes(then: CallResult, now: CallResult) -> Iterator[Found]:
     if then.status != now.status:
-        yield Change("status", then.status, now.status)
-    before, after = json_of(then.text), json_of(now.text)
+        yield partial(Change, "status", then.status, now.status)
+    short = max(len(then.text), len(now.text)) <= MOST_JSON_CHARS
+    before, after = (json_of(then.text), json_of(now.text)) if short else (None, None)
     if before is not None and after is not None:
         yield from _of_values("$", before, after)
     else:
@@ -63,7 +73,7 @@ def _changes(then: CallResult, now: CallResult) -> Iterator[Change]:
 _NOTHING = object()
 
 
-def _of_values(path: str, then: object, now: object) -> Iterator[Change]:
+def _of_values(path: str, then: object, now: object) -> Iterator[Found]:
     if isinstance(then, dict) and isinstance(now, dict):
         for key in dict.fromkeys((*then, *now)):
             short = _cut(key, MOST_NAME_CHARS)
@@ -75,14 +85,18 @@ def _of_values(path: str, then: object, now: object) -> Iterator[Change]:
             after = now[index] if index < len(now) else _NOTHING
             yield from _of_values(f"{path}[{index}]", before, after)
     elif then is _NOTHING or now is _NOTHING or then != now or isinstance(then, bool) != isinstance(now, bool):
-        yield Change(_cut(path), _shown(then), _shown(now))
+        yield partial(_written, path, then, now)
+
+
+def _written(path: str, then: object, now: object) -> Change:
+    return Change(_cut(path), _shown(then), _shown(now))
 
 
 def _shown(value: object) -> str | None:
     return None if value is _NOTHING else _cut(json.dumps(value, ensure_ascii=False))
 
 
-def _of_lines(then: str, now: str) -> Iterator[Change]:
+def _of_lines(then: str, now: str) -> Iterator[Found]:
     before, after = _lines(then), _lines(now)
     first = 0
     while first < min(len(before), len(after)) and before[first] == after[first]:
@@ -98,7 +112,7 @@ def _of_lines(then: str, now: str) -> Iterator[Change]:
     for kind, i1, i2, j1, j2 in opcodes:
         if kind != "equal":
             line = first + (i1 if i2 > i1 else j1) + 1
-            yield Change(f"line {line}", _joined(before[i1:i2]), _joined(after[j1:j2]))
+            yield partial(Change, f"line {line}", _joined(before[i1:i2]), _joined(after[j1:j2]))
 
 
 def _equal_pairs(before: list[str], after: list[str]) -> int:

@@ -332,7 +332,9 @@ class CommandSpec(msgspec.Struct, frozen=True):
     served_by: str = ""
     """The group whose units answer or execute it; empty for the coordinator."""
     by_all: bool = False
-    """Every ready unit of that group serves it. The answer of a query is the list of what all of them return."""
+    """Every ready unit of that group serves it, unless its arguments name an incarnation. The answer of a query is
+    `JoinedRows`: the lists that they return, and the units that did not answer.
+    """
 
 
 def _query(

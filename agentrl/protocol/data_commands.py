@@ -295,8 +295,12 @@ class ChooseRecords(Args, frozen=True):
     made_by: str = ""
     """A sampler or an engine: only the records that it worked on."""
     note: str = ""
+    since_canary: bool = False
+    """Only what this engine generated since it passed its last canary."""
 
     def problem(self) -> str:
+        if self.since_canary and not self.made_by:
+            return "The canary is that of an engine: name it by --made-by."
         if self.ids and (self.filter or self.made_by):
             return "Name records, or find them by --filter and --made-by."
         return "" if self.ids or self.filter or self.made_by else "Name records, or find them by --filter or --made-by."
@@ -426,6 +430,8 @@ class ForkRecords(Args, frozen=True):
             return "Edit either the result of a call or the message."
         if self.replays and (self.result is not None or self.message is not None):
             return "A fork from a replay has the result of the replay."
+        if self.message is not None and not self.message.strip():
+            return "The message of a fork must not be empty."
         return "" if 0 <= self.times <= 64 else "A record is forked 1 to 64 times."
 
 

@@ -1,6 +1,8 @@
 """What a command would change, how dangerous that is, and the consent to it.
 
-Danger belongs to effects, not to verbs: scaling up is harmless, scaling down may not be.
+Danger belongs to effects, not to verbs: scaling up is harmless, scaling down may not be. What is lost for good is
+destructive; what ends or waits while all that it did stays readable is disruptive, such as an attempt whose seat a
+fork takes.
 
 Invariants: a tier is a pure function of the effect; a consent is used only for an effect of the same or a lower tier,
 computed from the same revisions, and only until it expires.
@@ -21,7 +23,7 @@ class Tier(enum.IntEnum):
     REVERSIBLE = 1
     """Can be taken back exactly."""
     DISRUPTIVE = 2
-    """Ends living units, if only after they finished what is under way: less is done meanwhile."""
+    """Ends living units, if only after they finished what is under way, or other work: less is done meanwhile."""
     DESTRUCTIVE = 3
     """Loses something for good."""
 
@@ -36,6 +38,8 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
     """Units that are stopped without draining."""
     changes: tuple[str, ...] = ()
     """Sentences: what else happens, such as settings that change, with old and new value."""
+    displaces: tuple[str, ...] = ()
+    """Sentences: which work ends or waits because other work takes its place. All that it did stays readable."""
     loses: tuple[str, ...] = ()
     """Sentences: what cannot be taken back."""
     notes: tuple[str, ...] = ()
@@ -45,7 +49,7 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def empty(self) -> bool:
-        return not (self.starts or self.drains or self.kills or self.changes or self.loses)
+        return not (self.starts or self.drains or self.kills or self.changes or self.displaces or self.loses)
 
     @property
     def restarts(self) -> tuple[str, ...]:
@@ -71,7 +75,7 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
             )
             if (chosen := tuple(name for name in names if (name in again) is returning))
         ]
-        parts += [*self.changes, *self.loses]
+        parts += [*self.changes, *self.displaces, *self.loses]
         return "; ".join([*(parts or ["changes nothing"]), *self.notes])
 
 
@@ -103,7 +107,7 @@ def tier_of(effect: Effect) -> Tier:
     """The tier function of nearly every command."""
     if effect.loses:
         return Tier.DESTRUCTIVE
-    if effect.kills or effect.drains:
+    if effect.kills or effect.drains or effect.displaces:
         return Tier.DISRUPTIVE
     return Tier.NONE if effect.empty else Tier.REVERSIBLE
 

@@ -15,3 +15,7 @@ class Args(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     def problem(self) -> str:
         """Empty, or why these arguments contradict each other. Client and coordinator refuse them with it."""
         return ""
+
+    def incarnation_named(self) -> str:
+        """The only incarnation that can carry them out, such as `toolbox-0.4`; empty if they name none."""
+        return ""

@@ -11,7 +11,7 @@ import enum
 import msgspec
 
 from agentrl.protocol.knob import Knob, KnobValue
-from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, UnitPart, Wait
+from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, RepeatedError, UnitPart, Wait
 
 
 class UnitState(enum.StrEnum):
@@ -146,6 +146,8 @@ class UnitRow(Row, tag="unit", frozen=True):
     """The newest values of the metrics that alert rules read."""
     parts: tuple[UnitPart, ...] = ()
     """Its tool servers, in a toolbox."""
+    repeated_errors: tuple[RepeatedError, ...] = ()
+    """Errors that its log repeats, the most frequent first."""
 
     @property
     def could_not_start(self) -> bool:
@@ -292,6 +294,8 @@ class AlertRow(Row, tag="alert", frozen=True):
     resolved_at: float = 0.0
     passed: bool = False
     """It ended while it was pending; it is shown for a while, because people saw it."""
+    cause: str = ""
+    """Id of the active alert that explains this one."""
 
 
 class IncidentRow(Row, tag="incident", frozen=True):

@@ -1,14 +1,14 @@
 """Arguments and results of the commands that toolboxes serve.
 
 Invariants:
-- Every toolbox of the run answers; the answer of a query has the rows of all of them.
+- Every toolbox of the run answers; the answer of a query has the rows of all of them, and names those that are missing.
 - A command that changes something names a sandbox by its whole id and a session with its toolbox. So it never reaches
   another one of the same name in a later toolbox.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -17,6 +17,23 @@ from agentrl.protocol.message_base import Args
 MOST_ROWS = 2_000
 """Of one list of one toolbox."""
 MOST_EXEC_S = 300.0
+
+R = TypeVar("R")
+
+
+class MissingUnit(msgspec.Struct, frozen=True):
+    """A unit whose rows are not in an answer."""
+
+    unit: str
+    why: str
+    """`did not answer within 5 s`, `backoff for 12 s: exit 1`"""
+
+
+class JoinedRows(msgspec.Struct, Generic[R], frozen=True, omit_defaults=True):
+    """The rows of all units that answered in time."""
+
+    rows: list[R]
+    missing: list[MissingUnit] = []
 
 
 class ToolServerRow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -126,15 +143,18 @@ class ToolSessionRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """One open session."""
 
     id: str
-    """That of its record."""
+    """That of its record, or `outside/NAME/...` of a program outside of the run."""
     toolbox: str
     servers: tuple[str, ...]
     sandboxes: tuple[str, ...] = ()
     replays: bool = False
-    """It replays calls for an operator."""
+    """It replays calls for an operator, or serves a program outside of the run."""
     opened_at: float = 0.0
     idle_s: float = 0.0
     calls: int = 0
+    failed: int = 0
+    """Of them, those that did not end by an answer of their tool."""
+    last_failure: str = ""
     running: tuple[str, ...] = ()
     """The ids of its calls under way."""
 
@@ -164,19 +184,19 @@ class ExecOutput(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ListToolServers(Args, frozen=True):
-    """-> list[ToolServerRow]"""
+    """-> JoinedRows[ToolServerRow]"""
 
     server: str = ""
 
 
 class ListTools(Args, frozen=True):
-    """-> list[ToolRow]"""
+    """-> JoinedRows[ToolRow]"""
 
     server: str = ""
 
 
 class ListSandboxes(Args, frozen=True):
-    """-> list[SandboxRow]"""
+    """-> JoinedRows[SandboxRow]"""
 
     server: str = ""
     filter: str = ""
@@ -186,14 +206,14 @@ class ListSandboxes(Args, frozen=True):
 
 
 class ListToolSessions(Args, frozen=True):
-    """-> list[ToolSessionRow], the oldest first."""
+    """-> JoinedRows[ToolSessionRow], the oldest first."""
 
     server: str = ""
     limit: int = 200
 
 
 class ToolLogs(Args, frozen=True):
-    """-> list[ToolLogLine], the oldest first."""
+    """-> JoinedRows[ToolLogLine], the oldest first."""
 
     name: str
     """A server, or a sandbox."""
@@ -216,6 +236,9 @@ class RestartTool(Args, frozen=True):
     def problem(self) -> str:
         return "" if bool(self.server) != bool(self.sandbox) else "Name either a tool server or a sandbox."
 
+    def incarnation_named(self) -> str:
+        return self.sandbox.rpartition("/")[0]
+
 
 class ReleaseSession(Args, frozen=True):
     """Close a session and cancel its calls. The attempt of its record ends as an infrastructure failure."""
@@ -224,6 +247,9 @@ class ReleaseSession(Args, frozen=True):
     toolbox: str
     """The incarnation in which it is open."""
     note: str = ""
+
+    def incarnation_named(self) -> str:
+        return self.toolbox
 
 
 class ExecInSandbox(Args, frozen=True):
@@ -240,9 +266,12 @@ class ExecInSandbox(Args, frozen=True):
             return "Name a program, such as `tools exec shop-7 -- ls -l`."
         return "" if 0 < self.within_s <= MOST_EXEC_S else f"A program may run for at most {MOST_EXEC_S:g} s."
 
+    def incarnation_named(self) -> str:
+        return self.sandbox.rpartition("/")[0]
+
 
 class ShowExecOutput(Args, frozen=True):
-    """-> list[ExecOutput], of one or no operation."""
+    """-> JoinedRows[ExecOutput], of one or no operation."""
 
     operation: str
 
@@ -250,11 +279,23 @@ class ShowExecOutput(Args, frozen=True):
 Query = tuple[str, type[Args], Any, str, str]
 """Name, arguments, result, words of the command line, help."""
 QUERIES: tuple[Query, ...] = (
-    ("list_tool_servers", ListToolServers, list[ToolServerRow], "tools list", "Tool servers, with state and use."),
-    ("list_tools", ListTools, list[ToolRow], "tools schema", "Tools, with their schemas and calls."),
-    ("list_sandboxes", ListSandboxes, list[SandboxRow], "tools sandboxes", "Processes of tool servers."),
-    ("list_tool_sessions", ListToolSessions, list[ToolSessionRow], "tools sessions", "Open sessions of tool servers."),
-    ("tool_logs", ToolLogs, list[ToolLogLine], "tools logs", "What tool servers write to their logs."),
-    ("show_exec_output", ShowExecOutput, list[ExecOutput], "tools exec", "What a program in a sandbox wrote."),
+    (
+        "list_tool_servers",
+        ListToolServers,
+        JoinedRows[ToolServerRow],
+        "tools list",
+        "Tool servers, with state and use.",
+    ),
+    ("list_tools", ListTools, JoinedRows[ToolRow], "tools schema", "Tools, with their schemas and calls."),
+    ("list_sandboxes", ListSandboxes, JoinedRows[SandboxRow], "tools sandboxes", "Processes of tool servers."),
+    (
+        "list_tool_sessions",
+        ListToolSessions,
+        JoinedRows[ToolSessionRow],
+        "tools sessions",
+        "Open sessions of tool servers.",
+    ),
+    ("tool_logs", ToolLogs, JoinedRows[ToolLogLine], "tools logs", "What tool servers write to their logs."),
+    ("show_exec_output", ShowExecOutput, JoinedRows[ExecOutput], "tools exec", "What a program in a sandbox wrote."),
 )
 """The queries of the table of commands that toolboxes answer."""

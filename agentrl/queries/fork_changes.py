@@ -3,12 +3,13 @@
 Invariants:
 - A preview says of each fork whether it repairs or branches off, and why, from the same plan as the execution.
 - An operation forks a place once, however often it is repeated.
+- No fork loses anything. Those that take the seat of a later attempt, and more than one at a time, are disruptive.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -62,9 +63,10 @@ class ForkChanges:
 
     async def _preview(self, args: ForkRecords) -> Effect:
         planned = await self._plan(args)
-        loses = [f"{plan.superseded} ends: the fork has its seat" for plan in planned.plans if plan.superseded]
-        changes = _sentences(planned.plans[0]) if len(planned.plans) == 1 else _summary(planned.plans)
-        return Effect(changes=changes, loses=few(loses), notes=few(planned.refused))
+        plans = planned.plans
+        if len(plans) > 1:
+            return Effect(displaces=(*_summary(plans), *_ends(plans)), notes=few(planned.refused))
+        return Effect(changes=_sentences(plans[0]), displaces=_ends(plans), notes=few(planned.refused))
 
     async def _plan(self, args: ForkRecords) -> _Planned:
         if problem := args.problem():
@@ -72,9 +74,13 @@ class ForkChanges:
         planner = ForkPlanner(self._database, self._settings(), self._servers)
         plans, refused = list[ForkPlan](), list[str]()
         wanted = await self._wanted(args)
+        seats: dict[str, str] = {}
         for one in wanted:
             try:
-                plans.append(await planner.plan(one))
+                _refuse_taken_seat(one, seats)
+                plans.append(plan := await planner.plan(one))
+                if plan.repairs:
+                    seats[_seat(plan.base.id)] = plan.base.id
             except AgentrlError as why:
                 if len(wanted) == 1:
                     raise
@@ -94,9 +100,13 @@ class ForkChanges:
             raise UsageError(problem)
         wanted = await self._wanted(args)
         lines, kinds, made = list[str](), Counter[str](), list[str]()
+        seats: dict[str, str] = {}
         for one in wanted:
             try:
+                _refuse_taken_seat(one, seats)
                 kind, id, line = await self.fork_one(one, args.note, operation)
+                if kind == "repair" and one.replay is not None:
+                    seats[_seat(one.replay.record)] = one.replay.record
             except AgentrlError as why:
                 if len(wanted) == 1:
                     raise
@@ -129,7 +139,7 @@ class ForkChanges:
             await replays.decide(self._database, wanted.replay, ReplayStatus.FORKED, by=operation.id, fields=fields)
         return kind, done, f"{kind}: {done} goes on from {place.base}"
 
-    async def summary_if_fixed(self, calls: Sequence[RecordedCall]) -> tuple[str, ...]:
+    async def effect_if_fixed(self, calls: Sequence[RecordedCall]) -> Effect:
         """What forks would be, if these calls worked now."""
         planner = ForkPlanner(self._database, self._settings(), self._servers)
         plans = []
@@ -141,7 +151,8 @@ class ForkChanges:
             fixed.runs = [ReplayedCall(status=ToolCallStatus.OK)]
             with suppress(AgentrlError):
                 plans.append(await planner.plan(Wanted(replay=fixed)))
-        return _summary(plans)
+        forks, ends = _summary(plans), _ends(plans)
+        return Effect(displaces=(*forks, *ends)) if len(plans) > 1 else Effect(changes=forks, displaces=ends)
 
     # ---- other decisions on replays ----
 
@@ -192,6 +203,17 @@ def last_attempts(those: Sequence[T], record_of: Callable[[T], str]) -> list[T]:
     return [one for one in those if record_of(one) in {f"{seat}.a{attempt}" for seat, attempt in last.items()}]
 
 
+def _seat(record: str) -> str:
+    return record.rpartition(".a")[0]
+
+
+def _refuse_taken_seat(wanted: Wanted, repaired: Mapping[str, str]) -> None:
+    """`repaired`: by seat, the record that this operation repairs there."""
+    replay = wanted.replay
+    if replay is not None and (other := repaired.get(_seat(replay.record))):
+        raise RefusedError(f"{replay.id} is not forked: the repair of {other} takes the same seat.")
+
+
 def _exclusion(chosen: Sequence[Replay], note: str) -> ExcludeRecords:
     return ExcludeRecords(ids=tuple(dict.fromkeys(replay.record for replay in chosen)), note=note)
 
@@ -205,27 +227,35 @@ def _sentences(plan: ForkPlan) -> tuple[str, ...]:
     base, fork, decision = plan.base, plan.fork, plan.decision
     turns = fork.turns + bool(fork.call)
     begins = f"turn {turns} of {base.id}"
-    repeated = f"{counted(plan.calls, 'tool calls')} before it; {plan.rebuilt} of them run again to rebuild the session"
-    trunk = counted(turns, "turns")
+    trunk, calls = counted(turns, "turns"), counted(plan.calls, "tool calls")
+    before = f"{trunk} and {calls} before it" if turns else "nothing before it"
+    if plan.rebuilt:
+        before += f"; {plan.rebuilt} of the calls {'runs' if plan.rebuilt == 1 else 'run'} again to rebuild the session"
+    are, do = ("is", "does") if turns == 1 else ("are", "do")
+    context = f"; the {trunk} {are} context and {do} not train in it"
     if plan.repairs:
         return (
             f"repair: a fork takes seat {base.seat} of {plan.task.id}, and goes on with {begins}",
-            f"it has {trunk} and {repeated}",
+            f"it has {before}",
             f"{base.id} is excluded; the tokens of its {trunk} train once, in the fork",
         )
     if decision.purpose == "branch":
         return (
             f"branch: {decision.times} records go on with {begins}, as a group of their own",
             f"it does not repair, because {decision.why}",
-            f"each has {trunk} and {repeated}; the {trunk} are context and do not train in it",
+            f"each has {before}{context if turns else ''}",
             f"{base.id} and its group stay as they are",
         )
     goes = "record goes" if decision.times == 1 else "records go"
     return (
         f"probe: {decision.times} {goes} on with {begins}, and nothing of it trains",
         f"it does not repair, because {decision.why}",
-        f"each has {trunk} and {repeated}",
+        f"each has {before}",
     )
+
+
+def _ends(plans: Sequence[ForkPlan]) -> tuple[str, ...]:
+    return few([f"{plan.superseded} ends: the fork has its seat" for plan in plans if plan.superseded])
 
 
 def _summary(plans: Sequence[ForkPlan]) -> tuple[str, ...]:

@@ -15,18 +15,19 @@ from typing import Any
 
 from agentrl.errors import RefusedError, UnknownNameError, UsageError
 from agentrl.filters.mongo import Query
-from agentrl.formatting.amounts import counted
+from agentrl.formatting.amounts import counted, moment
 from agentrl.formatting.sentences import few
 from agentrl.protocol.data_commands import ChooseRecords, Done
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.queries.record_verbs import VERBS, Plan, Verb
 from agentrl.steward.settings import StewardSettings
-from agentrl.store import chosen_records, lists
+from agentrl.store import chosen_records, lists, publications
 from agentrl.store.call_writer import CALLS
 from agentrl.store.chosen_records import Refused
 from agentrl.store.database import Database
 from agentrl.store.documents import TRAINS
+from agentrl.store.publications import PassedCanary
 
 MOST = 5000
 """Records that one command changes."""
@@ -41,10 +42,12 @@ class RecordChanges:
         self.table = {name: _Command(self, verb) for name, verb in VERBS.items()}
 
     async def preview(self, verb: Verb[Any], args: ChooseRecords) -> Effect:
-        planned = await self._plan(verb, args)
+        canary = await self._canary(args)
+        planned = await self._plan(verb, args, canary)
         effect = await verb.effect(self._database, planned, args, self._settings())
-        notes = [*effect.notes, *_refusals(planned)]
-        if verb.tasks is not None and not args.ids and (over := await self._over(verb, args)):
+        notes = [f"only those that {_since(canary)}"] if canary is not None else []
+        notes += [*effect.notes, *_refusals(planned)]
+        if verb.tasks is not None and not args.ids and (over := await self._over(verb, args, canary)):
             notes.append(f"{counted(over, 'other records')} match, but trained already or are over: they stay")
         if planned.before:
             notes.append(f"{counted(len(planned.before), 'records')} of them {verb.were_before}")
@@ -54,7 +57,7 @@ class RecordChanges:
 
     async def carry_out(self, verb: Verb[Any], args: ChooseRecords, operation: AskUnit) -> Done:
         if not (verb.waits and await self._has_begun(verb, operation.id)):
-            planned = await self._plan(verb, args, by=operation.id)
+            planned = await self._plan(verb, args, await self._canary(args), by=operation.id)
             outcome: Counter[str] = Counter({verb.done: len(planned.done)})
             for name, ids in _parts(verb, planned):
                 try:
@@ -74,8 +77,22 @@ class RecordChanges:
 
     # ---- which ----
 
-    async def _plan(self, verb: Verb[Any], args: ChooseRecords, *, by: str = "") -> Plan:
-        ids = list(dict.fromkeys(args.ids)) or await self._found(verb, args, by)
+    async def _canary(self, args: ChooseRecords) -> PassedCanary | None:
+        """The canary since which records are chosen, if they are. Raises RefusedError if the engine passed none."""
+        if not args.since_canary:
+            return None
+        found = await publications.last_canary(self._database, _of_unit(args.made_by))
+        if found is None:
+            raise RefusedError(
+                f"{args.made_by} passed no canary whose time is known.",
+                hint="`agentrl versions list --json` has the canaries of every engine.",
+            )
+        return found
+
+    async def _plan(
+        self, verb: Verb[Any], args: ChooseRecords, canary: PassedCanary | None = None, *, by: str = ""
+    ) -> Plan:
+        ids = list(dict.fromkeys(args.ids)) or await self._found(verb, args, canary, by)
         chosen = await chosen_records.read(self._database, ids)
         planned = Plan()
         for id in ids:
@@ -91,16 +108,17 @@ class RecordChanges:
                 planned.refused[id] = why
             else:
                 planned.add(one)
-        self._refuse_nothing(verb, args, planned)
+        self._refuse_nothing(verb, planned, canary)
         return planned
 
-    async def _found(self, verb: Verb[Any], args: ChooseRecords, by: str) -> list[str]:
+    async def _found(self, verb: Verb[Any], args: ChooseRecords, canary: PassedCanary | None, by: str) -> list[str]:
         here = await self._here(verb)
-        made = await self._made_by(args.made_by, verb, here) if args.made_by else {}
         wanted: Query = {"status": {"$in": list(verb.statuses)}} if verb.statuses else {}
-        begun: Query = {verb.mark: by} if by else {"_id": None}
-        also: Query = {"$and": [made, {"$or": [{"$and": [here, wanted]}, begun]}]}
-        ids: list[str] = []
+        made = await self._made_by(args.made_by, canary, here | wanted) if args.made_by else {}
+        also: Query = {"$and": [made, here, wanted]}
+        # What it changed before it was cut off may not match the filter any more, which often names a status.
+        begun = await self._database.find("Record", {verb.mark: by}, projection=["_id"]) if by else []
+        ids = [record["_id"] for record in begun]
         after: str | None = ""
         while after is not None:
             page = await lists.page(
@@ -110,7 +128,7 @@ class RecordChanges:
             after = page.after
             if len(ids) > MOST:
                 raise UsageError(f"More than {MOST} records match.", hint="Name fewer of them with --filter.")
-        return ids
+        return list(dict.fromkeys(ids))
 
     async def _here(self, verb: Verb[Any]) -> Query:
         """Records of tasks that the verb can change."""
@@ -121,28 +139,41 @@ class RecordChanges:
             "task": {"$in": [task["_id"] for task in await self._database.find("Task", wanted, projection=["_id"])]}
         }
 
-    async def _made_by(self, unit: str, verb: Verb[Any], here: Query) -> Query:
-        """Records that a unit sampled, or whose text an engine generated."""
+    async def _made_by(self, unit: str, canary: PassedCanary | None, among: Query) -> Query:
+        """Records that a unit sampled, or whose text an engine generated. With a canary: generated since then."""
         name = _of_unit(unit)
-        among = here | ({"status": {"$in": list(verb.statuses)}} if verb.statuses else {})
+        if canary is not None:
+            # A record that ended before has no later text; one that has not ended has no such time.
+            among = {"$and": [among, {"$nor": [{"finished_at": {"$lt": canary.at}}]}]}
         records = [one["_id"] for one in await self._database.find("Record", among, projection=["_id"])]
-        generated = await self._database.distinct(CALLS, "record", {"record": {"$in": records}, "engine": name})
-        return {"$or": [{"owner": name}, {"_id": {"$in": generated}}]}
+        calls: Query = {"record": {"$in": records}, "engine": name}
+        if canary is not None:
+            calls["$nor"] = [{"done_at": {"$lt": canary.at}}]
+        generated: Query = {"_id": {"$in": await self._database.distinct(CALLS, "record", calls)}}
+        return generated if canary is not None else {"$or": [{"owner": name}, generated]}
 
-    async def _over(self, verb: Verb[Any], args: ChooseRecords) -> int:
+    async def _over(self, verb: Verb[Any], args: ChooseRecords, canary: PassedCanary | None) -> int:
         """How many records match that are not of such tasks."""
         here = await self._here(verb)
         over: Query = {"task": {"$nin": here["task"]["$in"]}, "purpose": {"$in": list(TRAINS)}}
         over |= {"status": {"$in": list(verb.statuses)}}
-        over |= {"owner": _of_unit(args.made_by)} if args.made_by else {}
+        if canary is not None:
+            over = {"$and": [over, await self._made_by(args.made_by, canary, over)]}
+        elif args.made_by:
+            over |= {"owner": _of_unit(args.made_by)}
         return await lists.count(self._database, "Record", args.filter, also=over)
 
     @staticmethod
-    def _refuse_nothing(verb: Verb[Any], args: ChooseRecords, planned: Plan) -> None:
+    def _refuse_nothing(verb: Verb[Any], planned: Plan, canary: PassedCanary | None) -> None:
         if planned.count or planned.done or planned.before:
             return
         if planned.refused:
             raise RefusedError(" ".join(few(_refusals(planned))))
+        if canary is not None:
+            raise RefusedError(
+                f"No {verb.kind} matches that {_since(canary)}.",
+                hint="The incarnation before has a canary of its own: `--made-by UNIT.N`.",
+            )
         raise RefusedError(f"No {verb.kind} matches.", hint="See `agentrl records list`.")
 
 
@@ -170,6 +201,12 @@ def _parts(verb: Verb[Any], planned: Plan) -> list[tuple[str, list[str]]]:
 def _of_unit(unit: str) -> Query:
     """A unit by its name or by that of an incarnation."""
     return {"$regex": f"^{re.escape(unit)}(\\.|$)"}
+
+
+def _since(canary: PassedCanary) -> str:
+    """A clause about records."""
+    at = moment(canary.at.timestamp())
+    return f"{canary.engine} generated since it passed its last canary, of version {canary.version} at {at}"
 
 
 def _refusals(planned: Plan) -> Sequence[str]:

@@ -143,11 +143,11 @@ async def _exclude(
 
 
 def _requeue_standing(one: Chosen, args: RequeueRecords, by: str) -> Standing:
-    record, task = one.record, one.task
-    if not by or by not in (record.requeued_by, task.requeued_by if task is not None else ""):
+    if by and one.task is not None and one.task.requeued_by == by:
+        return "done"
+    if not by or one.record.requeued_by != by:
         return "open"
-    # Its whole task may still be to be requeued.
-    return "open" if task is not None and task.requeued_by != by and requeues.is_unfinished(record, task) else "done"
+    return "open" if requeues.is_unfinished(one) else "done"
 
 
 async def _requeue_effect(database: Database, planned: Plan, args: RequeueRecords, settings: StewardSettings) -> Effect:
@@ -198,7 +198,10 @@ async def _cancel_effect(database: Database, planned: Plan, args: CancelRecords,
         tokens = counted(sum(record.generated_tokens for record in begun), "generated tokens")
         stop = "episode stops" if len(begun) == 1 else "episodes stop"
         loses.append(f"{len(begun)} {stop}, and {tokens} are given up")
-    changes.append("their seats stay empty: their groups close without them, or are sampled again if too few are left")
+    changes.append(
+        f"the seats of {counted(planned.count, 'records')} stay empty; a group closes without them,"
+        " or is sampled again if too few are left"
+    )
     return Effect(changes=tuple(changes), loses=tuple(loses))
 
 
@@ -316,7 +319,7 @@ VERBS: Mapping[str, Verb[Any]] = {
         done="cancelled",
         mark="cancelled_by",
         statuses=tuple(sorted(IN_FLIGHT)),
-        kind="record that has not ended",
+        kind="record that is open, running, finished or unscored",
         were_before="were cancelled before",
         standing=_cancel_standing,
         refusal=cancellations.refusal,

@@ -36,7 +36,6 @@ from agentrl.store.replay_documents import Replay
 
 SHOWN = 5
 MOST_LINES = 50
-WORK_NOW = (Verdict.FIXED, Verdict.FLAKY)
 OPEN = (ReplayStatus.QUEUED, ReplayStatus.PREPARING, ReplayStatus.REPLAYING)
 
 
@@ -67,16 +66,19 @@ class ReplayChanges:
             f"{tool} acts outside of its session, and is called {counted(count * args.times, 'times')}"
             for tool, count in _outside_calls(planned.plans).items()
         ]
+        displaces: tuple[str, ...] = ()
         notes = ["the recorded calls and their records stay as they are"]
         if args.edit is not None:
             notes.append("the arguments are edited, so the result can never repair the record")
         if args.then:
             calls = [plan.call for plan in planned.plans]
-            changes += tuple(f"if it works now: {sentence}" for sentence in await self._forks.summary_if_fixed(calls))
+            forks = await self._forks.effect_if_fixed(calls)
+            changes += tuple(f"if it works now: {sentence}" for sentence in forks.changes)
+            displaces = tuple(f"if they work now: {sentence}" for sentence in forks.displaces)
         if planned.refused:
             are = "is" if len(planned.refused) == 1 else "are"
             notes.append(f"{counted(len(planned.refused), 'calls')} {are} left out: {planned.refused[0]}")
-        return Effect(changes=changes, loses=tuple(loses), notes=tuple(notes))
+        return Effect(changes=changes, displaces=displaces, loses=tuple(loses), notes=tuple(notes))
 
     async def _sentences(self, args: ReplayCalls, plans: Sequence[ReplayPlan]) -> tuple[str, ...]:
         assert self._runner is not None
@@ -150,7 +152,7 @@ class ReplayChanges:
         lines = []
         for replay in fork_changes.last_attempts(queued, lambda replay: replay.record):
             undecided = replay.status == ReplayStatus.JUDGED or replay.decided_by == operation.id
-            if replay.verdict not in WORK_NOW or not undecided:
+            if replay.verdict != Verdict.FIXED or not undecided:
                 continue
             try:
                 _, _, line = await self._forks.fork_one(Wanted(replay=replay), note, operation)

@@ -224,7 +224,7 @@ class Attempt:
             return EndedError(Outcome.LOOP_FAILED, f"`run` returned {returned}, and must return an Outcome"[:2000])
 
     def _timed_out(self, episode: Episode) -> EndedError:
-        settings, generated = self.settings, episode.recorder.reached.generated_tokens
+        settings, generated = self.settings, episode.recorder.own_tokens
         outcome = outcomes.at_deadline(settings.episode_timeout_means, generated)
         return EndedError(outcome, f"it took longer than {settings.episode_s:g} s")
 

@@ -154,6 +154,11 @@ class Recorder:
         )
 
     @property
+    def own_tokens(self) -> int:
+        """Generated tokens, without those of the trunk of a fork."""
+        return sum(len(call.output) for call in self._calls.values() if call.document.turn >= self.trunk_turns)
+
+    @property
     def tree(self) -> TokenTree:
         return self._tree
 

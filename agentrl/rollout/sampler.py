@@ -95,6 +95,11 @@ class Sampler:
         return len(self._attempts)
 
     @property
+    def _records(self) -> set[str]:
+        """Those that episodes here work on."""
+        return {attempt.claim.record.id for attempt in self._attempts}
+
+    @property
     def concurrency(self) -> int:
         return self._concurrency
 
@@ -216,6 +221,9 @@ class Sampler:
                 resumable=usual,
                 last=self._last_claims,
             )
+            if not self._records.isdisjoint(claim.record.id for claim in claimed):
+                # What it runs is only open again if it was declared dead; then this raises OwnerLostError.
+                await self._context.lease.renew()
         except (StoreError, DiskError) as away:
             log.warning("nothing can be claimed: %s", away)
             self.idle_because = f"the store does not answer: {away}"
@@ -339,7 +347,7 @@ class Sampler:
 
     async def _held_without_episode(self) -> dict[str, Record]:
         held = await claims.held_by(self._context.database, self._context.lease.incarnation)
-        known = self._unscored.keys() | {attempt.claim.record.id for attempt in self._attempts}
+        known = self._unscored.keys() | self._records
         return {} if self._claiming else {record.id: record for record in held if record.id not in known}
 
     def _due(self) -> list[str]:

@@ -15,13 +15,22 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from agentrl.chat.tool_call_parsers import Call
 from agentrl.chat.tool_specs import ToolSpec
+from agentrl.formatting.amounts import counted
 from agentrl.policies import fork_rules
 from agentrl.policies.outcomes import Outcome
-from agentrl.policies.replay_verdicts import CallResult, ToolEffect, is_same, merged_effects
+from agentrl.policies.replay_verdicts import (
+    CallResult,
+    EarlierCall,
+    ToolEffect,
+    is_same,
+    lost_its_session,
+    merged_effects,
+)
 from agentrl.policies.result_diff import compare
 from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.rollout.episode_errors import EndedError, HandedOverError
@@ -49,6 +58,8 @@ TOOLBOX_WITHIN_S = 60.0
 """How long a call waits for a toolbox that does not answer; one that died is back sooner."""
 PARKED_AT_MOST_S = 1800.0
 RESERVED_WITHIN_S = 30.0
+REBUILD_TRIES = 3
+"""How many sessions a fork opens if calls of its trunk are lost while they rebuild it."""
 RETRY_S = 0.5
 MOST_RETRY_S = 5.0
 RETRIES_APART = 1000
@@ -294,22 +305,44 @@ class ToolCalls:
 
     async def _rebuild(self) -> None:
         """Bring the sessions of a fork to where its trunk ends. They have the ids of the trunk's calls, so a sampler
-        that goes on with it is answered what ran before and runs the rest."""
+        that goes on with it is answered what ran before and runs the rest. If one is lost, a fresh session is
+        rebuilt."""
         places = self._recorder.trunk_calls
         if not places or self._recorder.has_own_tool_calls:
             return
-        for place in fork_rules.rebuilding_trunk(list(places.values()), self._effects):
+        calls = fork_rules.rebuilding_trunk(list(places.values()), self._effects)
+        lost = await self._rebuild_once(calls)
+        for _ in range(REBUILD_TRIES - 1):
+            if not lost:
+                return
+            log.warning("the session of %s is rebuilt again: %s", self._session, lost)
+            await self._patiently("fresh session", self._reserve_again)
+            lost = await self._rebuild_once(calls)
+        if lost:
+            why = f"{counted(REBUILD_TRIES, 'sessions')} could not be rebuilt: {lost}"
+            raise EndedError(Outcome.TOOL_SERVER_FAILED, why[:2000])
+
+    async def _reserve_again(self, box: ToolboxClient) -> None:
+        await box.close(self._session, forget=True)
+        await self._reserve(box)
+
+    async def _rebuild_once(self, calls: Sequence[EarlierCall]) -> str:
+        """Which call was lost and why; empty if all returned what is recorded."""
+        for place in calls:
             call = self._recorder.tool_call(place.id)
             then = CallResult(call.status, await self._recorder.whole_result(call), call.error_class)
             at = (call.server, call.tool)
             ask = self._asking(call.id, at, call.arguments, asked_in=None)
-            answer = await self._patiently(f"{call.server}.{call.tool} of the trunk", ask)
+            answer = await self._patiently(f"{call.server}.{call.tool} of the trunk", partial(_lost_with_session, ask))
             now = CallResult(answer.status, answer.content, answer.error_class)
+            if lost_its_session(then, now) and not call.edited:
+                return f"{call.copied_from} ({call.tool}) was lost: {answer.content}"
             if not call.edited and not is_same(then, now):
                 changes = compare(then, now).changes
                 where = f": {changes[0].path} was {changes[0].then}, is {changes[0].now}" if changes else ""
                 why = f"{call.copied_from} ({call.tool}) returned something else{where}"
                 raise EndedError(Outcome.NOT_REPRODUCIBLE, why[:2000])
+        return ""
 
     async def _open(self, box: ToolboxClient) -> Opened:
         opened = await box.open(self._session, self._servers, wait_s=RESERVED_WITHIN_S)
@@ -363,6 +396,14 @@ class ToolCalls:
 def _is_away(refusal: ToolboxError) -> bool:
     """The toolbox does not answer as it should; whether it ran the call is not known."""
     return not isinstance(refusal, BadRequestError | UnknownToolError | SessionError | QuotaError | UnavailableError)
+
+
+async def _lost_with_session(ask: Callable[[ToolboxClient], Awaitable[CallAnswer]], box: ToolboxClient) -> CallAnswer:
+    """The answer; a call of which the session is gone is lost."""
+    try:
+        return await ask(box)
+    except SessionError as gone:
+        return CallAnswer(status="lost", error_class="infrastructure", content=gone.message)
 
 
 _ANSWERED = (

@@ -23,6 +23,8 @@ _OWN_PROCESSES = 2
 _ENTER = 'for group in $0; do echo $$ > "$group/cgroup.procs" || exit 125; done; exec "$@"'
 _PLACES = ".sandboxes"
 """Ends the name of the v1 cgroups of a run's sandboxes; in v2 they are below the cgroup of their toolbox."""
+_LIMITS = {"memory": frozenset({"memory.max", "memory.limit_in_bytes"}), "number": frozenset({"pids.max"})}
+_CURE = "start the run under `systemd-run --user --scope -p Delegate=yes`"
 _numbers = itertools.count(1)
 
 
@@ -83,6 +85,27 @@ def leave() -> None:
             with contextlib.suppress(OSError):
                 place.rmdir()
                 place.parent.rmdir()
+
+
+def unlimited(places: Sequence[tuple[Path, frozenset[str]]]) -> str:
+    """What no cgroup limits in a sandbox as a whole, as a clause with what to do; empty if all is limited."""
+    limits = frozenset[str]().union(*(files for _, files in places))
+    missing = [name for name, files in _LIMITS.items() if not limits & files]
+    return f"no cgroup limits the {' and '.join(missing)} of all its processes; {_CURE}" if missing else ""
+
+
+def unlimited_on_host() -> str:
+    """The same for a toolbox that starts here as a unit. Changes nothing."""
+    unified = cgroups.place_of("")
+    found = []
+    for controller in ("memory", "pids"):
+        place = cgroups.place_of(controller)
+        offered = procfs.read_bytes(f"{unified}/cgroup.controllers").decode().split()
+        if place is None and unified is not None and controller in offered:
+            place = unified
+        if place is not None and os.access(place, os.W_OK):
+            found.append((place, frozenset([f"{controller}.max"])))
+    return unlimited(found)
 
 
 @functools.cache

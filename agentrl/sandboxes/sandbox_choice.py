@@ -2,7 +2,7 @@
 
 Invariants:
 - A required sandbox that this host lacks refuses the start, with a sentence that says what to install.
-- A weaker sandbox than the configured one is in the status of the server.
+- A weaker sandbox than the configured one, or one without cgroups, is in the status of the server.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Choice:
     kind: Kind
     lacks: str = ""
     """Why it is weaker than configured; empty if it is not."""
+    unlimited: str = ""
+    """Which limits hold for each process only, not for all of them."""
 
     @property
     def place(self) -> str:
@@ -43,8 +45,8 @@ class Choice:
     @property
     def sentence(self) -> str:
         """For the status of the server."""
-        if self.lacks:
-            return f"{self.place}: {self.lacks}"
+        if self.lacks or self.unlimited:
+            return f"{self.place}: {'; '.join(filter(None, (self.lacks, self.unlimited)))}"
         return f"{self.place}, as configured" if self.kind == "none" else self.place
 
 
@@ -54,7 +56,9 @@ def choose(sandbox: Sandbox) -> Choice:
         problem = _problem(kind)
         if not problem:
             lacks += [weakness] if (weakness := _weakness(kind)) else []
-            return Choice(kind, "; ".join(lacks))
+            limited = kind != "process"
+            unlimited = "" if limited else sandbox_cgroups.unlimited(sandbox_cgroups.usable_places())
+            return Choice(kind, "; ".join(lacks), unlimited)
         lacks.append(problem)
     raise AssertionError("the kind none always works")
 

@@ -72,7 +72,7 @@ class UsageMeter:
 
     def forget(self, living: Sequence[int]) -> None:
         """Keep only the values of these sandboxes."""
-        self._ticks = {pid: value for pid, value in self._ticks.items() if pid in set(living)}
+        self._ticks = {pid: self._ticks[pid] for pid in living if pid in self._ticks}
 
     def _one(self, sandbox: Measured, inside: Sequence[procfs.Stat]) -> Usage:
         now, ticks = time.monotonic(), sum(stat.cpu_ticks for stat in inside)

@@ -6,6 +6,8 @@ kernel modules and programs, namespaces, the clock. Debuggers and nested sandbox
 Invariants:
 - Calls of another architecture than the host's, and of the x32 form, do not exist.
 - `io_uring` and `clone3`, whose arguments no filter sees, do not exist; the C library and others use what came before.
+- A socket has one of four address families. Others, such as AF_VSOCK, which reaches the machine below this one whatever
+  the network namespace is, do not exist.
 """
 
 from __future__ import annotations
@@ -72,6 +74,9 @@ _MISSING = {
 }
 _WITH_FLAGS = {"clone": (56, 220), "unshare": (272, 97)}
 """Denied if their first argument asks for a namespace."""
+_SOCKET = (41, 198)
+_FAMILIES = (1, 2, 10, 16)
+"""AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, by which the C library reads the interfaces."""
 _NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 
@@ -115,10 +120,11 @@ def program(machine: str) -> bytes:
     checks: list[tuple[int, str, int]] = [(_IF_EQUAL, "denied", number) for number in denied]
     checks += [(_IF_EQUAL, "missing", number) for number in missing]
     checks += [(_IF_EQUAL, "flags", number) for number in with_flags]
+    checks.append((_IF_EQUAL, "family", _SOCKET[column]))
     if machine == "x86_64":
         checks.insert(0, (_IF_AT_LEAST, "missing", _X32))
-    # After the checks: allow; load the flags, deny or allow; deny; missing.
-    ends = {"flags": len(checks) + 1, "denied": len(checks) + 4, "missing": len(checks) + 5}
+    # After the checks: allow; load the flags, deny or allow; deny; missing; load the family, no such family or allow.
+    ends = {"flags": len(checks) + 1, "denied": len(checks) + 4, "missing": len(checks) + 5, "family": len(checks) + 6}
 
     def lines() -> Iterator[tuple[int, int, int, int]]:
         yield _LOAD, 0, 0, _AUDIT_AT
@@ -132,5 +138,10 @@ def program(machine: str) -> bytes:
         yield _RETURN, 0, 0, _ALLOW
         yield _RETURN, 0, 0, _ERROR | errno.EPERM
         yield _RETURN, 0, 0, _ERROR | errno.ENOSYS
+        yield _LOAD, 0, 0, _FIRST_ARGUMENT_AT
+        for place, family in enumerate(_FAMILIES):
+            yield _IF_EQUAL, len(_FAMILIES) - place, 0, family
+        yield _RETURN, 0, 0, _ERROR | errno.EAFNOSUPPORT
+        yield _RETURN, 0, 0, _ALLOW
 
     return b"".join(_LINE.pack(*line) for line in lines())

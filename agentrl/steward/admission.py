@@ -56,7 +56,7 @@ async def admit(database: Database, settings: StewardSettings, held: Mapping[str
     if room >= settings.n and (tries or not hold):
         held = await held_environments(database, settings)
         queue = await _queue(database, settings, held, order)
-    sizes = [(rooms[task.environment], task.fork.times if task.fork else settings.n) for task in queue]
+    sizes = [(rooms[task.environment], _size(task, settings, reported)) for task in queue]
     granted = admission_capacity.granted(sizes)
     if tries:
         waited_s = await tasks.since_last_admission_s(database)
@@ -134,6 +134,21 @@ def _rooms(settings: StewardSettings, reported: Mapping[str, object], counted: C
     if settings.frozen:
         return dict.fromkeys(settings.environments, settings.max_in_flight - counted.in_flight)
     return {name: admission_capacity.capacity(settings.plan(reported, name), counted) for name in settings.environments}
+
+
+def _size(task: Task, settings: StewardSettings, reported: Mapping[str, object]) -> int:
+    """How much room a group needs. A branch that became larger than what always fits, because a setting was lowered,
+    counts as no more than that: everything behind it waits for it."""
+    if task.fork is None:
+        return settings.n
+    return min(task.fork.times, largest_group(settings, reported, task.environment))
+
+
+def largest_group(settings: StewardSettings, reported: Mapping[str, object], environment: str) -> int:
+    """The most records of a group that can always be admitted."""
+    if settings.frozen:
+        return settings.max_in_flight
+    return admission_capacity.largest_group(settings.plan(reported, environment), settings.n)
 
 
 async def _queue(database: Database, settings: StewardSettings, held: Collection[str], place: int) -> list[Task]:

@@ -17,13 +17,14 @@ from typing import NamedTuple
 
 from agentrl.config.data_plane import ToolServer
 from agentrl.errors import RefusedError, UnknownNameError, UsageError
+from agentrl.formatting.amounts import counted
 from agentrl.policies import fork_rules
-from agentrl.policies.fork_rules import NOT_BEGUN, ForkCase, ForkDecision, ForkKind
+from agentrl.policies.fork_rules import NOT_ENDED, ForkCase, ForkDecision, ForkKind
 from agentrl.policies.outcomes import OutcomeClass
 from agentrl.policies.replay_verdicts import EarlierCall, ToolEffect, effect_of, merged_effects
 from agentrl.policies.status_tables import HOLDS_SEAT, RecordStatus, ReplayStatus, TaskStatus, ToolCallStatus
 from agentrl.policies.version_tree import VersionTree
-from agentrl.steward.admission import reported_plan
+from agentrl.steward.admission import largest_group, reported_plan
 from agentrl.steward.replays import MOST_RESULT_CHARS
 from agentrl.steward.settings import StewardSettings
 from agentrl.store import chosen_records, forks, publications, replays, service_registry, tasks
@@ -81,14 +82,15 @@ class ForkPlanner:
         if base is None:
             raise UnknownNameError(f"There is no record {fork.base}.", hint="See `agentrl records list`.")
         task = await tasks.get(self._database, base.task)
-        if base.status in NOT_BEGUN:
+        if base.status in NOT_ENDED:
             raise RefusedError(f"{base.id} is {base.status}.", hint="Fork it when it has ended.")
         trunk = await self._trunk(task, fork, wanted)
         calls = _tool_calls(trunk)
         kept = [one.place for one in calls if one.call.id != fork.call or not _is_made_again(one, fork)]
         effects = await self._effects(calls)
         self._refuse_outside(kept, calls, fork, effects)
-        stale = await self._is_too_old(task, trunk)
+        reported = await reported_plan(self._database)
+        stale = await self._is_too_old(task, trunk, reported)
         later = await self._later_attempts(base)
         decision = fork_rules.decide(
             ForkCase(
@@ -96,19 +98,22 @@ class ForkPlanner:
                 purpose=base.purpose,
                 outcome_class=base.outcome_class,
                 fault=replay.fault if replay else "",
+                verdict=replay.verdict if replay else "",
                 task_status=TaskStatus(task.status),
                 same_round=task.round == base.round,
                 step=await chosen_records.step_with(self._database, base.id),
                 edited=fork.edited,
-                seat_taken_by=next((one.id for one in later if one.fork or one.status not in NOT_BEGUN), ""),
+                seat_taken_by=next((one.id for one in later if one.fork or one.status not in NOT_ENDED), ""),
                 too_old=stale,
                 times=wanted.times,
                 n=self._settings.n,
+                min_valid=self._settings.group_rule.min_valid,
+                largest=largest_group(self._settings, reported, task.environment),
             )
         )
         fork.kind, fork.times = decision.kind.value, decision.times
         rebuilt = fork_rules.rebuilding_trunk(kept, self._of_sessions(effects))
-        superseded = next((one.id for one in later if one.status in NOT_BEGUN), "")
+        superseded = next((one.id for one in later if one.status in NOT_ENDED), "")
         return ForkPlan(base, task, fork, decision, wanted.message, len(kept), len(rebuilt), superseded)
 
     # ---- the place ----
@@ -143,6 +148,8 @@ class ForkPlanner:
         run = next((run for run in readable if run.status == ToolCallStatus.OK), next(iter(readable), None))
         if run is None:
             raise RefusedError(f"{replay.id} ({replay.verdict}) has no result that the model could read.")
+        if replay.id:  # It was read without results, unless it is only supposed.
+            run = (await replays.get(self._database, replay.id)).runs[replay.runs.index(run)]
         if len(run.result) >= MOST_RESULT_CHARS:
             raise RefusedError(
                 f"The result of {replay.id} is too long to be stored whole.",
@@ -198,7 +205,10 @@ class ForkPlanner:
             )
         documents = await forks.trunk(self._database, fork)
         if missing := sorted({*range(turns)} - forks.whole_turns(documents)):
-            raise UnknownNameError(f"{fork.base} has no turn {missing[0]}.", hint=f"agentrl records show {fork.base}")
+            raise UnknownNameError(
+                f"{fork.base} has {counted(missing[0], 'turns')}, so nothing can go on with turn {turns}.",
+                hint=f"`agentrl records show {fork.base}` has its turns.",
+            )
         return documents
 
     async def _effects(self, calls: Sequence[RecordedCall]) -> Effects:
@@ -232,12 +242,12 @@ class ForkPlanner:
                 hint="Replay the call with --allow, and fork from the replay, or fork before the call.",
             )
 
-    async def _is_too_old(self, task: Task, trunk: Sequence[Plain]) -> bool:
+    async def _is_too_old(self, task: Task, trunk: Sequence[Plain], reported: Mapping[str, object]) -> bool:
         versions = {int(run[0]) for one in trunk if not one.get("context") for run in one.get("versions", ())}
         newest = await publications.newest(self._database)
         if newest is None or not versions:
             return False
-        bound = self._settings.plan(await reported_plan(self._database), task.environment).bound
+        bound = self._settings.plan(reported, task.environment).bound
         return VersionTree(await publications.parents(self._database)).staleness(versions, newest.id) > bound
 
     async def _later_attempts(self, base: Record) -> list[Record]:
@@ -252,7 +262,10 @@ def _parted(target: str) -> tuple[str, str]:
     task, _, rest = target.partition("#")
     attempt, _, place = rest.partition("/")
     if not attempt or (place and not re.fullmatch(r"\d+(\.\d+)?", place)):
-        raise UsageError(f"There is no place {target!r} in a record.", hint="RECORD, RECORD/TURN or RECORD/TURN.CALL")
+        raise UsageError(
+            f"{target!r} is no place in a record.",
+            hint="Name RECORD, RECORD/TURN or RECORD/TURN.CALL; `agentrl records list` has the ids.",
+        )
     return f"{task}#{attempt}", place
 
 

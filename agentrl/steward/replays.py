@@ -2,7 +2,8 @@
 
 Invariants:
 - A replay has sessions of its own, which no episode uses, and closes them.
-- Every run of a call that may change its session has a freshly rebuilt one.
+- Every run of a call that may change its session has a freshly rebuilt one. If a call is lost while a session is
+  rebuilt, the next try has a session of its own.
 - A call with effects outside of its session is noted in the store before it is sent, and is sent once.
 - Whatever dies, a replay ends in one state: its steward's lease decides who may move it.
 """
@@ -22,7 +23,7 @@ import msgspec
 from agentrl.config.data_plane import ToolServer
 from agentrl.errors import AgentrlError, RefusedError, UnknownNameError
 from agentrl.formatting.amounts import counted
-from agentrl.policies.replay_verdicts import CallResult, Verdict, fault_of, is_same, judge
+from agentrl.policies.replay_verdicts import CallResult, Verdict, fault_of, is_same, judge, lost_its_session
 from agentrl.policies.result_diff import Diff, compare
 from agentrl.policies.status_tables import ReplayStatus
 from agentrl.steward.replay_plans import ReplayPlan, ReplayPlanner
@@ -56,6 +57,8 @@ RESERVED_WITHIN_S = 30.0
 STOPPED_WITHIN_S = 15.0
 PUT_BACK_WITHIN_S = 5.0
 """How long a steward that ends tries to put a replay back."""
+REBUILD_TRIES = 3
+"""How many sessions a run opens if calls that rebuild them are lost."""
 MOST_RESULT_CHARS = 65_536
 """Of a result in the document of a replay; a longer one keeps both ends."""
 
@@ -64,7 +67,11 @@ MOST_REBUILT_CHARS = 2_000
 
 
 class _CannotRunError(Exception):
-    """The call cannot run: its server or tool is not there. Nothing ran."""
+    """The call cannot run: its server or tool is not there, or its session cannot be rebuilt."""
+
+    def __init__(self, reason: str, error_class: str = "") -> None:
+        super().__init__(reason)
+        self.error_class = error_class
 
 
 class _InterruptedError(Exception):
@@ -211,6 +218,9 @@ class _Execution:
         self._database = database
         self._client: ToolboxClient | None = None
         self._session = ""
+        self._sessions = 0
+        self._sent_outside = False
+        """A call with effects outside may have run in this session."""
         self._calls = 0
 
     async def run(self) -> None:
@@ -228,20 +238,18 @@ class _Execution:
         try:
             await self._make_runs(plan)
         finally:
-            with suppress(ToolboxError):
-                await self._close()
+            await self._close()
 
     async def _make_runs(self, plan: ReplayPlan) -> None:
         replay = self._replay
         text = await replays.whole_result(self._database, plan.call.call)
         then = CallResult(plan.call.call.status, text, plan.call.call.error_class)
         runs: list[tuple[CallResult, ReplayedCall]] = []
-        reason = ""
+        reason = error_class = ""
         try:
             for number in range(replay.times):
                 if number == 0 or plan.fresh_session:
-                    await self._open(plan, number)
-                    rebuilt, same = await self._rebuild(plan)
+                    rebuilt, same = await self._rebuilt_session(plan)
                     if not same and not replay.despite_differences:
                         why = _difference(rebuilt)
                         await self._judged({"verdict": Verdict.NOT_REPRODUCIBLE, "rebuilt": rebuilt, "reason": why})
@@ -249,10 +257,10 @@ class _Execution:
                     if number == 0:
                         await self._moved(ReplayStatus.REPLAYING, {"rebuilt": rebuilt})
                 answer = await self._call(plan, plan.call.call.tool, replay.arguments)
-                runs.append((_result(answer), _replayed(plan.call.call, then, answer)))
+                runs.append((_result(answer), await asyncio.to_thread(_replayed, plan.call.call, then, answer)))
         except _CannotRunError as refused:
-            reason = str(refused)
-        judged = judge(then, [result for result, _ in runs])
+            reason, error_class = str(refused), refused.error_class
+        judged = await asyncio.to_thread(judge, then, [result for result, _ in runs])
         await self._judged(
             {
                 "verdict": judged.verdict,
@@ -260,8 +268,24 @@ class _Execution:
                 "fault": "" if replay.edited else fault_of(then, judged.verdict),
                 "runs": [run for _, run in runs],
                 "reason": reason,
+                "error_class": error_class,
             }
         )
+
+    async def _rebuilt_session(self, plan: ReplayPlan) -> tuple[list[ReplayedCall], bool]:
+        """Open a session and rebuild it; again in a fresh one if a call is lost, unless one with effects outside may
+        have run in it."""
+        lost = ""
+        for _ in range(REBUILD_TRIES):
+            await self._open(plan)
+            try:
+                return await self._rebuild(plan)
+            except _InterruptedError as interrupted:
+                if self._sent_outside:
+                    raise
+                lost = str(interrupted)
+                log.warning("%s: the session %s is rebuilt again: %s", self._replay.id, self._session, lost)
+        raise _CannotRunError(f"{counted(REBUILD_TRIES, 'sessions')} could not be rebuilt: {lost}", "infrastructure")
 
     async def _rebuild(self, plan: ReplayPlan) -> tuple[list[ReplayedCall], bool]:
         """The calls that were made, up to the first difference unless that is consented; whether all are the same."""
@@ -270,18 +294,24 @@ class _Execution:
             text = await replays.whole_result(self._database, earlier.call)
             then = CallResult(earlier.call.status, text, earlier.call.error_class)
             answer = await self._call(plan, earlier.call.tool, earlier.call.arguments)
-            made.append(_replayed(earlier.call, then, answer, most_chars=MOST_REBUILT_CHARS))
+            if lost_its_session(then, _result(answer)):
+                raise _InterruptedError(f"{earlier.call.id} ({earlier.call.tool}) was lost: {answer.content}")
+            # Beside the loop: long results take a while to compare.
+            replayed = await asyncio.to_thread(_replayed, earlier.call, then, answer, most_chars=MOST_REBUILT_CHARS)
+            made.append(replayed)
             if not made[-1].same and not self._replay.despite_differences:
                 break
         return made, all(one.same for one in made)
 
     # ---- the toolbox ----
 
-    async def _open(self, plan: ReplayPlan, number: int) -> None:
-        """Open the session of a run, with patience. Opening it again is harmless."""
+    async def _open(self, plan: ReplayPlan) -> None:
+        """Open another session, with patience. Opening it again is harmless."""
         await self._close()
         replay = self._replay
-        self._session = f"{replay.id}#{replay.attempt}.{number}"
+        self._session = f"{replay.id}#{replay.attempt}.{self._sessions}"
+        self._sessions += 1
+        self._sent_outside = False
         began = time.monotonic()
         while True:
             try:
@@ -292,7 +322,7 @@ class _Execution:
                     raise _NotMineError
                 await client.open(self._session, [plan.server], wait_s=RESERVED_WITHIN_S, replays=True)
                 self._client = client
-                version = await self._runner.version(plan.server) if number == 0 else ""
+                version = await self._runner.version(plan.server) if self._sessions == 1 else ""
                 if version:
                     await replays.note_session(self._database, replay, self._session, version)
                 return
@@ -300,7 +330,7 @@ class _Execution:
                 raise _CannotRunError(refused.message) from refused
             except ToolboxError as away:
                 if time.monotonic() > began + _patience_s(away):
-                    raise _CannotRunError(away.message) from away
+                    raise _CannotRunError(away.message, "infrastructure") from away
             await asyncio.sleep(AGAIN_S)
 
     async def _call(self, plan: ReplayPlan, tool: str, arguments: dict[str, object]) -> CallAnswer:
@@ -312,6 +342,7 @@ class _Execution:
             noted = await replays.note_sent(self._database, self._replay, f"{plan.server}.{tool}")
             if not noted:
                 raise _NotMineError
+            self._sent_outside = True
         began = time.monotonic()
         while True:
             try:
@@ -320,7 +351,7 @@ class _Execution:
                 raise _CannotRunError(refused.message) from refused
             except (QuotaError, UnavailableError) as busy:
                 if time.monotonic() > began + _patience_s(busy):
-                    raise _CannotRunError(busy.message) from busy
+                    raise _CannotRunError(busy.message, "infrastructure") from busy
             except (ToolboxGoneError, SessionError, ToolboxError) as gone:
                 raise _InterruptedError(gone.message) from gone
             await asyncio.sleep(AGAIN_S)
@@ -328,7 +359,8 @@ class _Execution:
     async def _close(self) -> None:
         if self._client is not None and self._session:
             client, self._client = self._client, None
-            await client.close(self._session)
+            with suppress(ToolboxError):
+                await client.close(self._session)
 
     # ---- the store ----
 

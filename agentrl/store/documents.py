@@ -408,6 +408,8 @@ class CanaryReading(msgspec.Struct, frozen=True):
     mean: float
     limit: float
     """Beyond which mean it would have refused."""
+    at: datetime | None = None
+    """When it passed."""
 
 
 class Publication(Document):

@@ -52,7 +52,7 @@ async def exclude(
     check(RECORD, RecordStatus.SCORED, RecordStatus.EXCLUDED, Actor.OPERATOR, task.id)
     after, enough = await _after(database, task, records, rule)
     changed = literally({**after, "changes": task.changes + 1})
-    if not await database.update_one("Task", groups.unchanged(task), [{"$set": changed}]):
+    if not await database.update_one("Task", tasks.unchanged(task), [{"$set": changed}]):
         raise RefusedError(f"{task.id} went on meanwhile.", hint="Look at it again.")
     reason = f"excluded: {note}" if note else "excluded by an operator"
     await database.update_many(

@@ -3,7 +3,8 @@
 Invariants:
 - A repair is decided by one conditional update of its Task, which excludes the base with it; what follows from that can
   be done again at any time (`finish_repairs`), and until it is done the group does not close.
-- A seat is never held by a repair and another attempt.
+- A seat is never held by a repair and another attempt. An attempt that ended before the base was excluded keeps the
+  seat, and the repair is withdrawn.
 - A branch is one Task, whose id follows from the operation and the place: it is inserted once.
 - The sampler that claims a fork copies its trunk under the ids of the fork; copying again changes nothing. Of a branch,
   the copied tokens are marked as context.
@@ -15,7 +16,7 @@ import hashlib
 from collections.abc import Sequence
 
 from agentrl.errors import RefusedError
-from agentrl.policies.fork_rules import ForkKind
+from agentrl.policies.fork_rules import NOT_ENDED, ForkKind
 from agentrl.policies.outcomes import OutcomeClass
 from agentrl.policies.status_tables import (
     HOLDS_SEAT,
@@ -27,7 +28,7 @@ from agentrl.policies.status_tables import (
     ToolCallStatus,
     check,
 )
-from agentrl.store import groups, tasks
+from agentrl.store import tasks
 from agentrl.store.call_writer import CALLS
 from agentrl.store.calls import WITH_TOKENS
 from agentrl.store.database import Database, Plain
@@ -59,11 +60,11 @@ async def done_before(database: Database, task: Task, fork: Fork) -> str:
 
 async def repair(database: Database, task: Task, base: Record, fork: Fork) -> str:
     """Give the seat of a record to a fork of it. Returns the id of the fork. Raises RefusedError if the task changed
-    since it was read."""
+    since it was read, or another attempt at the seat ended."""
     check(RECORD, base.status, RecordStatus.EXCLUDED, Actor.OPERATOR, base.id)
     fields = {"excluded": sorted({*task.excluded, base.id}), "repairs": [*task.repairs, fork], "repairing": True}
     fields |= {"changes": task.changes + 1}
-    unchanged = groups.unchanged(task) | {"status": TaskStatus.ADMITTED}
+    unchanged = tasks.unchanged(task) | {"status": TaskStatus.ADMITTED}
     if base.id in task.excluded or not await database.update_one("Task", unchanged, [{"$set": literally(fields)}]):
         raise RefusedError(f"{task.id} went on meanwhile.", hint="Look at it again.")
     await _finish_repairs_of(database, task.id)
@@ -92,20 +93,43 @@ async def _finish_repairs_of(database: Database, id: str) -> None:
     task = await tasks.get(database, id)
     for fork in task.repairs:
         base = load(Record, await _one(database, fork.base))
-        await _exclude_base(database, base, fork)
+        if not await _exclude_base(database, base, fork):
+            await _withdraw(database, id, fork)
+            continue
         record = await _take_seat(database, task, base, fork)
         await _note_fork(database, fork, record)
         await database.update_one("Task", {"_id": id}, {"$pull": {"repairs": to_bson(fork)}})
     await database.update_one("Task", {"_id": id, "repairs": []}, {"$set": {"repairing": False}})
 
 
-async def _exclude_base(database: Database, base: Record, fork: Fork) -> None:
-    """It counts as if it had not been sampled, so its seat may fail as often as any other."""
+async def _exclude_base(database: Database, base: Record, fork: Fork) -> bool:
+    """It counts as if it had not been sampled, so its seat may fail as often as any other. False if another attempt
+    has the seat, because it ended since the repair was planned."""
+    if base.status != RecordStatus.EXCLUDED and await _is_taken(database, base):
+        return False
     sources = RECORD.sources(RecordStatus.EXCLUDED, Actor.OPERATOR)
     excluded = {"status": RecordStatus.EXCLUDED, "reason": "repaired by a fork", "excluded_by": fork.operation}
     held = {"_id": base.id, "status": {"$in": list(sources)}}
     await database.update_one("Record", held, {"$set": excluded | {"free": True, "followed": True}})
     await database.update_one("DBRecordData", {"_id": base.id}, {"$set": {"advantage": None}})
+    return True
+
+
+async def _is_taken(database: Database, base: Record) -> bool:
+    """Whether a later attempt has ended. One that has not is superseded, so that it cannot end from here on."""
+    later = {"task": base.task, "round": base.round, "seat": base.seat, "attempt": {"$gt": base.attempt}}
+    superseded = {"status": RecordStatus.SUPERSEDED, "reason": f"its seat is taken by a fork of {base.id}"}
+    not_begun = later | {"status": {"$in": sorted(NOT_ENDED)}}
+    await database.update_many("Record", not_begun, {"$set": superseded | {"free": True}})
+    ended = later | {"status": {"$in": sorted(HOLDS_SEAT)}}
+    return await database.find_one("Record", ended, projection=["_id"]) is not None
+
+
+async def _withdraw(database: Database, id: str, fork: Fork) -> None:
+    """The base stays what it was."""
+    decided = {"_id": id, "repairs": to_bson(fork)}
+    undone = {"$pull": {"repairs": to_bson(fork), "excluded": fork.base}, "$inc": {"changes": 1}}
+    await database.update_one("Task", decided, undone)
 
 
 async def _take_seat(database: Database, task: Task, base: Record, fork: Fork) -> str:

@@ -102,7 +102,7 @@ async def close_group(database: Database, group: Group, rule: GroupRule, actor: 
     check(TASK, task.status, TaskStatus.READY, actor, tasks.story(task))
     fields = closed_fields(closed, len(members), rule)
     became = setting({**fields, "status": TaskStatus.READY}, closed_at=NOW)
-    if not await database.update_one("Task", unchanged(task), became):
+    if not await database.update_one("Task", tasks.unchanged(task), became):
         return "gone"
     await _write_advantages(database, fields["shares"])
     if group.past_deadline:
@@ -147,12 +147,6 @@ def closed_fields(
         ],
         "reason": closed.why,
     }
-
-
-def unchanged(task: Task) -> dict[str, Any]:
-    """A condition: the Task is as it was read, and so are its records as far as operators change them."""
-    changes = task.changes or {"$in": [None, 0]}
-    return {"_id": task.id, "status": task.status, "round": task.round, "changes": changes}
 
 
 async def note_change(database: Database, task: Task) -> bool:

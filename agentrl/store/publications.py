@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.policies.status_tables import PUBLICATION, Actor, PublicationStatus, check
 from agentrl.store.database import AlreadyThereError, Database
@@ -56,6 +56,30 @@ async def announce(database: Database, version: int, lineage: str, manifest: Map
     overtaken = {"_id": {"$lt": version}, "status": {"$in": [S.WRITING, S.ANNOUNCED]}}
     await database.update_many("Publication", overtaken, {"$set": {"status": S.SKIPPED}})
     return True
+
+
+class PassedCanary(NamedTuple):
+    """The canary that an engine passed last."""
+
+    engine: str
+    version: int
+    at: datetime
+
+
+async def last_canary(database: Database, engine: Mapping[str, Any]) -> PassedCanary | None:
+    """Of all engines whose name `engine` matches. None if none passed one."""
+    found = await database.aggregate(
+        "Publication",
+        [
+            {"$match": {"canary.engine": engine}},
+            {"$project": {"canary": 1}},
+            {"$unwind": "$canary"},
+            {"$match": {"canary.engine": engine, "canary.at": {"$type": "date"}}},
+            {"$sort": {"canary.at": -1}},
+            {"$limit": 1},
+        ],
+    )
+    return PassedCanary(found[0]["canary"]["engine"], found[0]["_id"], found[0]["canary"]["at"]) if found else None
 
 
 async def rejected_version(database: Database) -> int:

@@ -84,6 +84,8 @@ class Replay(Named):
     """Whose fault the recorded failure was, as far as the replay shows."""
     reason: str = ""
     """Why it failed or could not run, or why it was interrupted before."""
+    error_class: str = ""
+    """`infrastructure` if it could not run because a toolbox, a server or a session was lost."""
     forked: str = ""
     """The record or the task that was forked from its result."""
     decision: str = ""

@@ -27,6 +27,7 @@ from agentrl.store.update_expressions import NOW, setting
 REPLAYS = Replay.__name__
 IN_HAND = [ReplayStatus.PREPARING.value, ReplayStatus.REPLAYING.value]
 OPEN = [ReplayStatus.QUEUED.value, *IN_HAND]
+_RESULTS = dict.fromkeys(("then", "rebuilt", "runs.result", "runs.changes"), 0)
 MOST_ATTEMPTS = 3
 
 
@@ -175,7 +176,14 @@ async def free_unknown(database: Database, owner: str, known: Collection[str]) -
 
 
 async def of_operation(database: Database, operation: str) -> list[Replay]:
-    return [load(Replay, one) for one in await database.find(REPLAYS, {"operation": operation}, sort=[("place", 1)])]
+    """Without results."""
+    return await _without_results(database, {"operation": operation})
+
+
+async def _without_results(database: Database, query: Plain) -> list[Replay]:
+    """A thousand replays of one operation, read each time when its progress is, would hold gigabytes of results."""
+    found = await database.find(REPLAYS, query, sort=[("place", 1)], projection=_RESULTS)
+    return [load(Replay, one) for one in found]
 
 
 async def get(database: Database, id: str) -> Replay:
@@ -199,11 +207,14 @@ async def continue_stopped(database: Database, ids: Sequence[str], by: str) -> i
 
 
 async def chosen(database: Database, names: Iterable[str]) -> list[Replay]:
-    """Replays by their ids, or by the beginning of the id of their operation. Raises UnknownNameError or UsageError."""
+    """Replays without results, by their ids or by the beginning of the id of their operation.
+
+    Raises UnknownNameError or UsageError.
+    """
     found: dict[str, Replay] = {}
     for name in names:
         of_name: Plain = {"_id": name} if "~" in name else {"operation": {"$gte": name, "$lt": f"{name}~"}}
-        some = [load(Replay, one) for one in await database.find(REPLAYS, of_name, sort=[("place", 1)])]
+        some = await _without_results(database, of_name)
         if not some:
             raise UnknownNameError(f"There is no replay {name}, nor an operation.", hint="See `agentrl replays list`.")
         if len(fitting := {replay.operation for replay in some}) > 1:

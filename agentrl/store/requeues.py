@@ -5,6 +5,7 @@ Invariants:
   costs no re-draw.
 - If the group was closed, or its task is dead, the whole task is sampled again in its next round.
 - A group is never closed by a process that read the record before it was marked.
+- An operation that is repeated continues where it ended; a record whose task went on to a step meanwhile is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from agentrl.policies.status_tables import RecordStatus, TaskStatus
 from agentrl.store import groups, tasks
 from agentrl.store.chosen_records import Chosen, Refused
 from agentrl.store.database import Database
-from agentrl.store.documents import TRAINS, Record, Task
+from agentrl.store.documents import TRAINS, Task
 
 OPEN = (TaskStatus.ADMITTED, TaskStatus.READY, TaskStatus.DEAD)
 _HINTS = {
@@ -48,19 +49,25 @@ def is_seat(task: Task) -> bool:
     return task.status == TaskStatus.ADMITTED
 
 
-def is_unfinished(record: Record, task: Task) -> bool:
-    """Whether the task of a record that was marked is still where it was, and closed."""
-    return task.round == record.round and task.status in OPEN and not is_seat(task)
+def is_unfinished(one: Chosen) -> bool:
+    """Whether neither the seat nor the whole task of a record that was marked is attempted again yet."""
+    return one.task is not None and one.task.round == one.record.round and one.newest_attempt == one.record.attempt
 
 
 async def requeue(database: Database, task: Task, records: Sequence[str], note: str, *, by: str) -> int:
-    """Returns how many attempts will be opened; raises RefusedError if the task went on meanwhile."""
+    """Returns how many attempts will be opened; raises RefusedError if the task went on meanwhile. It may be repeated
+    until it returns: the marks are written first, so that the operation finds its records again."""
     ended = {"_id": {"$in": list(records)}, "status": {"$in": list(REDRAWN)}}
-    if not is_seat(task):
-        await database.update_many("Record", ended, {"$set": {"requeued_by": by}})
-        await tasks.requeue(database, task.id, note or "its records were requeued", by=by)
-        return task.n
-    marked = await database.update_many("Record", ended, {"$set": {"requeued_by": by, "followed": False}})
-    if not await groups.note_change(database, task):
-        raise RefusedError(f"{task.id} went on meanwhile.", hint="Look at it again.")
+    mark = {"requeued_by": by} | ({"followed": False} if is_seat(task) else {})
+    marked = await database.update_many("Record", ended, {"$set": mark})
+    try:
+        if not is_seat(task):
+            await tasks.requeue(database, task.id, note or "its records were requeued", by=by)
+            return task.n
+        if not await groups.note_change(database, task):
+            raise RefusedError(f"{task.id} went on meanwhile.", hint="Look at it again.")
+    except RefusedError:
+        mine = {"_id": {"$in": list(records)}, "requeued_by": by}
+        await database.update_many("Record", mine, {"$set": {"requeued_by": ""}})
+        raise
     return marked

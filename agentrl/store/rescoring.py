@@ -117,7 +117,7 @@ async def _close_again(database: Database, task: Task, record: str, score: float
     """False if the group changed since it was read."""
     fields, _ = await groups.closed_again(database, task, rule, scores={record: score})
     changed = literally({**fields, "changes": task.changes + 1})
-    return await database.update_one("Task", groups.unchanged(task), [{"$set": changed}])
+    return await database.update_one("Task", tasks.unchanged(task), [{"$set": changed}])
 
 
 async def _note(database: Database, claimed: Record, owner: str, fields: Plain) -> bool:

@@ -148,7 +148,7 @@ async def _narrowed(database: Database, step: Step, obtained: Sequence[Task]) ->
     # A group whose records were excluded after the trainer looked may have no signal any more.
     signal = {task.id: task.signal for task in obtained}
     members = {share.record for task in obtained for share in task.shares if share.advantage is not None}
-    kept = {
+    kept: Plain = {
         "tasks": [task for task in step.tasks if signal.get(task)],
         "filtered": [
             *(task for task in step.tasks if signal.get(task) is False),
@@ -156,6 +156,7 @@ async def _narrowed(database: Database, step: Step, obtained: Sequence[Task]) ->
         ],
         "records": [record for record in step.records if record in members],
     }
+    kept["intervened"] = await _count_forks(database, kept["records"])
     document = await database.find_one_and_update(
         "Step", {"_id": step.id, "status": StepStatus.LEASED}, {"$set": kept | {"empty": not kept["records"]}}
     )
@@ -163,6 +164,10 @@ async def _narrowed(database: Database, step: Step, obtained: Sequence[Task]) ->
         # A release in the meantime may have freed its Tasks before they were leased.
         await _follow_release(database, step)
     return load_if(Step, document)
+
+
+async def _count_forks(database: Database, records: Sequence[str]) -> int:
+    return await database.count("DBRecordData", {"_id": {"$in": list(records)}, "intervened": True})
 
 
 async def _refuse_if_closed(database: Database, step: Step) -> None:
@@ -182,6 +187,7 @@ async def commit(
     fields: dict[str, Any] = {"status": StepStatus.COMMITTED, "metrics": dict(metrics)}
     if records is not None:
         fields |= {"records": list(records), "empty": not records}
+        fields["intervened"] = await _count_forks(database, records)
     document = await database.find_one_and_update(
         "Step",
         {"_id": step, "status": StepStatus.LEASED},
@@ -367,7 +373,8 @@ async def _follow_reinstatement(database: Database, step: Step) -> int:
         for task in await database.find("Task", {"_id": {"$in": step.filtered}, **unused}, projection=["_id"])
     ]
     records = [record for record in step.records if record in members]
-    kept = {"tasks": tasks, "filtered": filtered, "records": records, "empty": not records}
+    kept: Plain = {"tasks": tasks, "filtered": filtered, "records": records, "empty": not records}
+    kept["intervened"] = await _count_forks(database, records)
     await database.update_one("Step", {"_id": step.id}, {"$set": kept})
     for names, status in ((tasks, TaskStatus.TRAINED), (filtered, TaskStatus.FILTERED)):
         await database.update_many("Task", {"_id": {"$in": names}}, {"$set": {"status": status, **mine}})

@@ -2,7 +2,8 @@
 
 Invariants: a Task is admitted by one conditional update that names its round; its Records follow, and `seating` stands
 until all of them are there; a round is raised by one conditional update, and `sweeping` stands until nothing of the
-former round holds a seat. A process that finds a flag finishes the work: `repair`.
+former round holds a seat; a round that an operator changed since it was read is not left. A process that finds a flag
+finishes the work: `repair`.
 """
 
 from __future__ import annotations
@@ -153,6 +154,12 @@ async def _open(
     return new
 
 
+def unchanged(task: Task) -> dict[str, Any]:
+    """A condition: the Task is as it was read, and so are its records as far as operators change them."""
+    changes = task.changes or {"$in": [None, 0]}
+    return {"_id": task.id, "status": task.status, "round": task.round, "changes": changes}
+
+
 async def next_round(
     database: Database, task: Task, actor: Actor, reason: str, *, final_reason: str = "rounds"
 ) -> TaskStatus | None:
@@ -197,7 +204,6 @@ async def _leave(
 ) -> bool:
     """Leave the present round for a status in which nothing of it holds a seat."""
     check(TASK, task.status, target, actor, story(task))
-    present = {"_id": task.id, "status": task.status, "round": task.round}
     left: Plain = {
         "$set": {
             "status": target,
@@ -218,7 +224,7 @@ async def _leave(
             **more,
         }
     }
-    if not await database.update_one("Task", present, left):
+    if not await database.update_one("Task", unchanged(task), left):
         return False
     await sweep(database, task.id, actor)
     return True

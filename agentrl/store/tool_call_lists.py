@@ -10,6 +10,7 @@ the filter finds.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -121,8 +122,10 @@ async def _slowest(database: Database, documents: _Documents, wanted: Sequence[Q
     most = limit
     while True:
         stages = [*first, {"$limit": most}, *tool_row_stages(), _matching(wanted), order, {"$limit": limit}, _CUT]
-        found = await database.aggregate(CALLS, stages)
-        last = await database.aggregate(CALLS, [*first, {"$skip": most - 1}, {"$limit": 1}, slowest])
+        found, last = await asyncio.gather(
+            database.aggregate(CALLS, stages),
+            database.aggregate(CALLS, [*first, {"$skip": most - 1}, {"$limit": 1}, slowest]),
+        )
         if not last or (len(found) == limit and _slowness(found[-1]) >= _slowness(last[0])):
             return found
         most *= 8

@@ -41,6 +41,7 @@ CHECKPOINTS_DAMAGED = Metric(
 CANARY_LARGEST = Metric(
     "canary_largest", "nat", "Largest |Δ log-prob| of the canary between engine and trainer, of the version served."
 )
+CANARY_AT = Metric("canary_at", "", "When the engine passed its last canary, in seconds since 1970.")
 CANARY_OVER_LIMIT = Metric(
     "canary_over_limit", "", "canary_largest against what is usual: 0.02, or 0.4 where the engine has bf16.", (0.0, 1.0)
 )

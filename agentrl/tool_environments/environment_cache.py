@@ -1,7 +1,7 @@
 """Keeps environments in the cache directory: builds them aside, lists them, and removes unused ones.
 
 Invariants:
-- A directory without a leading dot is complete.
+- A directory without a leading dot is complete, unless something else damaged it.
 - One process builds an environment at a time. Its programs hold the lock with it, so it is free only if none is left.
 - An environment that a toolbox uses is not removed.
 """
@@ -29,7 +29,7 @@ _in_use: dict[Path, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A complete environment in the cache."""
+    """An environment in the cache."""
 
     path: Path
     kind: str
@@ -40,6 +40,8 @@ class Environment:
     bytes: int
     made_at: float
     in_use: bool
+    problem: str = ""
+    """Why its description cannot be read; its other values are then unknown."""
 
 
 def root() -> Path:
@@ -102,6 +104,10 @@ def use(place: Path) -> None:
     if place not in _in_use:
         handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(handle, fcntl.LOCK_SH)
+        # It may have been removed while this process waited for the lock.
+        if not place.exists() or not os.path.samestat(os.fstat(handle), os.stat(place)):
+            os.close(handle)
+            raise FileNotFoundError(place)
         _in_use[place] = handle
     elif not os.path.samestat(os.fstat(_in_use[place]), os.stat(place)):
         os.close(_in_use.pop(place))
@@ -109,38 +115,58 @@ def use(place: Path) -> None:
 
 
 def environments() -> list[Environment]:
-    """All complete environments, the oldest first."""
+    """All environments, also damaged ones, the oldest first. One that another process removes now may be missing."""
     found = []
-    with contextlib.suppress(FileNotFoundError):
-        for place in root().iterdir():
-            if place.name.startswith(".") or not (place / DESCRIPTION).is_file():
-                continue
-            about = json.loads((place / DESCRIPTION).read_bytes())
-            handle = _exclusive(place)
-            if handle >= 0:
-                os.close(handle)
-            environment = Environment(
-                place,
-                about["kind"],
-                tuple(about["packages"]),
-                about["count"],
-                _size(place),
-                about["made_at"],
-                handle < 0,
-            )
-            found.append(environment)
+    for place in _entries():
+        if not place.name.startswith("."):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                found.append(_described(place))
     return sorted(found, key=lambda each: each.made_at)
 
 
+def _entries() -> list[Path]:
+    try:
+        return list(root().iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _described(place: Path) -> Environment:
+    handle = _exclusive(place)
+    if handle >= 0:
+        os.close(handle)
+    in_use, changed_at = handle < 0, place.stat().st_mtime
+    try:
+        about = json.loads((place / DESCRIPTION).read_bytes())
+        kind, count, made_at = str(about["kind"]), int(about["count"]), float(about["made_at"])
+        packages = tuple(map(str, about["packages"]))
+    except (OSError, ValueError, KeyError, TypeError) as broken:
+        missing = isinstance(broken, FileNotFoundError)
+        problem = f"{DESCRIPTION} {'is missing' if missing else 'cannot be read'}"
+        return Environment(place, "", (), 0, _size(place), changed_at, in_use, problem)
+    return Environment(place, kind, packages, count, _size(place), made_at, in_use)
+
+
 def remove_unused() -> list[Environment]:
-    """Remove the environments that no toolbox uses, and remains of interrupted installations."""
+    """Remove the environments that no process uses now, damaged ones too, and what interrupted installations and
+    removals left. Returns the removed environments."""
     removed = []
     for each in environments():
-        handle = _exclusive(each.path)
-        if handle >= 0:
-            _discard(each.path)
-            os.close(handle)
-            removed.append(each)
+        with contextlib.suppress(FileNotFoundError):
+            handle = _exclusive(each.path)
+            if handle >= 0:
+                _discard(each.path)
+                os.close(handle)
+                removed.append(each)
+    for path in _entries():
+        if path.name.startswith(".") and ".old-" in path.name:
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name.startswith(".") and path.suffix in (".new", ".lock"):
+            lock = path.with_suffix(".lock")
+            if (holder := _locked(lock)) >= 0:
+                shutil.rmtree(path.with_suffix(".new"), ignore_errors=True)
+                lock.unlink(missing_ok=True)
+                os.close(holder)
     return removed
 
 

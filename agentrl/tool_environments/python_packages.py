@@ -16,8 +16,15 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.tool_environments import installers
 
-_QUIET = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
 _ONLY_WHEELS = ("--only-binary", ":all:")
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_WORD = re.compile(rf"{_NAME}\s*(?:\[[\w\s.,-]*\])?\s*(?:[(<>=!~;][^\r\n@]*)?")
+"""A requirement by name. An address or a path would run the code of a package while it is pinned."""
+_OF_PIN = {
+    "name": re.compile(_NAME),
+    "version": re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.!+_-]*[A-Za-z0-9])?"),
+    "hashes": re.compile(r"sha256:[0-9a-f]{64}"),
+}
 
 
 @functools.cache
@@ -44,42 +51,62 @@ def pins_of(packages: tuple[str, ...], *, build: bool, before: list[dict[str, An
     """The exact version and hash of each package that these need. `before` are pins of another platform, whose versions
     are kept."""
     refuse_without_pip()
+    for word in packages:
+        if not _WORD.fullmatch(word):
+            raise ConfigError(
+                f"{what}: {word!r} is not the name of a package.", hint="Name a release of the index: NAME==VERSION."
+            )
+    _refuse_changed(before, what)
     with tempfile.TemporaryDirectory(prefix="agentrl-lock-") as folder:
         report, limits = Path(folder, "report.json"), Path(folder, "constraints.txt")
-        limits.write_text("".join(f"{each['name']}=={each['version']}\n" for each in before if "url" not in each))
-        pip = [sys.executable, "-m", "pip", "install", *_QUIET, *(() if build else _ONLY_WHEELS)]
-        pip += ["--dry-run", "--ignore-installed", "--quiet", "--report", str(report), "-c", str(limits)]
+        limits.write_text("".join(f"{each['name']}=={each['version']}\n" for each in before))
+        pip = [sys.executable, "-m", "pip", "install", *installers.PIP, *(() if build else _ONLY_WHEELS)]
+        pip += ["--dry-run", "--ignore-installed", "--report", str(report), "-c", str(limits)]
         installers.run([*pip, "--", *packages], cwd=Path(folder), what=what)
         found = json.loads(report.read_bytes())["install"]
     return sorted((_pin(each) for each in found), key=lambda pin: str(pin["name"]))
 
 
 def _pin(found: dict[str, Any]) -> dict[str, Any]:
-    name, source = found["metadata"]["name"], found["download_info"]
-    hashes = source.get("archive_info", {}).get("hashes", {})
-    if "sha256" not in hashes:
-        raise ConfigError(
-            f"{name} comes from {source['url']}, whose content has no hash to pin.",
-            hint="Name a release (NAME==VERSION), or the address of an archive.",
-        )
-    pin = {
-        "name": re.sub(r"[-_.]+", "-", name).lower(),
+    return {
+        "name": re.sub(r"[-_.]+", "-", found["metadata"]["name"]).lower(),
         "version": found["metadata"]["version"],
-        "hashes": [f"sha256:{hashes['sha256']}"],
+        "hashes": [f"sha256:{found['download_info']['archive_info']['hashes']['sha256']}"],
     }
-    return {**pin, "url": source["url"]} if found["is_direct"] else pin
 
 
 def pins_for_this_host(pins: dict[str, list[dict[str, Any]]], what: str) -> list[dict[str, Any]]:
     """Raises ConfigError if the lock was never made on such a host."""
-    found = pins.get(this_platform())
+    found = pins.get(this_platform()) if isinstance(pins, dict) else pins
     if found is None:
         known = ", ".join(sorted(pins)) or "no host"
         raise ConfigError(
             f"{what} are locked for {known}, and this host is {this_platform()}.",
             hint="`agentrl tools lock` here adds it; the versions stay.",
         )
+    _refuse_changed(found, what)
     return found
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+def _refuse_changed(pins: list[dict[str, Any]], what: str) -> None:
+    """Raises ConfigError unless each pin is a name, a version and hashes: pip also reads addresses and options."""
+    for pin in pins if isinstance(pins, list) else [pins]:
+        if not isinstance(pin, dict) or pin.keys() != _OF_PIN.keys() or not _is_list(pin["hashes"]):
+            wrong = json.dumps(pin)
+        else:
+            texts = [("name", pin["name"]), ("version", pin["version"]), *(("hashes", each) for each in pin["hashes"])]
+            refused = [text for key, text in texts if not isinstance(text, str) or not _OF_PIN[key].fullmatch(text)]
+            if not refused:
+                continue
+            wrong = json.dumps(refused[0])
+        raise ConfigError(
+            f"{what}: the lock file was changed by hand; {wrong[:200]} is no name, version or hash of a package.",
+            hint="`agentrl tools lock --renew RUN.yaml` makes it again.",
+        )
 
 
 def install(pins: list[dict[str, Any]], place: Path, *, build: bool, final: Path, lock: int, what: str) -> None:
@@ -89,7 +116,8 @@ def install(pins: list[dict[str, Any]], place: Path, *, build: bool, final: Path
     installers.run([sys.executable, "-m", "venv", "--without-pip", place], cwd=place.parent, what=what, lock=lock)
     requirements = place / "requirements.txt"
     requirements.write_text("".join(map(_requirement, pins)))
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", *_QUIET, *(() if build else _ONLY_WHEELS)]
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", *installers.PIP]
+    pip += [] if build else _ONLY_WHEELS
     pip += ["--require-hashes", "--no-deps", "--no-compile", "--no-warn-script-location", "-r", str(requirements)]
     installers.run(pip, cwd=place, what=what, lock=lock)
     # Byte code, which a sandbox cannot write; tracebacks shall name the final directory.
@@ -101,8 +129,7 @@ def install(pins: list[dict[str, Any]], place: Path, *, build: bool, final: Path
 
 
 def _requirement(pin: dict[str, Any]) -> str:
-    source = f"{pin['name']} @ {pin['url']}" if "url" in pin else f"{pin['name']}=={pin['version']}"
-    return f"{source} {' '.join(f'--hash={each}' for each in pin['hashes'])}\n"
+    return f"{pin['name']}=={pin['version']} {' '.join(f'--hash={each}' for each in pin['hashes'])}\n"
 
 
 def programs_of(place: Path) -> list[str]:

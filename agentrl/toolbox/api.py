@@ -80,6 +80,8 @@ class _Handlers:
 
     async def close(self, request: Request) -> Response:
         await self._toolbox.close(request.path_params["id"])
+        if request.query_params.get("forget"):
+            self._toolbox.forget(request.path_params["id"])
         return _json({})
 
     async def call(self, request: Request) -> Response:

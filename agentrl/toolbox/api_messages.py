@@ -99,6 +99,8 @@ class OpenSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     replays: bool = False
     """It replays recorded calls, for an operator. It takes no process of a pool that episodes need, its calls are in no
     statistics, and a circuit breaker neither refuses nor counts them."""
+    idle_s: float = 0.0
+    """Closed after this long without a call; 0: the limit of the toolbox."""
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):

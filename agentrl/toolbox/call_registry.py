@@ -1,7 +1,7 @@
 """The calls of a toolbox: running ones and answered ones.
 
 Invariants:
-- An id means one call, while its session is open and for some time after.
+- An id means one call, while its session is open and for some time after, unless its session is forgotten.
 - An answer that is dropped to save memory leaves its id, so that the call is refused and not run again.
 - A refused call leaves nothing.
 """
@@ -92,6 +92,11 @@ class CallRegistry:
         self._closed[session] = _Closed(why, time.monotonic(), self._of_session.pop(session, []))
         while len(self._closed) > MOST_CLOSED:
             self._drop(self._closed.popitem(last=False)[1])
+
+    def forget(self, session: str) -> None:
+        """Forget a closed session and its calls."""
+        if (closed := self._closed.pop(session, None)) is not None:
+            self._drop(closed)
 
     def closed(self, session: str) -> str:
         """Why this session was closed; empty if it is unknown."""

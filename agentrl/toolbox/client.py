@@ -106,9 +106,10 @@ class ToolboxClient:
             "POST", f"/mcpapi/tool/{_quoted(f'{server}.{tool}')}", CallAnswer, body, within_s=within_s
         )
 
-    async def close(self, session: str) -> None:
-        """Close a session and cancel its calls. To close it twice is harmless."""
-        await self._request("DELETE", f"/mcpapi/session/{_quoted(session)}", dict)
+    async def close(self, session: str, *, forget: bool = False) -> None:
+        """Close a session and cancel its calls. To close it twice is harmless. `forget`: with its calls, so that a
+        session with this id can be opened and called again."""
+        await self._request("DELETE", f"/mcpapi/session/{_quoted(session)}{'?forget=1' if forget else ''}", dict)
 
     async def _request(
         self,

@@ -399,15 +399,20 @@ class Connection:
 def _declared_effect(tool: types.Tool) -> ToolEffect | Literal[""]:
     """What a tool changes by its own account.
 
-    The standard hints can only make a replay more careful: a tool that only reads may still depend on its session.
+    The effect that it declares is believed, because the operator chose the server, unless a standard hint contradicts
+    it. Those hints can only make a replay more careful: a tool that only reads may still depend on its session.
     """
+    hints = tool.annotations
+    writes = hints is not None and hints.read_only_hint is False
+    if hints is not None and writes and hints.open_world_hint is True:
+        return "outside"
     declared = (tool.meta or {}).get(EFFECT_KEY)
+    if declared == "pure" and writes:
+        return "session"
     for effect in get_args(ToolEffect):
         if declared == effect:
             return cast(ToolEffect, effect)
-    hints = tool.annotations
-    acts_outside = hints is not None and hints.open_world_hint is True and hints.read_only_hint is False
-    return "outside" if acts_outside else ""
+    return ""
 
 
 def _innermost(error: BaseException) -> str:

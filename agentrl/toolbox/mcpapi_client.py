@@ -27,6 +27,7 @@ from agentrl.config.data_plane import MCPAPI_ADDRESS
 from agentrl.toolbox.api_messages import RefusalBody, UnknownToolError
 from agentrl.toolbox.http_peer import JSON, HttpPeer
 from agentrl.toolbox.mcp_connection import (
+    EFFECT_KEY,
     CallRejectedError,
     CallTimedOutError,
     Connection,
@@ -129,6 +130,7 @@ class _Client:
                     name=each.name if self._server else each.id,
                     description=each.description,
                     input_schema=each.schema or {"type": "object"},
+                    _meta={EFFECT_KEY: each.effect},
                 )
                 for each in found
             ]

@@ -5,9 +5,11 @@ Other products may answer with more fields, which the client ignores.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
+
+from agentrl.policies.replay_verdicts import ToolEffect
 
 
 class OpenOutsideSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +45,14 @@ class OutsideTool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str
     schema: dict[str, Any]
+    effect: Annotated[
+        str,
+        msgspec.Meta(
+            description="What a call changes: nothing (pure), its session, or something outside of it. Empty: unknown.",
+            extra_json_schema={"enum": ["", *get_args(ToolEffect)]},
+        ),
+    ] = ""
+    """A text, so that a client accepts the answers of other products, which may have other words."""
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):

@@ -309,7 +309,9 @@ class OwnProcesses:
             async with asyncio.timeout(wait_s):
                 await self._free.acquire()
         except TimeoutError:
-            raise QuotaError("Other replays use all processes for replays.", retry_after_s=1.0) from None
+            raise QuotaError(
+                "Replays and programs outside of the run use all processes beside the pool.", retry_after_s=1.0
+            ) from None
         try:
             async with start_permit(self._gate):
                 connection = self._connect()

@@ -20,6 +20,7 @@ from agentrl.toolbox.fresh_session_retry import FreshSessionRetry
 from agentrl.toolbox.mcp_connection import Connection
 from agentrl.toolbox.server_pool import Connect, ConnectionSource, OwnProcesses
 
+MOST_FAILURE_CHARS = 300
 RETURN_WITHIN_S = 5.0
 """How long a call waits for the restart of a server."""
 
@@ -106,14 +107,19 @@ class Lease:
 class Session:
     """The servers that one episode reserved, and its running calls."""
 
-    def __init__(self, id: str, leases: dict[str, Lease], *, replays: bool = False) -> None:
+    def __init__(self, id: str, leases: dict[str, Lease], *, replays: bool = False, most_idle_s: float = 0.0) -> None:
         self.id = id
         self.leases = leases
         self.replays = replays
+        self.most_idle_s = most_idle_s
+        """0: the limit of the toolbox."""
         self.opened_at = self.used_at = time.monotonic()
         self.running: set[Call] = set()
         self.begun: list[str] = []
         """The ids of all its calls."""
+        self.failed = 0
+        """Calls that did not end by an answer of their tool."""
+        self.last_failure = ""
         self.closing = False
         self.released = False
         """An operator closed it, so its calls are no evidence about their tools."""
@@ -123,6 +129,11 @@ class Session:
     @property
     def servers(self) -> tuple[str, ...]:
         return tuple(self.leases)
+
+    def note(self, answer: CallAnswer) -> None:
+        if answer.status not in ("ok", "tool_error"):
+            self.failed += 1
+            self.last_failure = answer.content[:MOST_FAILURE_CHARS]
 
     def idle_s(self, now: float) -> float:
         return 0.0 if self.running else now - self.used_at

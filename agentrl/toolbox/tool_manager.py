@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from agentrl.errors import UnknownNameError
 from agentrl.filters.fields import SANDBOXES
 from agentrl.filters.row_selection import select
-from agentrl.policies.replay_verdicts import effect_of, merged_effects
+from agentrl.policies.replay_verdicts import DEFAULT_EFFECT
 from agentrl.protocol.tool_commands import (
     MOST_ROWS,
     ListSandboxes,
@@ -90,7 +90,6 @@ class ToolManager:
         statistics = self._statistics()
         found = []
         for tool in self._toolbox.tools(args.server):
-            config = self._toolbox.all_servers[tool.server].config
             known = statistics.get(tool.id)
             found.append(
                 ToolRow(
@@ -100,7 +99,7 @@ class ToolManager:
                     name=tool.name,
                     description=tool.description,
                     schema=tool.schema,
-                    effect=effect_of(merged_effects({tool.name: tool.effect}, config.effects), tool.name),
+                    effect=self._toolbox.effect(tool) or DEFAULT_EFFECT,
                     calls=known.calls if known else 0,
                     failed=known.faults.get("infrastructure", 0) if known else 0,
                     errors=sum(known.faults.values()) if known else 0,
@@ -192,6 +191,8 @@ class ToolManager:
             opened_at=time.time() - (now - session.opened_at),
             idle_s=round(session.idle_s(now), 1),
             calls=len(session.begun),
+            failed=session.failed,
+            last_failure=session.last_failure,
             running=tuple(sorted(call.id for call in session.running)),
         )
 

@@ -139,8 +139,10 @@ class ToolOperations:
         if not task.done():
             return Done(under_way=f"{args.command[0]} runs in {args.sandbox}")
         ran = task.result()
-        how = "was ended: it took too long" if ran.exit is None else f"exited with {ran.exit}"
-        return Done((f"{args.command[0]} {how} after {ran.seconds:.1f} s",), {"exit": ran.exit})
+        program = args.command[0]
+        if ran.exit is None:
+            return Done((f"{program} was ended, because it took longer than {args.within_s:g} s",))
+        return Done((f"{program} exited with {ran.exit} after {ran.seconds:.1f} s",), {"exit": ran.exit})
 
     async def _run_program(self, args: ExecInSandbox, id: str) -> ExecOutput:
         sandbox = self._sandbox(args.sandbox)

@@ -14,11 +14,12 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
 from agentrl.config.data_plane import ToolServer
+from agentrl.policies.replay_verdicts import ANY_TOOL, ToolEffect, merged_effects
 from agentrl.policies.status_tables import BreakerStatus
 from agentrl.sandboxes import sandbox_cgroups
 from agentrl.sandboxes.network_access import NetworkAccess, Refusals
@@ -56,7 +57,7 @@ from agentrl.toolbox.server_pool import (
     ProcessPool,
     connector,
 )
-from agentrl.toolbox.sessions import Lease, Server, Session, reserve
+from agentrl.toolbox.sessions import MOST_FAILURE_CHARS, Lease, Server, Session, reserve
 from agentrl.toolbox.shared_connection import SharedConnection
 from agentrl.toolbox.tool_statistics import ToolboxStatistics
 
@@ -68,7 +69,6 @@ T = TypeVar("T")
 CALLS_AT_ONCE, CALLS_OVER_HTTP = 32, 16
 MOST_OPEN_WAIT_S = 300.0
 MOST_ID_CHARS = 512
-MOST_FAILURE_CHARS = 300
 TRIES = 2
 """Of a call that did not run because its server had forgotten the connection."""
 
@@ -209,6 +209,11 @@ class Toolbox:
         chosen = [self.server(server)] if server else list(self._servers.values())
         return tuple(tool for each in chosen for tool in each.tools.values())
 
+    def effect(self, tool: ToolInfo) -> ToolEffect | Literal[""]:
+        """What a call changes, by the run file or else by the server; empty if neither declares it."""
+        known = merged_effects({tool.name: tool.effect}, self.server(tool.server).config.effects)
+        return known.get(tool.name, known.get(ANY_TOOL, ""))
+
     # ---- sessions ----
 
     async def open(self, wanted: OpenSession) -> Opened:
@@ -247,7 +252,9 @@ class Toolbox:
         try:
             wait_s = min(max(0.0, wanted.wait_s), MOST_OPEN_WAIT_S)
             leases = await reserve(servers, wait_s, replays=wanted.replays)
-            session = self._sessions[wanted.id] = Session(wanted.id, leases, replays=wanted.replays)
+            session = self._sessions[wanted.id] = Session(
+                wanted.id, leases, replays=wanted.replays, most_idle_s=wanted.idle_s
+            )
         finally:
             self._opening.pop(wanted.id, None)
         return session
@@ -278,6 +285,10 @@ class Toolbox:
         for call in session.running:
             # A task that was cancelled before its first step recorded no answer.
             self._memory.answered(call, session.cancelled)
+
+    def forget(self, id: str) -> None:
+        """Forget a closed session and its calls, so that their ids can be used again."""
+        self._memory.forget(id)
 
     # ---- calls ----
 
@@ -335,6 +346,7 @@ class Toolbox:
             session.running.discard(call)
             session.used_at = time.monotonic()
         self._memory.answered(call, answer)
+        session.note(answer)
         if not session.replays and not session.released:
             self.statistics.add(tool.id, answer, call=call.id, session=session.id)
         return answer
@@ -438,8 +450,9 @@ class Toolbox:
             await asyncio.sleep(min(TIDY_EVERY_S, self._quotas.idle_s / 4))
             now = time.monotonic()
             for session in list(self._sessions.values()):
-                if session.idle_s(now) > self._quotas.idle_s:
-                    await self.close(session.id, f"it was idle for {self._quotas.idle_s:g} s")
+                most_s = session.most_idle_s or self._quotas.idle_s
+                if session.idle_s(now) > most_s:
+                    await self.close(session.id, f"it was idle for {most_s:g} s")
             self._memory.tidy()
 
     async def _end(self) -> None:

@@ -33,6 +33,7 @@ BENCHMARKS = {
     "large": "tests.benchmarks.large_run",
     "calls": "tests.benchmarks.call_lists",
     "replay": "tests.benchmarks.replays",
+    "tools": "tests.benchmarks.tool_calls",
     "overhead": "tests.benchmarks.overhead",
     "demo": "tests.benchmarks.demo_learning",
 }

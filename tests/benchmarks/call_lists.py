@@ -1,4 +1,4 @@
-"""Measures pages of the list of a million tool calls, next to a hand-written query for each."""
+"""Measures pages of the lists of a million tool calls and of their records, next to a hand-written query for each."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from agentrl.protocol.data_commands import ListCalls
+from agentrl.policies.status_tables import RecordStatus
+from agentrl.protocol.data_commands import ListCalls, ListRows
+from agentrl.queries import pages
 from agentrl.queries.tool_errors import ToolErrorQueries
 from agentrl.store import indexes
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, connect
-from agentrl.store.documents import call_id, record_id, task_id, tool_call_id
+from agentrl.store.documents import Record, call_id, record_id, task_id, to_bson, tool_call_id
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from tests.benchmarks.report import Outcome, median
 from tests.store.server import shared_server
@@ -29,11 +31,24 @@ RATIO, PAGE_MS = 2.0, 300.0
 REPEATS, LIMIT = 5, 100
 BEGAN = datetime(2026, 11, 23, tzinfo=UTC)
 _DATED: dict[str, Any] = {"called_at": {"$type": "date"}}
-_NEWEST = {"$sort": {"called_at": -1, "_id": -1}}
-_ROWS = [
+_NEWEST: dict[str, Any] = {"$sort": {"called_at": -1, "_id": -1}}
+_ROWS: list[dict[str, Any]] = [
     {"$unwind": "$tool_calls"},
     {"$replaceRoot": {"newRoot": {"$mergeObjects": [{"record": "$record", "at": "$called_at"}, "$tool_calls"]}}},
 ]
+
+
+RECORD_QUESTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("", "-started_at", {}),
+    ("status=failed", "-started_at", {"status": "failed"}),
+    (
+        "outcome_class=infrastructure and turns>=8",
+        "-started_at",
+        {"outcome_class": "infrastructure", "turns": {"$gte": 8}},
+    ),
+    ("score<0.05", "-duration_s", {"score": {"$lt": 0.05}}),
+)
+"""Filter, order, and the filter that somebody would write by hand."""
 
 
 def measure() -> Outcome:
@@ -49,10 +64,19 @@ async def _measure(url: str, outcome: Outcome) -> None:
         await indexes.ensure(database)
         await write(database, MOST_CALLS)
         for what, filter, sort, by_hand in questions():
+            await _by_hand_ms(database, by_hand)  # The first to read finds nothing in memory.
             page_ms = await _page_ms(database, filter, sort)
             outcome.within(what, page_ms, "ms", "by hand", await _by_hand_ms(database, by_hand), factor=RATIO)
             outcome.at_most(f"{what}: a page", page_ms, "ms", PAGE_MS)
         outcome.at_most("the thousandth page", await _deep_ms(database), "ms", PAGE_MS)
+        for filter, sort, query in RECORD_QUESTIONS:
+            await _records_by_hand_ms(database, query, sort)
+            page_ms = await _records_ms(database, filter, sort)
+            what = f"records: {filter or 'all'}, by {sort}"
+            outcome.within(
+                what, page_ms, "ms", "by hand", await _records_by_hand_ms(database, query, sort), factor=RATIO
+            )
+            outcome.at_most(f"{what}: a page", page_ms, "ms", PAGE_MS)
     finally:
         await database.close()
 
@@ -122,6 +146,24 @@ async def _outcomes_by_hand(database: Database, rows: list[dict[str, Any]]) -> N
     await database.find("Replay", {"call": {"$in": [row["id"] for row in rows]}}, projection=["call", "verdict"])
 
 
+async def _records_ms(database: Database, filter: str, sort: str) -> float:
+    took = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        await pages.page(database, "Record", ListRows(filter=filter, sort=sort, limit=LIMIT))
+        took.append(time.perf_counter() - began)
+    return 1e3 * median(took)
+
+
+async def _records_by_hand_ms(database: Database, query: dict[str, Any], sort: str) -> float:
+    order, took = [(sort[1:], -1), ("_id", -1)], []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        assert len(await database.find("Record", query, sort=order, limit=LIMIT)) == LIMIT
+        took.append(time.perf_counter() - began)
+    return 1e3 * median(took)
+
+
 async def _deep_ms(database: Database) -> float:
     middle = tool_call_id(call_id(record_id(task_id("shop", "train", 0, MOST_CALLS // 256), 1, 3, 1), 0), 0)
     return await _page_ms(database, "", "", after=middle)
@@ -136,6 +178,29 @@ async def write(database: Database, count: int) -> None:
             await database.insert_many(CALLS, documents, ordered=False)
             documents = []
     await database.insert_many(CALLS, documents, ordered=False)
+    records = [_record(number, chance) for number in range(-(-count // (IN_TURN * TURNS)))]
+    await database.insert_many("Record", to_bson(records), ordered=False)
+
+
+def _record(number: int, chance: random.Random) -> Record:
+    place, seat = divmod(number, 8)
+    task, at = task_id("shop", "train", 0, place), BEGAN + timedelta(milliseconds=8 * number)
+    failed = chance.random() < FAILED_SHARE
+    return Record(
+        id=record_id(task, 1, seat, 1),
+        task=task,
+        environment="shop",
+        seat=seat,
+        status=RecordStatus.FAILED if failed else RecordStatus.SCORED,
+        outcome="tool_timeout" if failed else "answered",
+        outcome_class="infrastructure" if failed else "policy",
+        score=None if failed else chance.random(),
+        turns=TURNS,
+        created_at=at,
+        started_at=at,
+        finished_at=at,
+        duration_s=round(chance.random() * 60, 3),
+    )
 
 
 _TOKENS = {"prompt": pack_ids(range(40)), "output": pack_ids(range(60)), "log_probs": pack_floats([-0.5] * 60)}

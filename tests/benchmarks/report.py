@@ -58,9 +58,10 @@ class Outcome:
         self.lines.append(Line(what, value, unit, peer, peer_value, ratio, f"≤ {factor:g}×", ratio <= factor))
 
     def share(self, what: str, value: float, unit: str, peer: str, peer_value: float, least: float) -> None:
-        """More is better: at least this share of the peer's figure."""
+        """More is better: at least this share of the peer's figure; `least=0` sets no aim."""
         ratio = value / peer_value
-        self.lines.append(Line(what, value, unit, peer, peer_value, ratio, f"≥ {least:g}", ratio >= least))
+        aim, reached = (f"≥ {least:g}", ratio >= least) if least else ("", None)
+        self.lines.append(Line(what, value, unit, peer, peer_value, ratio, aim, reached))
 
     def at_most(self, what: str, value: float, unit: str, limit: float) -> None:
         self.lines.append(Line(what, value, unit, aim=f"≤ {limit:g} {unit}", reached=value <= limit))

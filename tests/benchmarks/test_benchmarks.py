@@ -16,7 +16,17 @@ import pytest
 from agentrl.store import accounting, indexes, lists
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import connect
-from tests.benchmarks import call_lists, claims, finished_run, large_run, many_units, one_process, replays, storage
+from tests.benchmarks import (
+    call_lists,
+    claims,
+    finished_run,
+    large_run,
+    many_units,
+    one_process,
+    replays,
+    storage,
+    tool_calls,
+)
 from tests.benchmarks.coordinator_with_fake_units import fake_fleet
 from tests.benchmarks.episodes import Sampler, Shape, prepare
 from tests.benchmarks.report import Outcome, as_markdown
@@ -163,3 +173,10 @@ def test_no_process_outlives_a_benchmark(how: str) -> None:
             os.kill(process.pid, signal.SIGTERM)
         assert (process.wait(60) == 0) is (how == "by itself")
     eventually(lambda: not psutil.pid_exists(child), what="the child is gone")
+
+
+def test_sessions_call_through_a_toolbox_with_fresh_ids_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_SESSIONS", "3")
+    with tool_calls.serving("toolbox", "") as (toolbox, _):
+        for _ in range(2):
+            assert tool_calls.figures_of("whole-way", "sessions", toolbox)["failed"] == 0

@@ -21,6 +21,7 @@ from agentrl.protocol import feed, messages, rows, wire
 from agentrl.protocol.commands import COMMANDS, Accepted, StatusReport
 from agentrl.protocol.effects import Consent, Effect, EffectChangedError, Tier, tier_of
 from agentrl.protocol.message_base import Args
+from agentrl.protocol.tool_commands import JoinedRows
 from agentrl.transport import addresses
 from agentrl.transport.curve_keys import KeyPair
 from agentrl.transport.hub import Hub, Peer
@@ -185,7 +186,7 @@ class Scripted:
         if request.name == "show_operation":
             return self.rows[f"op/{args.id}"]
         if not COMMANDS[request.name].mutates:
-            return []
+            return JoinedRows([]) if COMMANDS[request.name].by_all else []
         effect = self.effects.get(request.name, Effect())
         preview = Consent(effect, tier_of(effect), 0.0)
         if request.dry_run:

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from agentrl.protocol import rows
+from agentrl.protocol.data_commands import Page
 from tests.cli.conftest import PROGRAM, Shell
 from tests.cli.scripted import Scripted
 from tests.waiting import PATIENCE_S
@@ -133,6 +134,13 @@ def test_candidates_come_from_the_run(shell: Shell, coordinator: Scripted) -> No
     assert completed(shell, "scale", "") == ["web"]
     assert completed(shell, "logs", "web-0", "") == []
     assert completed(shell, "runs", "forget", "") == ["demo"]
+    coordinator.answers["list_calls"] = lambda args: Page(({"id": "g#r1.s0.a1/001.0"},))
+    coordinator.answers["list_replays"] = lambda args: Page(({"id": "g#r1.s0.a1/001.0~ab"},))
+    coordinator.answers["list_records"] = lambda args: Page(({"id": "g#r1.s0.a1"},))
+    assert completed(shell, "replay", "") == ["g#r1.s0.a1/001.0"]
+    assert completed(shell, "replays", "keep", "") == ["g#r1.s0.a1/001.0~ab"]
+    assert completed(shell, "replays", "show", "") == ["g#r1.s0.a1/001.0~ab"]
+    assert completed(shell, "fork", "") == ["g#r1.s0.a1"], "no units"
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,16 @@ def test_status_shows_silenced_alerts_and_no_resolved_ones() -> None:
     assert "old" not in shown
 
 
+def test_alerts_that_another_one_explains_are_folded_into_it() -> None:
+    lost = rows.UnitState.LOST
+    cause = alert(id="host-lost:a", rule="host-lost", sentence="The host agent of a does not answer.")
+    folded = [alert(id=f"unit-lost:web-{n}", rule="unit-lost", cause="host-lost:a", since_at=1.0) for n in range(3)]
+    shown = painted(report_of(*folded, cause, unit("web-0", state=lost)), 200)
+    assert "host-lost:a: The host agent of a does not answer." in shown
+    assert "causes unit-lost ×3" in shown
+    assert "unit-lost:web" not in shown
+
+
 def test_units_are_in_the_order_of_their_numbers() -> None:
     shown = painted(report_of(*(unit(f"web-{slot}") for slot in (10, 9, 2))), 200)
     assert re.findall(r"^web-\d+", shown, re.MULTILINE) == ["web-2", "web-9", "web-10"]

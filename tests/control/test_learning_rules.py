@@ -420,6 +420,36 @@ def test_open_circuit_breaker_and_failing_tool_are_named() -> None:
     assert run.pass_time(60) == []
 
 
+def test_consequences_of_a_failing_tool_server_name_it_as_their_cause_and_follow_it() -> None:
+    run = SimulatedRun(unit("toolbox-0"), TRAINER)
+    for number in range(6):
+        run.report(**{STEP.name: float(number)})
+        run.pass_time(200)
+    run.report(zero_variance_lately=0.95, groups_lately=20.0, groups_without_signal_lately=19.0)
+    run.pass_time(60)
+    run.chains = (WaitChain((WaitLink("trainer-0", "batch"),), "tool shop.lookup", "has not answered", "the chain"),)
+    run.report("toolbox-0", **{named(TOOL_FAILURES, "shop.lookup"): 1.0})
+    run.pass_time(1200)
+    run.report("toolbox-0", **{named(BREAKER_OPEN, "shop"): 1.0, named(BREAKER_OPEN, "search"): 1.0})
+    other, shop = (f"tool-server-left-alone:toolbox-0/{server}" for server in ("search", "shop"))
+    folded = ["tool-fails:toolbox-0/shop.lookup", "no-step:trainer-0"]
+    without = "learning-no-signal:trainer-0"
+    ids = run.pass_time(1200)
+    assert ids == [shop, *folded, without, other], "a server of another name explains nothing of it"
+    assert {row.id: row.cause for row in run.engine.rows()} == dict.fromkeys(folded, shop) | dict.fromkeys(
+        (shop, without, other), ""
+    )
+    run.units["toolbox-0"] = unit("toolbox-0", parts=(UnitPart("shop", "serving", died=9, died_lately=4),))
+    deaths, *explained = run.pass_time(60)[:4]
+    assert deaths == "tool-restarts:toolbox-0/shop"
+    assert set(explained) == {shop, *folded}, "its deaths explain all of it"
+    run.units["toolbox-0"] = unit("toolbox-0")
+    run.report("toolbox-0", **{named(BREAKER_OPEN, "shop"): 0.0, named(TOOL_FAILURES, "shop.lookup"): 0.0})
+    run.chains = ()
+    run.pass_time(60)
+    assert {row.cause for row in run.engine.rows(all=True)} == {""}, "an alert that ended causes nothing"
+
+
 def test_tool_servers_near_their_limit_dying_or_unhealthy_are_named_until_they_are_well() -> None:
     run = SimulatedRun(unit("toolbox-0"))
 
@@ -430,7 +460,7 @@ def test_tool_servers_near_their_limit_dying_or_unhealthy_are_named_until_they_a
     good = UnitPart("shop", "serving", memory_share=0.85, fullest="toolbox-0.1/shop-7", died=9, died_lately=2)
     assert state(good) == []
     near = replace(good, memory_share=0.95, died_lately=3, last_death="it exited with 1", unhealthy="list hangs")
-    assert state(near) == [f"tool-{rule}:toolbox-0/shop" for rule in ("memory", "restarts", "unhealthy")]
+    assert state(near) == [f"tool-{rule}:toolbox-0/shop" for rule in ("restarts", "unhealthy", "memory")]
     suggested = {row.rule: row.suggest for row in run.fired}
     assert suggested["tool-memory"] == "agentrl tools sandboxes --server shop"
     assert suggested["tool-restarts"] == "agentrl tools logs shop"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentrl.config.paths import RunFile
 from agentrl.control.commands.collect_stacks import file_name
 from agentrl.control.state.observed_state import PROGRESS_EVERY, CoordinatorStatus, ObservedState
-from agentrl.protocol.messages import UnitReport, UnitStats, Wait
+from agentrl.protocol.messages import RepeatedError, UnitReport, UnitStats, Wait
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision.liveness import Leases
@@ -256,3 +256,23 @@ def test_file_of_stacks_is_named_after_the_requested_units() -> None:
     wanted = ("web-0", "api-0.7", "web-0", "db", "judge-0", "judge-1")
     names = [file_name(wanted[:count]) for count in (0, 1, 3, 6)]
     assert names == ["all", "web-0", "web-0+api-0.7", "web-0+api-0.7+db+2-more"]
+
+
+def test_repeated_error_of_a_unit_that_is_otherwise_quiet_is_shown_counted_and_ended() -> None:
+    observed = observed_of(("web", ()), members=1)
+    web = observed.state.slots["web-0"]
+
+    def measured(*errors: RepeatedError) -> bool:
+        return observed.measured(web, UnitStats("web-0", 1, repeated_errors=errors))
+
+    def shown() -> tuple[RepeatedError, ...]:
+        return observed.unit_row(web, paused=False).repeated_errors
+
+    assert measured()
+    first = RepeatedError("XError: no", 20, 1.0, 2.0)
+    assert measured(first)
+    counted = [measured(RepeatedError("XError: no", 20 + more, 1.0, 2.0 + more)) for more in range(PROGRESS_EVERY)]
+    assert counted.count(True) == 1, "a row for each look would be too much"
+    assert shown()[0].count > first.count
+    assert measured(), "its end shows at once"
+    assert shown() == ()

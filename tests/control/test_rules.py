@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace as replace_snapshot
 
@@ -17,7 +18,7 @@ from agentrl.control.alerts.builtin_rules import DATA_RULES, LEARNING_RULES, def
 from agentrl.control.alerts.rule_types import RunSnapshot, declared_rule, metrics_read
 from agentrl.control.state.unit_metrics import POINTS, MemoryHistory, MemoryWatch, MetricStore
 from agentrl.protocol.commands import COMMANDS
-from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, Wait
+from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, RepeatedError, Wait
 from agentrl.protocol.rows import AlertRow, HostRow, IncidentRow, RunRow, Severity, UnitRow, UnitState
 from agentrl.supervision.wait_chains import UnitFacts, explain
 
@@ -171,6 +172,18 @@ def test_each_rule_fires_with_evidence_and_a_command(id: str) -> None:
     assert row.subject.partition("/")[0] in row.sentence or row.rule == "journal-full"
 
 
+def test_error_that_many_logs_repeat_is_one_alert_with_count_first_and_last() -> None:
+    def repeats(name: str, count: int, first_at: float) -> UnitRow:
+        text = f"LimiterGone: worker {count} has no rate limiter"
+        return unit(name, repeated_errors=(RepeatedError(text, count, first_at, AT + count),))
+
+    (row,) = firing(snapshot(repeats("web-0", 40, AT), repeats("web-1", 60, AT - 90), unit("web-2")))
+    assert row.sentence == "An error is in the logs of 2 units 100 times: LimiterGone: worker 60 has no rate limiter."
+    first, last = (time.strftime("%H:%M:%S", time.localtime(at)) for at in (AT - 90, AT + 60))
+    assert row.evidence[:3] == (f"the first at {first}, the last at {last}", "web-1: 60 times", "web-0: 40 times")
+    assert row.suggest == "agentrl logs web-1 --grep LimiterGone"
+
+
 def test_lost_host_beside_another_can_be_drained() -> None:
     lost, well = unit("web-0", UnitState.LOST, reason="silent"), unit("web-1")
     sick = snapshot(lost, well, replace(unit("web-2", UnitState.LOST), host="b"), on=host(state="lost"))
@@ -179,6 +192,11 @@ def test_lost_host_beside_another_can_be_drained() -> None:
     row = next(row for row in rows if row.rule == "host-lost")
     assert "1 of 2 units there are lost" in row.sentence
     assert row.suggest == "agentrl drain --host a"
+    assert [(row.id, row.cause) for row in rows] == [
+        ("host-lost:a", ""),
+        ("unit-lost:web-0", "host-lost:a"),
+        ("unit-lost:web-2", ""),
+    ]
 
 
 def test_alert_about_a_fatal_unit_ends_at_once() -> None:
@@ -200,7 +218,7 @@ def test_every_cure_is_a_real_command() -> None:
 
 
 def test_every_built_in_rule_has_a_case() -> None:
-    tested = {id.partition(":")[0] for id in CASES} | {"unit-memory-grows", "no-progress"}
+    tested = {id.partition(":")[0] for id in CASES} | {"unit-memory-grows", "no-progress", "errors-repeat"}
     elsewhere = {rule.name for rule in (*DATA_RULES, *LEARNING_RULES)}  # test_learning_rules has those
     assert {rule.name for rule in default_rules()} == tested | elsewhere
 

@@ -18,6 +18,8 @@ from agentrl.config.data_plane import ToolServer
 from agentrl.config.tool_packages import Packages
 from agentrl.config.tool_sandbox import Sandbox
 from agentrl.errors import ConfigError, ExitCode
+from agentrl.sandboxes import sandbox_cgroups
+from agentrl.sandboxes.sandbox_choice import choose
 from agentrl.tool_environments import npm_packages, python_packages
 
 
@@ -228,6 +230,19 @@ def test_a_missing_sandbox_is_a_warning_and_a_required_one_a_failure(monkeypatch
     assert (first.verdict, second.verdict) == ("warn", "fail")
     assert first.sentence.startswith("The tool server a runs without a sandbox: bubblewrap")
     assert second.sentence.startswith("The tool server b is not started: bubblewrap")
+
+
+def test_missing_cgroup_is_named_by_the_doctor_and_in_the_row_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_memory = ((Path("/sys/fs/cgroup/memory"), frozenset({"memory.limit_in_bytes"})),)
+    for places, what in (((), "memory and number"), (only_memory, "number")):
+        monkeypatch.setattr(sandbox_cgroups, "usable_places", lambda places=places: places)
+        row = choose(Sandbox()).sentence
+        assert row.startswith(f"in a process sandbox: no cgroup limits the {what} of all its processes; start")
+    monkeypatch.setattr("agentrl.host.cgroups.place_of", lambda controller: None)
+    (missing,) = doctor.check_sandboxes({"a": ToolServer(command=("x",), sandbox=Sandbox(required=True))})
+    assert missing.verdict == "warn", "each process still has its limits, so the server starts"
+    assert missing.sentence == "Of a sandbox no cgroup limits the memory and number of all its processes."
+    assert "Delegate=yes" in missing.hint
 
 
 def test_packages_of_tool_servers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 import uuid
@@ -31,6 +32,11 @@ case "$AGENTRL_INCARNATION" in *.1)
 esac
 exec sleep 1000
 """
+LIMITED = """
+until test -e "$AGENTRL_RUN_DIR/no-limiter"; do sleep 0.02; done
+i=0; while test $i -lt 50; do i=$((i+1)); echo "12:00 call $i: RateLimiterDied: no permit for call $i" >&2; done
+exec sleep 1000
+"""
 UNPLACEABLE = ("gpu-0", "far-0", "wide-0")
 
 
@@ -42,6 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         run.sidecar("collector", ["sh", "-c", BREAKABLE])
         run.unit("rollout", "many_waits", "--waits", "2", "--on", "collector-0")
         run.sidecar("tools", ["sh", "-c", TOOL_SERVER])
+        run.sidecar("limited", ["sh", "-c", LIMITED], count=2)
         run.sidecar("gpu", ["sleep", "1000"], resources={"gpus": 99})
         run.sidecar("far", ["sleep", "1000"], hosts=["node-17"])
         run.sidecar("wide", ["sleep", "1000"], resources={"cpus": 5000})
@@ -142,6 +149,25 @@ def test_error_of_a_tool_server_is_an_incident_with_its_last_log_lines(run: Run)
     assert run.wait_incarnation("tools-0", above=1).incarnation == 2
     onscreen.recorded(run, (), "tools-0.1 [exit 7]")
     onscreen.recorded(run, ("2", "end", "up", "i"), "incident tools-0.1", "IndexError: the index is corrupt")
+
+
+def test_error_that_logs_repeat_is_one_alert_with_count_first_and_last(run: Run) -> None:
+    (run.dir / "no-limiter").touch()
+
+    def check(found: Any) -> None:
+        (alert,) = [each for each in found if each["rule"] == "errors-repeat"]
+        assert "An error is in the logs of 2 units 100 times: RateLimiterDied: no permit" in alert["sentence"]
+
+    found = answer(run, check, "alerts", "list", what="an alert about the error")
+    (alert,) = [each for each in found if each["rule"] == "errors-repeat"]
+    first = alert["evidence"][0]
+    assert re.fullmatch(r"the first at \d\d:\d\d:\d\d, the last at \d\d:\d\d:\d\d", first)
+    assert alert["evidence"][1:3] == ["limited-0: 50 times", "limited-1: 50 times"]
+    assert first in run.raw("alerts", "list").stdout
+    cure = alert["suggest"].split()
+    assert len(run.raw(*cure[1:]).stdout.splitlines()) == 50
+    onscreen.recorded(run, (), "An error is in the logs of 2 units 100 times")
+    onscreen.recorded(run, ("4",), "errors-repeat:ratelimiter")
 
 
 def test_unit_that_cannot_be_placed_shows_what_is_missing(run: Run) -> None:

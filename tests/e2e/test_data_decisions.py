@@ -69,9 +69,9 @@ def carried_out_in_spite_of_a_death(run: Run, *command: str) -> dict[str, Any]:
 
 
 def test_waiting_and_running_records_are_cancelled_and_requeued(run: Run) -> None:
-    run.cli("pause", "sampler")
-    eventually(lambda: records(run, "status=open and seat<2"), within_s=WITHIN_S, what="records that wait")
-    waiting = [row["id"] for row in records(run, "status=open and seat<2")]
+    parked(run, "sampler")
+    rows = eventually(lambda: records(run, "status=open and seat<2"), within_s=WITHIN_S, what="records that wait")
+    waiting = [row["id"] for row in rows]
     shown = run.cli("records", "cancel", *waiting, "--dry-run")["effect"]
     assert "will not be sampled" in shown["changes"][0]
     result = carried_out_in_spite_of_a_death(run, "records", "cancel", *waiting, "--note", "a test")

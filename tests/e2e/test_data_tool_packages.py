@@ -7,13 +7,15 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.config.tool_lock import ToolLock
 from agentrl.errors import ExitCode
+from tests.e2e import onscreen
 from tests.e2e.running import Run, running
-from tests.tool_environments.conftest import Workplace
+from tests.tool_environments.conftest import QuotaIndex, Workplace
 from tests.waiting import eventually
 
 WITHIN_S = 120.0
@@ -35,24 +37,37 @@ def run(tmp_path: Path) -> Iterator[Run]:
     yield from running(tmp_path, f"t-{uuid.uuid4().hex[:8]}", factor=0.3)
 
 
-def test_packages_are_pinned_installed_and_made_again(run: Run, tmp_path: Path) -> None:
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[QuotaIndex]:
+    index = QuotaIndex(tmp_path / "index")
+    yield index
+    index.close()
+
+
+def test_packages_are_pinned_installed_and_made_again(run: Run, tmp_path: Path, index: QuotaIndex) -> None:
     place = Workplace(tmp_path)
     place.wheel("shop-server", code=SERVER)
-    run.environ |= place.env
+    run.environ |= place.env | index.env
     (tmp_path / "train.jsonl").write_text('{"query": "what?", "answer": "1"}\n')
     run.config |= {
         "environments": {"shop": {"dataset": "train.jsonl", "tools": ["shop"]}},
         "tools": {"shop": {"python": "shop-server", "command": ["shop-server"], "session": "keyed"}},
         "model": {"build": "tiny"},
+        "sampling": {"n": 2, "max_tokens": 8},
         "rollout": {"samplers": 0},
         "training": {"frozen": True},
-        "inherit": ["PIP_NO_INDEX", "PIP_FIND_LINKS"],
+        "inherit": [name for name, value in index.env.items() if value],
     }
     run.write()
     code, refused = run.cli("up", str(run.file), check=False)
     assert (code, run.state_dir.exists()) == (ExitCode.CONFIG, False)
     assert "run.tools.lock does not pin shop-server" in refused["error"]["message"]
 
+    refused = run.raw("tools", "lock", str(run.file))
+    assert (refused.returncode, index.refused) == (ExitCode.FAILED, 3), "with growing delays, not after an hour"
+    assert "429 Client Error: Too Many Requests" in refused.stderr
+    assert "as when a quota is used up" in refused.stderr
+    index.refuses = None
     lock = Path(run.cli("tools", "lock", str(run.file))["lock"])
     assert list(ToolLock.beside(run.file).servers) == ["shop"]
     assert lock.exists()
@@ -76,8 +91,34 @@ def test_packages_are_pinned_installed_and_made_again(run: Run, tmp_path: Path) 
     # The lock file is for the next `up`; the run has its pins.
     lock.unlink()
     shutil.rmtree(place.cache)
+    index.refuses = "/"
     before = run.incarnations()["toolbox-0"]
     run.cli("restart", "toolbox-0", "--yes", "--no-wait")
     run.wait_incarnation("toolbox-0", before, within_s=WITHIN_S)
+    spends_no_attempt_while_the_index_refuses(run)
+    index.refuses = None
     eventually(lambda: _serves(run), within_s=WITHIN_S)
     assert place.installed == [environment]
+    scored = eventually(lambda: _records(run, "status=scored"), within_s=WITHIN_S, what="a score")
+    assert {record["attempt"] for record in scored} == {1}
+
+
+def spends_no_attempt_while_the_index_refuses(run: Run) -> None:
+    run.cli("scale", "sampler", "1", "--yes", "--no-wait")
+    eventually(lambda: _records(run, "status=running"), within_s=WITHIN_S, what="records that wait")
+    why = "The packages of shop were not installed: Could not fetch URL http://127.0.0.1"
+
+    def named() -> bool:
+        (server,) = run.cli("tools", "list")["rows"]
+        assert why in server["why"], server
+        assert "429" in server["why"]
+        return True
+
+    eventually(named, within_s=WITHIN_S, what="the answer of the index")
+    assert "429 Client Error" in run.raw("tools", "show", "shop").stdout
+    eventually(lambda: "429 Client Error" in str(run.cli("alerts", "list")), within_s=WITHIN_S, what="an alert")
+    onscreen.live(run, ("4", "enter"), "429")
+
+
+def _records(run: Run, filter: str) -> list[Any]:
+    return list(run.cli("records", "list", "--filter", filter)["rows"])

@@ -138,8 +138,14 @@ def test_replays_end_once_each_and_never_repeat_effects_outside_whatever_is_kill
     paths = [tmp_path / f"notes {number}" for number in range(35)]
     calls = [recorded(run, ("note", {"path": str(path), "until": str(until)}, "ok", "noted"))[0] for path in paths]
     safe = recorded(run, *[("echo", {"text": "x"}, "ok", "x")] * 15)
-    operation = run.cli("replay", *calls, *safe, "--allow", "faulty.note", "--yes", "--no-wait")["operation"]
+    operation = run.cli("replay", *safe, *calls, "--allow", "faulty.note", "--yes", "--no-wait")["operation"]
     eventually(lambda: any(path.exists() for path in paths), within_s=WITHIN_S, what="a call under way")
+    eventually(
+        lambda: [each["status"] for each in replays(run, *safe)] == ["judged"] * 15,
+        within_s=WITHIN_S,
+        what="15 of 50 have ended",
+    )
+    ended = replays(run, *safe)
     for pid in [run.coordinator_pid() if who == "coordinator" else run.unit_row(who).pid for who in victims]:
         os.kill(pid, signal.SIGKILL)
     until.touch()
@@ -156,6 +162,7 @@ def test_replays_end_once_each_and_never_repeat_effects_outside_whatever_is_kill
         assert rows[call]["status"] == "failed" or begun == 1
         assert begun == 1 or not {"steward-0", "toolbox-0"}.isdisjoint(victims)
     assert {rows[call]["verdict"] for call in safe} == {"same"}
+    assert [rows[each["call"]] for each in ended] == ended, "what had ended is not touched"
     assert not run.cli("accounting")["problems"]
 
 

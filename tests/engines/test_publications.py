@@ -26,7 +26,7 @@ from agentrl.engines.interface import EngineGoneError, Load, Sampling
 from agentrl.engines.manifest import Manifest
 from agentrl.engines.publication_follower import Announced, PublicationFollower
 from agentrl.engines.publication_store import StoredPublications
-from agentrl.store import lists
+from agentrl.store import lists, publications
 from agentrl.store.database import connect
 from agentrl.store.documents import Publication, Service, load
 from tests.engines.conftest import Weights
@@ -153,7 +153,7 @@ async def test_weights_that_do_not_agree_are_refused_once_with_the_reason(
 async def test_the_canary_result_is_stored_for_every_engine_and_version(
     store: StoredPublications, database: Database, first: Weights, run_dir: Path
 ) -> None:
-    true = first.manifest()
+    true, began = first.manifest(), datetime.now(UTC) - timedelta(milliseconds=1)
     off = [[value + 5e-4 * (place % 2) for place, value in enumerate(one)] for one in true.canary.log_probs]
     shifted = Manifest(true.files, Canary(true.canary.ids, off))
     await publish(database, first)
@@ -176,8 +176,13 @@ async def test_the_canary_result_is_stored_for_every_engine_and_version(
     }
     assert found.canary[1].mean == pytest.approx(2.5e-4, abs=1e-4)
     assert found.canary_largest == second_reported.largest
+    passed = [await publications.last_canary(store._database, {"$regex": f"^engine-{slot}\\."}) for slot in range(2)]
+    assert [(one.engine, one.version) for one in passed if one] == [("engine-0.1", 1), ("engine-1.1", 1)]
+    assert passed[0] is not None
+    assert passed[1] is not None
+    assert began < passed[0].at < passed[1].at < datetime.now(UTC)
     # Told again, after an answer that was lost, it is there once.
-    await store.served(1, "engine-1.1", second_reported)
+    await store.served(1, "engine-1.1", second_reported, at=passed[1].at)
     assert len((await document(database, 1))["canary"]) == 2
     page = await lists.page(store._database, "Publication", filter="canary_largest > 0.0004")
     assert [row["canary_largest"] for row in page.rows] == [second_reported.largest]
@@ -194,7 +199,7 @@ async def test_at_most_half_of_the_engines_update_at_once(
     holder, other = f"engine-{granted.index(True)}.1", f"engine-{granted.index(False)}.1"
     assert await store.permit(1, holder)
     assert not await store.permit(1, other)
-    await store.served(1, holder, None)
+    await store.served(1, holder, None, at=datetime.now(UTC))
     assert await store.permit(1, other)
     # A permit of an engine that died ends by itself.
     await database["Publication"].update_one(
@@ -218,7 +223,7 @@ async def test_permits_count_for_all_versions_until_they_expire(
     # What has not served yet was not routed to; what is silent is dead.
     await database["Service"].update_one({"_id": "engine-0.1"}, {"$set": {"state": "starting"}})
     assert await store.permit(2, "engine-1.1")
-    await store.served(2, "engine-1.1", None)
+    await store.served(2, "engine-1.1", None, at=datetime.now(UTC))
     await database["Service"].update_one({"_id": "engine-0.1"}, {"$set": {"state": "loading"}})
     assert await store.permit(1, "engine-0.1")
     assert not await store.permit(2, "engine-1.1")
@@ -402,7 +407,7 @@ class Away:
         self.away = True
         return True
 
-    async def served(self, version: int, engine: str, agreement: Agreement | None) -> None:
+    async def served(self, version: int, engine: str, agreement: Agreement | None, *, at: datetime) -> None:
         self._check()
         self.reported.append((engine, version))
 

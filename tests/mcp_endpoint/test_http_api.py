@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from agentrl.mcp_endpoint.http_api import MOST_BODY_BYTES, document
+from agentrl.protocol.tool_commands import ListToolSessions
+from agentrl.toolbox.tool_manager import ToolManager
 from tests.mcp_endpoint.test_mcp_listener import TOKENS, served
 from tests.toolbox.conftest import MakeToolbox, faulty
 
@@ -48,7 +51,8 @@ def test_document_is_valid() -> None:
     assert len({each["operationId"] for each in operations}) == len(operations)
 
 
-async def test_a_program_lists_opens_calls_and_closes(make: MakeToolbox) -> None:
+async def test_a_program_lists_opens_calls_and_closes(make: MakeToolbox, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "toolbox")
     async with make({"faulty": faulty(timeout_s=1.0), "other": faulty()}) as hands, served(hands, sessions=1) as url:
         base = url.removesuffix("/mcp")
         await hands.open("episode", "faulty", "other")
@@ -73,6 +77,18 @@ async def test_a_program_lists_opens_calls_and_closes(make: MakeToolbox) -> None
             await http.ask("POST", "/mcpapi/tool/faulty.fail", {**none, "call": "c"}, 502)
             slow = {**none, "call": "d", "arguments": {"path": "/dev/null", "seconds": 30}}
             await http.ask("POST", "/mcpapi/tool/faulty.note", slow, 504)
+            (row,) = [each for each in ToolManager(hands.toolbox).sessions(ListToolSessions()) if each.replays]
+            assert (row.id, row.calls, row.failed) == ("outside/notebook/http/s/1", 4, 2)
+            assert "did not answer" in row.last_failure
+            lines = [each.getMessage() for each in caplog.records if " called " in each.getMessage()]
+            assert all(line.startswith("notebook called faulty.") for line in lines)
+            assert [line.rpartition(" in outside/notebook/http/s/1: ")[2].split(",")[0] for line in lines] == [
+                "ok",
+                "ok",
+                "tool_error",
+                "lost",
+                "timeout",
+            ]
             await http.ask("POST", echo, b"{", 400)
             await http.ask("POST", echo, {"session": 1}, 422)
             await http.ask("POST", echo, b" " * (MOST_BODY_BYTES + 1), 413)

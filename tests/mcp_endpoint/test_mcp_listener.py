@@ -32,7 +32,7 @@ ACCEPT = {"Accept": "application/json, text/event-stream"}
 
 
 @contextlib.asynccontextmanager
-async def served(hands: Hands, **quotas: int) -> AsyncIterator[str]:
+async def served(hands: Hands, **quotas: Any) -> AsyncIterator[str]:
     access = OutsideAccess(port=free_port(), tokens={name: "env:UNUSED" for name in TOKENS}, **quotas)
     async with mcp_listening(hands.toolbox, access, TOKENS) as url:
         yield url
@@ -86,6 +86,7 @@ async def test_quotas_of_a_program_hold_and_leave_the_others_alone(make: MakeToo
         connected(url) as notebook,
         connected(url, "robot") as robot,
     ):
+        await hands.open("episode", "one", "two")
         arguments = {"path": "/dev/null", "until": str(tmp_path / "end")}
         slow = asyncio.create_task(text(notebook, "one.note", **arguments))
         await aeventually(lambda: hands.toolbox.running_calls == 1)
@@ -97,6 +98,79 @@ async def test_quotas_of_a_program_hold_and_leave_the_others_alone(make: MakeToo
         async with httpx2.AsyncClient(headers=ACCEPT) as http:
             bearer = {"Authorization": f"Bearer {TOKENS['notebook']}"}
             assert (await http.post(url, json=INITIALIZE, headers=bearer)).status_code == 503
+
+
+def let_idle_sessions_end(hands: Hands) -> None:
+    """Shorten their time now: a machine under load would reach a short one while the test still opens sessions."""
+    outside = [each for id, each in hands.toolbox.sessions.items() if id.startswith("outside/")]
+    assert {each.most_idle_s for each in outside} == {300.0}
+    for each in outside:
+        each.most_idle_s = 0.1
+
+
+async def test_sessions_of_a_program_that_vanished_end(make: MakeToolbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.toolbox.toolbox.TIDY_EVERY_S", 0.1)
+    call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call"}
+    async with (
+        make({"pool": faulty(session="process", pool=2)}) as hands,
+        served(hands, sessions=2, idle_s=300.0) as url,
+    ):
+        await hands.open("episode", "pool")
+        base = url.removesuffix("/mcp")
+        bearer = {"Authorization": f"Bearer {TOKENS['notebook']}"}
+        async with httpx2.AsyncClient(headers=ACCEPT | bearer, timeout=60) as http:
+            opened = await http.post(url, json=INITIALIZE)
+            connection = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
+            await http.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=connection)
+            called = {**call, "params": {"name": "pool.count", "arguments": {}}}
+            assert (await http.post(url, json=called, headers=connection)).status_code == 200
+            named = {"id": "named", "servers": ["pool"]}
+            assert (await http.post(f"{base}/mcpapi/session", json=named)).status_code == 200
+            assert (await http.post(f"{base}/mcpapi/session", json={**named, "id": "third"})).status_code == 429
+        # The program is gone without a DELETE. An episode may be idle for longer.
+        assert len(hands.toolbox.sessions) == 3
+        let_idle_sessions_end(hands)
+        await aeventually(lambda: list(hands.toolbox.sessions) == ["episode"])
+        async with httpx2.AsyncClient(headers=ACCEPT | bearer, timeout=60) as http:
+            late = {"session": "named", "call": "late", "arguments": {}}
+            answer = await http.post(f"{base}/mcpapi/tool/pool.count", json=late)
+            assert (answer.status_code, "idle for 0.1 s" in answer.text) == (409, True)
+            for id in ("one", "two"):
+                assert (await http.post(f"{base}/mcpapi/session", json={**named, "id": id})).status_code == 200
+
+
+async def test_connection_learns_that_its_idle_session_lost_its_state(
+    make: MakeToolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.toolbox.toolbox.TIDY_EVERY_S", 0.1)
+    servers = {"pool": faulty(session="process", pool=1)}
+    async with make(servers) as hands, served(hands, idle_s=300.0) as url, connected(url) as client:
+        await hands.open("episode", "pool")
+        for end in ("idle", "released"):
+            first = await text(client, "pool.count")
+            assert first.split()[-1] == "1", first
+            (id,) = set(hands.toolbox.sessions) - {"episode"}
+            if end == "released":
+                await hands.toolbox.close(id, "released by an operator", by_operator=True)
+            else:
+                let_idle_sessions_end(hands)
+            # The connection has an open stream, so it outlives its session.
+            await aeventually(lambda: list(hands.toolbox.sessions) == ["episode"])
+            refused = await text(client, "pool.count")
+            assert (end in refused, "the next call opens another session" in refused) == (True, True)
+
+
+async def test_all_programs_together_have_a_quota(make: MakeToolbox) -> None:
+    async with (
+        make({"one": faulty(), "two": faulty()}) as hands,
+        served(hands, all_sessions=2) as url,
+        connected(url) as notebook,
+        connected(url, "robot") as robot,
+    ):
+        await hands.open("episode", "one", "two")
+        assert await text(notebook, "one.echo", text="x") == "x"
+        assert await text(robot, "one.echo", text="x") == "x"
+        assert "outside.all_sessions" in await text(robot, "two.echo", text="x")
 
 
 async def test_requests_are_refused_with_a_true_status(make: MakeToolbox) -> None:

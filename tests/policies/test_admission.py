@@ -16,6 +16,7 @@ from agentrl.policies.admission_capacity import (
     capacity,
     granted,
     groups_on_trial,
+    largest_group,
     refuse_impossible,
 )
 
@@ -64,6 +65,17 @@ def test_a_batch_that_lacks_a_group_leaves_room_for_any(
     number = data.draw(st.integers(0, groups - 1))
     ready = sum(data.draw(st.sampled_from(sizes)) for _ in range(number))
     assert granted([(capacity(plan, Counts(ready=ready)), max(sizes))]) == 1
+
+
+@given(st.integers(0, 3), st.integers(1, 4), st.integers(2, 8), st.integers(1, 3), st.integers(8, 500))
+def test_a_batch_that_lacks_a_group_leaves_room_for_the_largest_branch(
+    bound: int, groups: int, n: int, every: int, most: int
+) -> None:
+    plan = Plan(bound, batch_records(groups, [n]), max_concurrent=most, publish_every=every)
+    largest = largest_group(plan, n)
+    assert largest >= n
+    ready = Counts(ready=(groups - 1) * largest)
+    assert granted([(capacity(plan, ready), largest)]) == 1
 
 
 @given(st.integers(1, 100))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.errors import RefusedError
 from agentrl.policies.batch_cut import ReadyGroup, ReadyRecord, Situation, Wanted, decide
 from agentrl.policies.fork_rules import ForkCase, ForkKind, limited, lost_with_session, rebuilding_trunk
 from agentrl.policies.fork_rules import decide as fork_of
@@ -31,6 +32,9 @@ FAILED = ForkCase(
         ({"purpose": "branch"}, ""),
         ({"status": RecordStatus.SCORED, "outcome_class": "policy"}, "its failure was not the infrastructure's"),
         ({"status": RecordStatus.SCORED, "outcome_class": "policy", "fault": "policy"}, "not the infrastructure's"),
+        ({"verdict": "fixed"}, ""),
+        ({"verdict": "flaky"}, "the verdict of its replay is flaky"),
+        ({"verdict": "same", "fault": "policy"}, "the verdict of its replay is same"),
         ({"edited": True}, "what a person wrote never repairs"),
         ({"times": 2}, "several continuations are a group of their own"),
         ({"step": "3 of t"}, "it stands in step 3 of t"),
@@ -48,6 +52,17 @@ def test_fork_repairs_only_what_never_trained_and_failed_for_infrastructure(chan
     assert (decision.kind is ForkKind.REPAIR) == (not why)
     assert decision.times == (1 if not why else changed.get("times") or FAILED.n)
     assert decision.purpose == ("branch" if why else changed.get("purpose", "train"))
+
+
+def test_group_of_forks_that_could_not_close_or_be_admitted_is_refused() -> None:
+    case = replace(FAILED, edited=True, min_valid=4, largest=16)
+    with pytest.raises(RefusedError, match="A group of 3 forks could never train, because a group needs 4") as refused:
+        fork_of(replace(case, times=3))
+    assert refused.value.hint == "--times 4 or more, or --times 1 for a probe, which does not train"
+    with pytest.raises(RefusedError, match="a group has at most 16 records"):
+        fork_of(replace(case, times=17))
+    assert [fork_of(replace(case, times=times)).purpose for times in (1, 4, 16, 0)] == ["probe", *["branch"] * 3]
+    assert fork_of(replace(case, purpose="eval", times=3)).purpose == "probe", "probes close with any number"
 
 
 CASES = st.builds(
@@ -98,8 +113,8 @@ def test_only_calls_that_change_their_session_run_again_to_rebuild_a_trunk() -> 
 )
 def test_forks_of_a_step_stay_within_their_share(groups: list[tuple[int, int]], share: float, recent: int) -> None:
     allowed = limited(groups, share=share, recent=recent, recent_intervened=0)
-    records = recent + sum(size for size, _ in groups)
-    assert sum(allowed) <= max(1, share * records)
+    trained = recent + sum(size - forks for size, forks in groups) + sum(allowed)
+    assert sum(allowed) <= max(1, share * trained + 1e-6)
     assert all(some <= forks for some, (_, forks) in zip(allowed, groups, strict=True))
     if not share:
         assert not sum(allowed)
@@ -119,5 +134,7 @@ def test_forks_beyond_their_share_leave_the_step_or_wait() -> None:
     assert decision.stale_records == ("repaired.1",)
     later = decide(replace(ready, trained=100), wanted, Freshness())
     assert [(one.task, len(one.records)) for one in later.groups] == [("repaired", 4), ("branch", 4), ("usual", 4)]
+    more = decide(Situation(ready=[group(str(order), order, 4, 1) for order in range(20)]), wanted, Freshness())
+    assert [len(one.records) for one in more.groups] == [4, 3, 3], "groups that are not in the step make no room in it"
     alone = decide(Situation(ready=[branch], trained=20, trained_intervened=9), replace(wanted, groups=1), Freshness())
     assert [(one.task, len(one.records)) for one in alone.groups] == [("branch", 1)], "or nothing would go on"

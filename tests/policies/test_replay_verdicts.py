@@ -19,10 +19,9 @@ from agentrl.policies.replay_verdicts import (
     fault_of,
     is_same,
     judge,
-    may_repair,
     rebuilding_calls,
 )
-from agentrl.policies.result_diff import MOST_CHANGES, Change, compare
+from agentrl.policies.result_diff import MOST_CHANGES, MOST_COUNTED, MOST_JSON_CHARS, Change, compare
 
 OK = CallResult("ok", "17")
 OTHER = CallResult("ok", "18")
@@ -185,14 +184,6 @@ def test_whose_fault_a_replay_shows() -> None:
     assert fault_of(OK, Verdict.BROKEN) == ""
 
 
-@pytest.mark.parametrize("verdict", Verdict)
-def test_an_edited_call_never_allows_a_repair(verdict: Verdict) -> None:
-    assert not may_repair(verdict, edited=True, was_infrastructure=True)
-    assert not may_repair(verdict, edited=False, was_infrastructure=False)
-    allowed = verdict in (Verdict.FIXED, Verdict.FLAKY)
-    assert may_repair(verdict, edited=False, was_infrastructure=True) is allowed
-
-
 def test_a_result_of_repeated_lines_is_compared_in_a_moment() -> None:
     then = CallResult("ok", "\n".join("ab"[number % 2] for number in range(2000)))
     now = CallResult("ok", "\n".join("ba"[number % 3 == 0] for number in range(2000)))
@@ -207,3 +198,16 @@ def test_a_name_of_any_length_makes_no_long_path() -> None:
     assert len(diff.changes) == MOST_CHANGES
     assert max(len(change.path) for change in diff.changes) < 100
     assert diff.changes[0].path.endswith('x…"].y[0]')
+
+
+def test_comparing_long_results_takes_no_longer_than_reading_them() -> None:
+    values = 150_000
+    then, now = (CallResult("ok", json.dumps({f"{name}{n}": n for n in range(values)})) for name in "ab")
+    assert len(then.text) > MOST_JSON_CHARS
+    short = [CallResult("ok", json.dumps([number] * 50_000)) for number in (0, 1)]
+    for before, after, counted in ((then, now, 0), (*short, MOST_COUNTED)):
+        began = time.process_time()
+        diff = compare(before, after)
+        assert time.process_time() - began < 1.0
+        assert diff.changes
+        assert diff.left_out == counted

@@ -90,6 +90,7 @@ def test_row_of_the_table_is_complete(spec: CommandSpec) -> None:
         assert spec.permission in (Permission.OPERATOR, Permission.ADMIN)
         only_looks = spec.name in ("stacks", "test_alert")
         assert spec.tier(Effect(kills=("web-0",))) is (Tier.NONE if only_looks else Tier.DISRUPTIVE)
+        assert spec.tier(Effect(displaces=("an attempt ends",))) is (Tier.NONE if only_looks else Tier.DISRUPTIVE)
         assert spec.tier(Effect(loses=("everything",))) is (Tier.NONE if only_looks else Tier.DESTRUCTIVE)
 
 

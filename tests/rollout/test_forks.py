@@ -11,13 +11,15 @@ import pytest
 from agentrl.errors import RefusedError
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import Actor
+from agentrl.protocol.commands import COMMANDS
 from agentrl.protocol.data_commands import Done, ExcludeReplayed, ForkRecords, KeepReplays, ReplayCalls
-from agentrl.protocol.effects import Effect
+from agentrl.protocol.effects import Effect, Tier
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.wire import raw
 from agentrl.queries.dispatcher import Dispatcher
 from agentrl.rollout.agent_loops import AgentLoop, register_loop
+from agentrl.rollout.attempt import EpisodeSettings
 from agentrl.rollout.episode import Episode
 from agentrl.steward import admission, group_upkeep
 from agentrl.steward.replays import ReplayRunner
@@ -130,7 +132,7 @@ async def test_repaired_record_enters_its_group_as_if_it_had_not_failed(stage: S
     task, base = await failed_search(stage, down)
     effect = await preview(stage, base.id)
     assert effect.changes[0] == f"repair: a fork takes seat 0 of {task.id}, and goes on with turn 2 of {base.id}"
-    assert "1 tool call before it; 1 of them run again" in effect.changes[1]
+    assert "1 tool call before it; 1 of the calls runs again" in effect.changes[1]
     down.mend()
     id = await fork(stage, base.id)
     assert await fork(stage, base.id) == id, "an operation forks once"
@@ -207,6 +209,25 @@ async def test_single_continuation_is_a_probe_that_does_not_train(stage: Stage, 
     assert account.balanced, account.problems
 
 
+async def test_fork_that_generated_nothing_before_its_deadline_is_no_fault_of_the_policy(
+    stage: Stage, down: Line
+) -> None:
+    _, base = await failed_search(stage, down)
+    down.mend()
+    id = await fork(stage, base.id)
+
+    async def never(prompt: Prompt) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    (engine,) = stage.made_engines
+    engine.says = never
+    settings = EpisodeSettings(call_s=20, episode_s=2, episode_timeout_means="policy")
+    async with stage.sampler("sampler-1.1", settings=settings):
+        record = await failure(stage, _id=id)
+    assert (record.outcome, record.turns) == ("episode_timeout", 2), "both turns are of the trunk"
+
+
 async def test_edited_message_begins_a_branch(stage: Stage, down: Line) -> None:
     _, base = await failed_search(stage, down)
     down.mend()
@@ -234,6 +255,41 @@ async def test_trunk_that_a_tool_does_not_repeat_ends_as_not_reproducible(stage:
     assert await of_record(stage, f"{task.id}#r1.s0.a3")
 
 
+@pytest.mark.parametrize(("deaths", "ends"), [(2, "scored"), (3, "failed")])
+async def test_session_of_a_fork_of_which_a_call_is_lost_is_rebuilt_three_times_at_most(
+    stage: Stage, down: Line, tmp_path: Path, deaths: int, ends: str
+) -> None:
+    path = tmp_path / "deaths left"
+    path.write_text("0")
+    code = f"import os, pathlib; file = pathlib.Path({str(path)!r}); left = int(file.read_text())"
+    code += "; left and file.write_text(str(left - 1)) and os._exit(3); found = 'done'"
+
+    def says(prompt: Prompt) -> str:
+        first = calls("tick()", f"python(code={code!r})")
+        said = [first, calls(f"search(while_down={str(down.path)!r})"), calls("tick()"), "<answer>3</answer>"]
+        return said[len({*prompt.answers[1:]} - {"done"})]
+
+    stage.config = configuration(**unruly_tools())
+    await stage.toolbox()
+    await stage.engine(says)
+    await stage.task(n=1)
+    async with stage.sampler("sampler-0.1"):
+        base = await failure(stage)
+    down.mend()
+    path.write_text(str(deaths))
+    id = await fork(stage, base.id)
+    async with stage.sampler("sampler-1.1"):
+        record = await (scored(stage, id) if ends == "scored" else failure(stage, _id=id))
+    assert path.read_text() == "0"
+    if ends == "failed":
+        assert record.outcome == "tool_server_failed"
+        assert record.error.startswith(f"3 sessions could not be rebuilt: {base.id}/000.1 (python) was lost:")
+        return
+    made = [one.result for one in await stage.tool_calls() if one.id.startswith(f"{id}/")]
+    assert made == ["tick 1", "done", "found", "tick 2"]
+    assert (await accounting.account(stage.db)).balanced
+
+
 @pytest.mark.parametrize("effect", ["outside", "pure"])
 async def test_what_servers_declare_of_their_tools_decides_what_a_fork_runs_again(
     stage: Stage, down: Line, monkeypatch: pytest.MonkeyPatch, effect: str
@@ -245,7 +301,7 @@ async def test_what_servers_declare_of_their_tools_decides_what_a_fork_runs_agai
         with pytest.raises(RefusedError, match=r"faulty\.tick acts outside of the session"):
             await preview(stage, base.id)
         return
-    assert "0 of them run again" in (await preview(stage, base.id)).changes[1]
+    assert "run again" not in (await preview(stage, base.id)).changes[1]
     id = await fork(stage, base.id)
     async with stage.sampler("sampler-1.1"):
         await scored(stage, id)
@@ -267,17 +323,17 @@ async def test_fork_of_a_base_whose_details_were_removed_samples_nothing(stage: 
     assert len(stage.made_engines[0].prompts) == prompts
 
 
-@register_loop("forgetful")
-class Forgetful(AgentLoop):
+@register_loop("silent_loop")
+class SilentLoop(AgentLoop):
     """Asks something else when it is run again."""
 
     runs = 0
 
     async def run(self, episode: Episode) -> Outcome:
-        Forgetful.runs += 1
+        SilentLoop.runs += 1
         ids = episode.first_prompt()
         reply = await episode.model(ids)
-        tail = episode.template.tool_results([f"run {Forgetful.runs}"], ended=reply.ended)
+        tail = episode.template.tool_results([f"run {SilentLoop.runs}"], ended=reply.ended)
         reply = await episode.model([*ids, *reply.ids, *tail])
         await episode.model([*ids, *reply.ids, *tail])
         return Outcome.ANSWERED
@@ -285,7 +341,7 @@ class Forgetful(AgentLoop):
 
 async def test_loop_that_asks_something_else_in_its_trunk_is_not_reproducible(stage: Stage) -> None:
     await stage.engine(lambda prompt: "<answer>3</answer>")
-    task = await stage.task(n=2, agent_name="forgetful")
+    task = await stage.task(n=2, agent_name="silent_loop")
     async with stage.sampler("sampler-0.1"):
         await stage.ended(count=2)
     id = await fork(stage, f"{task.id}#r1.s0.a1/2")
@@ -345,6 +401,23 @@ async def test_calls_that_work_now_are_replayed_and_their_records_forked(stage: 
         record = await scored(stage, id)
     assert record.fork is not None
     assert (record.fork.kind, record.fork.replay, record.turns) == ("repair", replay.id, 4)
+
+
+async def test_forks_lose_nothing_but_what_they_displace_makes_them_disruptive(stage: Stage, down: Line) -> None:
+    tier = COMMANDS["fork_records"].tier
+    first, base = await failed_search(stage, down)
+    assert tier(await preview(stage, base.id)) is Tier.REVERSIBLE
+    assert await group_upkeep.open_next_attempts(stage.db) == 1
+    effect = await preview(stage, base.id)
+    assert (effect.displaces, effect.loses) == ((f"{first.id}#r1.s0.a2 ends: the fork has its seat",), ())
+    assert tier(effect) is Tier.DISRUPTIVE
+
+    await stage.task(n=2)
+    async with stage.sampler("sampler-1.1"):
+        await stage.ended(count=5)
+    many = await ask(stage, "replay_calls", ReplayCalls(filter="tool=search", then="fork"), dry_run=True)
+    assert many.displaces == ("if they work now: 2 records of 2 groups are repaired: forks take their seats",)
+    assert COMMANDS["replay_calls"].tier(many) is Tier.DISRUPTIVE
 
 
 async def test_replay_is_kept_or_its_record_excluded_once(stage: Stage) -> None:

@@ -147,8 +147,12 @@ async def test_a_tool_call_that_runs_during_a_hand_over_is_joined_and_not_run_tw
     assert [(one.status, one.result) for one in await stage.tool_calls()] == [("ok", "noted")]
 
 
-async def test_what_a_dead_sampler_left_is_continued(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lease is expired while it sits in the second call; it may write nothing more, and nothing is lost."""
+@pytest.mark.parametrize("notices", ["by its lease", "by a claim"])
+async def test_what_a_dead_sampler_left_is_continued(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, notices: str
+) -> None:
+    """It is declared dead while it waits for its second model call; it writes nothing more, and nothing is lost. Until
+    it notices that, it may claim its own record again, and must not run it twice at the same time."""
     stage.config = configuration(**unruly_tools())
     await stage.toolbox()
     stuck = asyncio.Event()
@@ -161,26 +165,31 @@ async def test_what_a_dead_sampler_left_is_continued(stage: Stage, monkeypatch: 
             await asyncio.Event().wait()
         return "<answer>3</answer>"
 
-    await stage.engine(says)
-    await stage.task(n=1)
-    monkeypatch.setattr(owners, "RENEW_EVERY_S", 0.2)
+    async def over() -> bool:
+        await dead_owners.expire(stage.db)
+        return await statuses(stage) == [RecordStatus.SCORED]
 
-    async def one_dies_and_another_goes_on() -> None:
+    engine = await stage.engine(says)
+    await stage.task(n=1)
+    monkeypatch.setattr(owners, "RENEW_EVERY_S", 0.2 if notices == "by its lease" else 60.0)
+    monkeypatch.setattr(owners, "CERTAIN_S", 0.0 if notices == "by its lease" else 60.0)
+
+    async def is_declared_dead() -> None:
         async with stage.sampler("sampler-0.1"):
             await asyncio.wait_for(stuck.wait(), PATIENCE_S)
             await aeventually(lambda: _turns(stage, 1), what="the first turn is stored")
             await owners.expire(stage.db, "sampler-0.1", "it was killed")
             await dead_owners.expire(stage.db)
-            async with stage.sampler("sampler-1.1"):
-                await stage.one()
-            # One that is drained before it looked at its lease ends in peace.
             await aeventually(lambda: "sampler-0.1" not in {task.get_name() for task in asyncio.all_tasks()})
 
     with pytest.raises(ExceptionGroup) as ended:
-        await one_dies_and_another_goes_on()
+        await is_declared_dead()
     assert ended.group_contains(OwnerLostError)
+    async with stage.sampler("sampler-1.1"):
+        await aeventually(over, what="the record is scored")
     record = await stage.one()
     assert (record.outcome, record.owner, record.attempt) == ("answered", "sampler-1.1", 1)
+    assert len(engine.prompts) == 3, "the second model call is made once more"
     begun, *lost, ended_with = [call.status for call in await stage.calls()]
     assert (begun, set(lost), ended_with) == ("done", {"failed"}, "done"), "shown before its end or not, it is lost"
     assert len(await stage.data()) == 1

@@ -274,3 +274,22 @@ def test_proxy_ends_with_its_toolbox() -> None:
         process = subprocess.Popen([sys.executable, "-m", "agentrl.sandboxes.network_proxy"], stdin=theirs)
     ours.close()
     assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("0.1.2.3", "10.1.2.3", "100.64.0.1", "127.0.0.2", "169.254.169.254", "172.31.0.1", "192.0.0.1", "192.0.2.1"),
+        *("192.88.99.1", "192.168.0.1", "198.19.0.1", "198.51.100.1", "203.0.113.1", "224.0.0.1", "240.0.0.1"),
+        *("::", "::1", "::10.0.0.1", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b:1::808:808", "100::1"),
+        *("100:0:0:1::1", "2001::1", "2001:2::1", "2001:10::1", "2001:db8::1", "2002:a00:1::1", "3fff::1", "5f00::1"),
+        *("fc00::1", "fe80::1", "fec0::1", "ff02::1", "2002:c058:6301::1", "64:ff9b::192.88.99.1"),
+    ],
+)
+def test_special_address_is_refused_for_a_listed_name(address: str) -> None:
+    assert NetworkRules(["example.org"]).refused_address("example.org", address, 443, of_this_host=False)
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8"])
+def test_public_address_is_allowed_for_a_listed_name(address: str) -> None:
+    assert not NetworkRules(["example.org"]).refused_address("example.org", address, 443, of_this_host=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 import struct
 
 import pytest
@@ -12,6 +13,7 @@ from agentrl.sandboxes import system_calls
 ALLOWED, DENIED, MISSING = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 X86, ARM = ("x86_64", 0xC000003E), ("aarch64", 0xC00000B7)
 NEW_USER, NEW_NETWORK, VFORK = 0x10000000, 0x40000000, 0x4000
+UNIX, NO_FAMILY = 1, 0x50000 | errno.EAFNOSUPPORT
 
 
 def outcome(machine: tuple[str, int], number: int, argument: int = 0, *, audit: int = 0) -> int:
@@ -38,7 +40,7 @@ def test_denied_calls_fail_and_others_pass(machine: tuple[str, int], column: int
     missing = {numbers[column] for numbers in system_calls._MISSING.values()}
     for number in range(600):
         expected = DENIED if number in denied else MISSING if number in missing else ALLOWED
-        assert outcome(machine, number) == expected, number
+        assert outcome(machine, number, UNIX) == expected, number
 
 
 @pytest.mark.parametrize(("machine", "clone", "unshare"), [(X86, 56, 272), (ARM, 220, 97)])
@@ -54,3 +56,10 @@ def test_calls_of_another_architecture_do_not_exist() -> None:
     assert outcome(X86, write, audit=0x40000003) == MISSING
     assert outcome(ARM, write, audit=X86[1]) == MISSING
     assert outcome(X86, 0x40000000 | write) == MISSING
+
+
+@pytest.mark.parametrize(("machine", "number"), [(X86, 41), (ARM, 198)])
+def test_sockets_have_listed_address_families_only(machine: tuple[str, int], number: int) -> None:
+    allowed = {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
+    for family in range(64):
+        assert outcome(machine, number, family) == (ALLOWED if family in allowed else NO_FAMILY), family

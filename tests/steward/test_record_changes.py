@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,9 +20,19 @@ from agentrl.steward.settings import StewardSettings
 from agentrl.store import accounting, claims, groups, lineages, owners, rescoring, steps, tasks
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, StoreUnavailableError
-from agentrl.store.documents import DispatchedSamplingTask, Record, Task, call_id, load, to_bson
+from agentrl.store.documents import (
+    CanaryReading,
+    DispatchedSamplingTask,
+    Publication,
+    Record,
+    Task,
+    call_id,
+    load,
+    to_bson,
+)
 from tests.steward.test_queries import asked
 from tests.store import flow
+from tests.store.deaths import repeated_after_deaths
 
 SCORES = (0.0, 1.0, 1.0)
 KINDS = {
@@ -120,6 +132,45 @@ async def test_everything_that_a_sampler_or_an_engine_made_is_found(db: Database
     assert record["_id"] == second
 
 
+async def test_only_what_an_engine_generated_since_its_last_canary_is_chosen(db: Database) -> None:
+    trained, task = await flow.ready_tasks(db, 2, scores=(0.0, 1.0, 1.0, 0.0))
+    before, across, after, other = (share.record for share in task.shares)
+    passed = datetime.now(UTC).replace(microsecond=0)
+    early, late = passed - timedelta(seconds=5), passed + timedelta(seconds=5)
+    readings = [
+        CanaryReading("engine-2.1", 0.0, 0.0, 1e-3, early),
+        CanaryReading("engine-2.7", 0.0, 0.0, 1e-3, passed),
+        CanaryReading("engine-1.1", 0.0, 0.0, 1e-3, late),
+    ]
+    await db.insert_many("Publication", to_bson([Publication(id=4, canary=readings), Publication(id=5)]))
+    # A record that ended later, without text of this engine since then, stays.
+    calls = [(before, early, "engine-2.7"), (across, early, "engine-2.7"), (across, late, "engine-2.7")]
+    calls += [(after, None, "engine-2.7"), (other, late, "engine-1.1"), (trained.shares[0].record, late, "engine-2.7")]
+    made = [
+        DispatchedSamplingTask(id=call_id(record, place), record=record, engine=engine, done_at=at)
+        for place, (record, at, engine) in enumerate(calls)
+    ]
+    await db.insert_many(CALLS, to_bson(made))
+    await db.update_many("Record", {}, {"$set": {"finished_at": late}})
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    await flow.commit(db, lineage.id, 1, [trained])
+    effect: Effect = await exclude(db, made_by="engine-2", since_canary=True, dry_run=True)
+    assert effect.changes[0] == "2 records of 1 group will not train"
+    assert "engine-2.7 generated since it passed its last canary, of version 4 at" in effect.notes[0]
+    assert effect.notes[-1] == "1 other record match, but trained already or are over: they stay"
+    first_life: Effect = await exclude(db, made_by="engine-2.7", since_canary=True, dry_run=True)
+    assert first_life.changes == effect.changes
+    with pytest.raises(RefusedError, match=r"No scored record .* that engine-1\.1 generated .* of version 4") as none:
+        await exclude(db, made_by="engine-1.1", since_canary=True, filter="score > 5", dry_run=True)
+    assert "--made-by UNIT.N" in none.value.hint
+    for nothing in ("engine-3", "sampler-0"):
+        with pytest.raises(RefusedError, match=f"{nothing} passed no canary"):
+            await exclude(db, made_by=nothing, since_canary=True, dry_run=True)
+    await exclude(db, made_by="engine-2", since_canary=True)
+    excluded = await db.find("Record", {"status": "excluded"}, projection=["_id"])
+    assert {one["_id"] for one in excluded} == {across, after}
+
+
 async def test_refusals_name_the_step(db: Database) -> None:
     (task,) = await flow.ready_tasks(db, 1)
     lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
@@ -132,6 +183,7 @@ def test_records_are_named_or_found_but_not_both() -> None:
     assert ExcludeRecords().problem()
     assert ExcludeRecords(ids=("a",), filter="score = 1").problem()
     assert not ExcludeRecords(made_by="engine-2", filter="score = 1").problem()
+    assert "--made-by" in ExcludeRecords(filter="score = 1", since_canary=True).problem()
 
 
 async def test_records_that_another_operation_excluded_are_not_counted(db: Database) -> None:
@@ -209,6 +261,68 @@ async def test_excluded_and_cancelled_records_can_be_requeued(db: Database) -> N
     assert closed.members == 3
     account = await accounting.account(db)
     assert account.balanced, account.problems
+
+
+async def test_round_is_not_left_over_a_seat_that_was_requeued_meanwhile(db: Database) -> None:
+    task = await admitted(db, n=2)
+    records = [await claimed(db), await claimed(db)]
+    await change(db, "cancel", ids=tuple(records))
+    (read_before,) = await groups.read(db, [task.id])
+    await change(db, "requeue", ids=(records[0],), id="op-2")
+    assert await groups.close_group(db, read_before, flow.RULE, Actor.STEWARD) == "gone"
+    assert await group_upkeep.open_next_attempts(db) == 1
+    assert (await tasks.get(db, task.id)).round == 1
+
+
+async def test_requeue_of_a_seat_that_was_cut_off_is_finished_when_it_is_repeated(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await admitted(db, n=2)
+    records = [await claimed(db), await claimed(db)]
+    await change(db, "cancel", ids=tuple(records))
+    (read_before,) = await groups.read(db, [task.id])
+    done: Done
+    done, deaths = await repeated_after_deaths(
+        monkeypatch, lambda: change(db, "requeue", filter="status=cancelled", id="op-2")
+    )
+    assert (deaths, done.result["requeued"]) == (2, 2)
+    assert await groups.close_group(db, read_before, flow.RULE, Actor.STEWARD) == "gone"
+    assert await group_upkeep.open_next_attempts(db) == 2
+    assert await flow.run_group(db, (0.0, 1.0)) == "ready"
+    again: Done = await change(db, "requeue", ids=tuple(records), id="op-2")
+    assert again.result["requeued"] == 2
+    assert (await tasks.get(db, task.id)).status == "ready", "the repeated operation requeues nothing else"
+    assert (await accounting.account(db)).balanced
+
+
+@pytest.mark.parametrize("killed", [True, False])
+async def test_record_whose_task_is_leased_before_it_is_requeued_is_refused(
+    db: Database, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    task = await admitted(db, n=3)
+    record = await claimed(db)
+    await change(db, "cancel", ids=(record,))
+    assert await flow.run_group(db, (0.0, 1.0)) == "ready"
+    lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+
+    async def leases_first(*args: Any, **kwargs: Any) -> Any:
+        assert await steps.lease(db, flow.step_of(lineage.id, 1, [await tasks.get(db, task.id)]))
+        if killed:
+            raise StoreUnavailableError("killed")
+        return await requeue(*args, **kwargs)
+
+    requeue = tasks.requeue
+    with monkeypatch.context() as patched:
+        patched.setattr(tasks, "requeue", leases_first)
+        if killed:
+            with pytest.raises(StoreUnavailableError):
+                await change(db, "requeue", ids=(record,), id="op-2")
+        else:
+            done: Done = await change(db, "requeue", ids=(record,), id="op-2")
+            assert (done.result["requeued"], done.result["refused"]) == (0, 1)
+    with pytest.raises(RefusedError, match=f"{record} is over: {task.id} is leased"):
+        await change(db, "requeue", ids=(record,), id="op-2")
+    assert (await accounting.account(db)).balanced
 
 
 async def test_record_of_a_closed_group_has_its_whole_task_sampled_again(db: Database) -> None:
@@ -339,30 +453,15 @@ async def test_steward_that_dies_at_any_write_leaves_each_record_changed_once(
 ) -> None:
     await flow.ready_tasks(db, 3, scores=(0.0, 1.0, 1.0, 0.5))
     await db.update_many("Record", {"seat": 3}, {"$set": {"status": "failed"}})
-    originals = {name: getattr(Database, name) for name in ("update_one", "update_many", "insert_missing")}
-    for verb, filter, count in (("rescore", "score=1", 6), ("exclude", "score=0", 3), ("requeue", "status=failed", 3)):
-        deaths = 0
-        for most in range(40):
-            left = most
-
-            def mortal(name: str) -> Any:
-                async def write(self: Database, *args: Any, **kwargs: Any) -> Any:
-                    nonlocal left
-                    if not left:
-                        raise StoreUnavailableError("killed")
-                    left -= 1
-                    return await originals[name](self, *args, **kwargs)
-
-                return write
-
-            with monkeypatch.context() as patched:
-                for name in originals:
-                    patched.setattr(Database, name, mortal(name))
-                try:
-                    done: Done = await change(db, verb, filter=filter, id=f"op-{verb}")
-                    break
-                except StoreUnavailableError:
-                    deaths += 1
+    for verb, filter, count in (
+        ("rescore", "score=1", 6),
+        ("exclude", "status=scored and score=0", 3),
+        ("requeue", "status=failed", 3),
+    ):
+        done: Done
+        done, deaths = await repeated_after_deaths(
+            monkeypatch, partial(change, db, verb, filter=filter, id=f"op-{verb}")
+        )
         assert deaths > 1
         if verb == "rescore":
             await score_all(db, 0.75)

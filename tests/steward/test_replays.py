@@ -50,8 +50,15 @@ class House:
         self._asked = 0
 
     @contextlib.asynccontextmanager
-    async def toolbox_up(self) -> AsyncIterator[None]:
-        async with self.toolbox.running(), listening(build_app(self.toolbox, TOKEN)) as url:
+    async def toolbox_up(self, *, killed: bool = False) -> AsyncIterator[None]:
+        """`killed`: its connections break before its calls end."""
+        toolbox = contextlib.AsyncExitStack()
+        async with toolbox:
+            if killed:
+                await toolbox.enter_async_context(self.toolbox.running())
+            url = await toolbox.enter_async_context(listening(build_app(self.toolbox, TOKEN)))
+            if not killed:
+                await toolbox.enter_async_context(self.toolbox.running())
             me = Service(id="toolbox-0.1", unit="toolbox-0", kind="toolbox", url=url, state="serving")
             me.names = list(self.servers)
             reporting = asyncio.create_task(self._report(me))
@@ -106,7 +113,7 @@ class House:
             return None if done.under_way else done
 
         await aeventually(ended, what="the end of the replay")
-        return await replays.of_operation(self.db, id)
+        return [await replays.get(self.db, each.id) for each in await replays.of_operation(self.db, id)]
 
     async def one(self, call: str, **args: Any) -> Replay:
         (replay,) = await self.replay(call, **args)
@@ -313,6 +320,81 @@ async def test_failed_calls_are_replayed_by_a_filter(house: Start, db: Database,
     assert {replay.call for replay in done} < {*ids} - {ids[1]}
 
 
+# ---- calls that are lost while a session is rebuilt ----
+
+
+def dies_while(path: Path, deaths: int) -> dict[str, Any]:
+    """Arguments of `python`: its server dies the first times, and leaves a line each time."""
+    code = f"import os, pathlib; file = pathlib.Path({str(path)!r}); text = file.read_text() if file.exists() else ''"
+    code += f"; file.write_text(text + 'ran ') and len(text.split()) < {deaths} and os._exit(3); found = 'done'"
+    return {"code": code}
+
+
+@pytest.mark.parametrize(("deaths", "verdict"), [(0, "same"), (2, "same"), (3, "cannot run")])
+async def test_session_of_which_a_call_is_lost_is_rebuilt_three_times_at_most(
+    house: Start, db: Database, tmp_path: Path, deaths: int, verdict: str
+) -> None:
+    made = await house()
+    path = tmp_path / "ran"
+    tick, echo = ("tick", {}, "ok", "tick 1"), ("echo", {"text": "x"}, "ok", "x")
+    ids = await recorded(db, tick, ("python", dies_while(path, deaths), "ok", "done"), echo)
+    replay = await made.one(ids[2], despite_differences=deaths > 0)
+    assert (replay.verdict, replay.attempt, len(path.read_text().split())) == (verdict, 1, min(deaths + 1, 3))
+    if deaths == 3:
+        assert (replay.error_class, replay.fault) == ("infrastructure", "")
+        assert replay.reason.startswith(f"3 sessions could not be rebuilt: {ids[1]} (python) was lost:")
+    else:
+        assert [one.same for one in replay.rebuilt] == [True, True], "each session begins with the first tick"
+    await aeventually(lambda: made.toolbox.open_sessions == 0, what="the sessions are closed")
+
+
+async def test_call_with_effects_outside_is_not_repeated_for_a_session_that_is_lost(
+    house: Start, db: Database, tmp_path: Path
+) -> None:
+    made = await house(effects={"note": "outside"})
+    path = tmp_path / "notes"
+    note, echo = ("note", {"path": str(path)}, "ok", "noted"), ("echo", {"text": "x"}, "ok", "x")
+    ids = await recorded(db, note, ("python", dies_while(tmp_path / "ran", 1), "ok", "done"), echo)
+    replay = await made.one(ids[2], allow=("faulty.note",))
+    assert (replay.status, replay.attempt, path.read_text().splitlines()) == ("failed", 1, ["begun", "ended"])
+    assert "faulty.note may have run and is not run again" in replay.reason
+
+
+async def test_call_that_was_recorded_as_lost_is_compared(house: Start, db: Database, tmp_path: Path) -> None:
+    made = await house()
+    path = tmp_path / "ran"
+    ids = await recorded(
+        db, ("python", dies_while(path, 0), "lost", "its server died"), ("echo", {"text": "x"}, "ok", "x")
+    )
+    replay = await made.one(ids[1])
+    assert (replay.verdict, replay.reason.partition(": ")[2]) == ("not reproducible", "status was lost, is ok")
+    assert path.read_text().split() == ["ran"]
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+async def test_session_is_rebuilt_in_the_next_toolbox(db: Database, tmp_path: Path, end: str) -> None:
+    await indexes.ensure(db)
+    made = House(db, tmp_path, {"faulty": faulty()})
+    path, until = tmp_path / "notes", tmp_path / "go on"
+    ids = await recorded(
+        db, ("note", {"path": str(path), "until": str(until)}, "ok", "noted"), ("tick", {}, "ok", "tick 1")
+    )
+    async with made.steward_up():
+        async with made.toolbox_up(killed=end == "killed"):
+            await made.ask("replay_calls", ReplayCalls(calls=(ids[1],)), id="op-1")
+            await aeventually(path.exists, what="a call that rebuilds the session")
+        made.toolbox = Toolbox(made.servers, run_dir=tmp_path, name="toolbox-0.1")
+        until.touch()
+        async with made.toolbox_up():
+
+            async def over() -> Replay | None:
+                (found,) = await replays.of_operation(db, "op-1")
+                return found if found.status not in replays.OPEN else None
+
+            replay = await aeventually(over, what="its end")
+    assert (replay.verdict, replay.attempt, replay.reason) == ("same", 1, "")
+
+
 # ---- effects outside of the session ----
 
 
@@ -376,6 +458,7 @@ async def test_a_replay_of_a_killed_steward_ends_once_and_never_runs_twice_outsi
     found = await replays.of_operation(db, "op-1")
     assert [one.status for one in found] == [ends]
     assert found[0].runs == replay.runs, "the steward that was declared dead wrote nothing"
+    assert not any(run.result for run in found[0].runs), "the progress of an operation is read without results"
 
 
 async def test_session_of_a_later_run_is_released_when_its_steward_dies(
@@ -392,8 +475,8 @@ async def test_session_of_a_later_run_is_released_when_its_steward_dies(
     runner = ReplayRunner(db, made.servers, owner="steward-0.1", token=TOKEN)
     execution = _Execution(runner, killed, db)
     plan = await runner.planner.plan(id)
-    for number in range(2):
-        await execution._open(plan, number)
+    for _ in range(2):
+        await execution._open(plan)
     await db.update_one("Replay", {}, {"$push": {"sent": "faulty.note"}})  # so no attempt comes after it
     await owners.expire(db, "steward-0.1", "killed")
     async with made.steward_up("steward-0.2"):

@@ -116,15 +116,19 @@ async def test_overtaken_closing_gives_an_excluded_record_no_advantage(db: Datab
 async def test_exclusion_after_the_trainer_looked_leaves_the_record_out_of_its_step(db: Database) -> None:
     (task,) = await ready_tasks(db, 1, scores=(0.0, 1.0, 1.0, 0.0))
     lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
+    await db.update_many("DBRecordData", {"_id": {"$in": records_of(task)[:3]}}, {"$set": {"intervened": True}})
     wanted = step_of(lineage.id, 1, [task])
+    wanted.intervened = 3
     await exclude(db, records_of(task)[0])
     leased = await steps.lease(db, wanted)
     assert leased is not None
     assert leased.records == records_of(task)[1:]
+    assert leased.intervened == 2
     now = await tasks.get(db, task.id)
     assert now.shares != task.shares[1:], "the baseline is another"
     assert list((await steps.shares_of(db, leased)).values()) == now.shares
-    assert await steps.commit(db, leased.id, {})
+    assert await steps.commit(db, leased.id, {}, records=records_of(task)[2:])
+    assert await steps.recently_trained(db) == (2, 1)
     assert (await accounting.account(db)).balanced
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.errors import AgentrlError
+from agentrl.errors import AgentrlError, RefusedError
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.status_tables import Actor
 from agentrl.protocol.data_commands import ExcludeRecords, ForkRecords
@@ -20,23 +20,27 @@ from agentrl.queries.dispatcher import Dispatcher
 from agentrl.rollout.record_ending import structure
 from agentrl.steward import admission, group_upkeep
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings
-from agentrl.store import accounting, calls, claims, forks, groups, indexes, lineages, steps, tasks
+from agentrl.store import accounting, calls, claims, forks, groups, indexes, lineages, replays, steps, tasks
 from agentrl.store.call_writer import CALLS
 from agentrl.store.claims import Claim, Ending, Reached
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import DispatchedSamplingTask, Record, Task, call_id, load, to_bson
+from agentrl.store.replay_documents import Replay, ReplayedCall
 from agentrl.tokens import spans as span_lists
 from agentrl.tokens.binary_format import pack_floats, pack_ids
 from agentrl.tokens.token_tree import TokenTree
+from tests.store.deaths import repeated_after_deaths
 from tests.store.flow import RULE, claim_one, commit, queue, sampler
 
 SETTINGS = StewardSettings(environments={"shop": EnvironmentSettings()}, n=2, max_in_flight=1000, groups=50)
 OWNER = "sampler-0.1"
 
 
-async def ask(db: Database, name: str, args: Args, id: str) -> Any:
-    dispatcher = Dispatcher(db, lambda: SETTINGS, {}, Path.cwd())
-    return await dispatcher.answer(AskUnit("1", id, name, raw(args), who="ada"))
+async def ask(
+    db: Database, name: str, args: Args, id: str, *, settings: StewardSettings = SETTINGS, dry_run: bool = False
+) -> Any:
+    dispatcher = Dispatcher(db, lambda: settings, {}, Path.cwd())
+    return await dispatcher.answer(AskUnit("1", id, name, raw(args), who="ada", dry_run=dry_run))
 
 
 async def fork(db: Database, target: str, id: str, **args: Any) -> str:
@@ -119,6 +123,72 @@ async def test_repair_takes_the_seat_from_an_attempt_that_was_opened_meanwhile(d
     assert (await accounting.account(db)).balanced
 
 
+async def test_attempt_that_is_scored_before_the_repair_keeps_its_seat(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, base = await failed(db)
+    assert await group_upkeep.open_next_attempts(db) == 1
+    claimed = [await claim_one(db, OWNER) for _ in range(2)]
+    (second,) = (claim for claim in claimed if claim is not None and claim.record.seat == 0)
+    repair = forks.repair
+
+    async def late(*args: Any) -> str:
+        await Sampled(db).run(second, score=1.0)
+        return await repair(*args)
+
+    monkeypatch.setattr(forks, "repair", late)
+    with pytest.raises(RefusedError, match="went on meanwhile"):
+        await fork(db, f"{base}/1", "op-1")
+    assert await statuses(db) == ["failed", "scored"]
+    after = await tasks.get(db, task.id)
+    assert (after.excluded, after.repairs, after.repairing) == ([], [], False)
+    (other,) = (claim for claim in claimed if claim is not None and claim.record.seat == 1)
+    await Sampled(db).run(other, score=0.0)
+    closed = await tasks.get(db, task.id)
+    assert (closed.status, closed.members) == ("ready", 2)
+    assert (await accounting.account(db)).balanced
+
+
+async def replayed(db: Database, base: str, verdict: str, *results: str, id: str = "op-0") -> str:
+    """A replay of a call in the first turn of a record."""
+    call = f"{base}/000.0"
+    replay = Replay(id=f"{call}~{id}", operation=id, call=call, record=base, turn=0, status="judged", verdict=verdict)
+    replay.task, replay.fault = base.partition("#")[0], "infrastructure"
+    replay.runs = [
+        ReplayedCall(status=status, error_class="" if status == "ok" else "infrastructure") for status in results
+    ]
+    await replays.insert(db, [replay])
+    return id
+
+
+@pytest.mark.parametrize(("verdict", "kind"), [("fixed", "repair"), ("flaky", "branch")])
+async def test_success_that_was_chosen_among_failures_repairs_nothing(db: Database, verdict: str, kind: str) -> None:
+    _, base = await failed(db)
+    id = await replayed(db, base, verdict, *(["ok"] if verdict == "fixed" else ["lost", "ok"]))
+    done = await ask(db, "fork_records", ForkRecords(replays=(id,)), "op-1")
+    assert done.result == {kind: 1, "forked": done.result["forked"]}
+    assert (await statuses(db))[0] == ("excluded" if kind == "repair" else "failed")
+
+
+async def test_second_replay_of_a_seat_that_is_repaired_is_refused(db: Database) -> None:
+    _, first = await failed(db)
+    assert await group_upkeep.open_next_attempts(db) == 1
+    claimed = [await claim_one(db, OWNER) for _ in range(2)]
+    (second,) = (claim for claim in claimed if claim is not None and claim.record.seat == 0)
+    await Sampled(db).run(second, score=None)
+    for base in (first, second.record.id):
+        await replayed(db, base, "fixed", "ok")
+    args = ForkRecords(replays=("op-0",))
+    effect = await ask(db, "fork_records", args, "op-1", dry_run=True)
+    assert len(effect.notes) == 1
+    assert "takes the same seat" in effect.notes[0]
+    for _ in range(2):
+        done = await ask(db, "fork_records", args, "op-1")
+        assert (done.result["repair"], done.result["refused"]) == (1, 1)
+    assert len(await statuses(db)) == 3
+    assert (await accounting.account(db)).balanced
+
+
 async def test_group_is_not_closed_between_the_decision_and_the_fork(db: Database, monkeypatch: Any) -> None:
     """As if the steward died after it had decided, while the last other seat is scored."""
     task, base = await failed(db)
@@ -149,32 +219,14 @@ async def test_steward_that_dies_at_any_write_leaves_one_fork(
 ) -> None:
     task, base = await failed(db)
     await group_upkeep.open_next_attempts(db)
-    writes = ("update_one", "update_many", "insert_missing")
-    originals = {name: getattr(Database, name) for name in writes}
-    deaths = 0
-    for most in range(20):
-        left = most
 
-        def mortal(name: str) -> Any:
-            async def write(self: Database, *args: Any, **kwargs: Any) -> Any:
-                nonlocal left
-                if not left:
-                    raise StoreUnavailableError("killed")
-                left -= 1
-                return await originals[name](self, *args, **kwargs)
-
-            return write
-
-        with monkeypatch.context() as patched:
-            for name in writes:
-                patched.setattr(Database, name, mortal(name))
-            try:
-                id = await fork(db, f"{base}/1", "op-1", times=times)
-                break
-            except StoreUnavailableError:
-                deaths += 1
+    async def upkeep() -> None:
         await forks.finish_repairs(db)
         await group_upkeep.open_next_attempts(db)
+
+    id, deaths = await repeated_after_deaths(
+        monkeypatch, lambda: fork(db, f"{base}/1", "op-1", times=times), after_death=upkeep
+    )
     assert deaths > 0
     if times:
         assert await db.count("Task", {"fork.base": base}) == 1
@@ -186,6 +238,21 @@ async def test_steward_that_dies_at_any_write_leaves_one_fork(
     assert record is not None
     assert record["forks"] == [id]
     assert (await accounting.account(db)).balanced
+
+
+async def test_branch_that_became_too_large_holds_up_nothing(db: Database) -> None:
+    _, base = await failed(db)
+    id = await fork(db, f"{base}/1", "op-1", times=6)
+    lowered, wanted = SETTINGS.changed(bound=0, groups=2), ForkRecords(target=f"{base}/1", times=6)
+    with pytest.raises(RefusedError, match="A group of 6 forks does not fit beside a batch"):
+        await ask(db, "fork_records", wanted, "op-2", settings=lowered, dry_run=True)
+    await group_upkeep.open_next_attempts(db)
+    for _ in range(2):
+        claim = await claim_one(db, OWNER)
+        assert claim is not None
+        await Sampled(db).run(claim, score=1.0)
+    assert (await admission.admit(db, lowered)).groups == 1
+    assert (await tasks.get(db, id)).status == "admitted"
 
 
 async def trained(db: Database) -> Counter[bytes]:

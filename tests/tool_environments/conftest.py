@@ -9,7 +9,10 @@ import os
 import subprocess
 import sys
 import tarfile
+import threading
 import zipfile
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,53 @@ import pytest
 
 SAYS = "def main():\n    print('{word}', __file__)\n"
 BROKEN = "def main():\n    raise RuntimeError('on purpose')\n"
+
+
+class QuotaIndex:
+    """An index that serves a folder of wheels, or answers 429 and asks to wait an hour."""
+
+    def __init__(self, folder: Path) -> None:
+        self.refuses: str | None = "/"
+        """Part of the paths that are refused."""
+        self.refused = 0
+        outer = self
+
+        class Handler(SimpleHTTPRequestHandler):
+            def __init__(self, *args: Any) -> None:
+                super().__init__(*args, directory=str(folder))
+
+            def do_GET(self) -> None:
+                if outer.refuses is not None and outer.refuses in self.path:
+                    outer.refused += 1
+                    self.send_response(429)
+                    self.send_header("Retry-After", "3600")
+                    self.end_headers()
+                elif self.path.startswith("/simple/"):
+                    links = "".join(f'<a href="/{wheel.name}">{wheel.name}</a>' for wheel in folder.iterdir())
+                    self.send_response(200)
+                    self.send_header("Content-Type", "text/html")
+                    self.end_headers()
+                    self.wfile.write(f"<!DOCTYPE html><html><body>{links}</body></html>".encode())
+                else:
+                    super().do_GET()
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self._server.server_port}"
+        self.env = {
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_INDEX_URL": f"http://user:secret@{self.address}/simple/",
+            "PIP_EXTRA_INDEX_URL": "",
+            "PIP_FIND_LINKS": "",
+            "PIP_NO_INDEX": "0",
+        }
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
 
 class Workplace:
@@ -27,6 +77,7 @@ class Workplace:
         self.cache = folder / "cache"
         self.file = folder / "work" / "run.yaml"
         self.lock = self.file.with_suffix(".tools.lock")
+        self.more_env: dict[str, str] = {}
         for each in (self.index, self.file.parent):
             each.mkdir()
 
@@ -34,7 +85,7 @@ class Workplace:
     def env(self) -> dict[str, str]:
         own = {"AGENTRL_CACHE": str(self.cache), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.index)}
         # For pip this means without isolation: what builds a package comes from the environment of the tests.
-        return {**os.environ, **own, "PIP_NO_BUILD_ISOLATION": "0"}
+        return {**os.environ, **own, "PIP_NO_BUILD_ISOLATION": "0", **self.more_env}
 
     def wheel(self, name: str, version: str = "1.0", *, requires: str = "", code: str = SAYS) -> None:
         """A package with the program `NAME`, which writes the version and where it runs."""
@@ -113,6 +164,15 @@ class Workplace:
 def _hash(text: str) -> str:
     digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
     return f"sha256={digest.decode()}"
+
+
+@pytest.fixture
+def index(place: Workplace) -> Iterator[QuotaIndex]:
+    """An index with the wheels of `place`, which installs from there."""
+    index = QuotaIndex(place.index)
+    place.more_env = index.env
+    yield index
+    index.close()
 
 
 @pytest.fixture

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.config.load import load_config
 from agentrl.config.tool_lock import keep_pins
-from agentrl.errors import AgentrlError
+from agentrl.errors import AgentrlError, ConfigError
 from agentrl.tool_environments import npm_packages
-from agentrl.tool_environments.installers import reason_in
+from agentrl.tool_environments.installers import InstallError, reason_in
 from agentrl.toolbox.server_packages import ServerPackages
-from tests.tool_environments.conftest import BROKEN, Workplace
+from tests.tool_environments.conftest import BROKEN, QuotaIndex, Workplace
 from tests.waiting import eventually
+
+REFUSED_WITHIN_S = 60.0
+"""On a busy machine; pip itself starts in a second."""
 
 
 def test_lock_file_pins_versions_and_hashes_and_no_address(locked: Workplace) -> None:
@@ -73,6 +80,49 @@ def test_two_installers_at_once_make_one_environment(locked: Workplace) -> None:
     assert locked.remains == []
 
 
+def test_index_that_refuses_for_now_is_named_after_three_tries_whatever_time_it_asks_to_wait(
+    place: Workplace, index: QuotaIndex
+) -> None:
+    place.wheel("small")
+    place.describe(small="{python: small, command: [small]}")
+
+    def refused(*arguments: str, text: str = "") -> str:
+        before, began = index.refused, time.monotonic()
+        code, lines = place.run(*arguments, text=text)
+        assert (code, index.refused - before) == (1, 3)
+        assert time.monotonic() - began < REFUSED_WITHIN_S
+        assert "as when a quota is used up" in lines[-1]["hint"]
+        assert "secret" not in str(lines)
+        return str(lines[-1]["error"])
+
+    assert f"http://{index.address}/simple/small/: 429 Client Error: Too Many Requests" in refused(
+        "lock", str(place.file)
+    )
+    index.refuses = None
+    place.locked()
+    index.refuses = ".whl"
+    assert "HTTP error 429 Client Error: Too Many Requests" in refused("install", text=place.wanted())
+    assert place.installed == []
+    index.refuses = None
+    assert place.run("install", text=place.wanted())[0] == 0
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+def test_npm_registry_that_refuses_for_now_is_named_after_three_tries(
+    tmp_path: Path, index: QuotaIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, began = npm_packages.node_of_host(), time.monotonic()
+    npmrc = tmp_path / "npmrc"
+    npmrc.write_text(f"registry=http://{index.address}/\n")
+    monkeypatch.setenv("NPM_CONFIG_USERCONFIG", str(npmrc))
+    with pytest.raises(InstallError) as refused:
+        npm_packages.pins_of(("left-pad",), node, what="The packages of a")
+    assert "Too Many Requests" in refused.value.message
+    assert "as when a quota is used up" in refused.value.hint
+    assert index.refused == 3
+    assert time.monotonic() - began < REFUSED_WITHIN_S
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_installation_leaves_nothing_that_is_used(locked: Workplace, number: signal.Signals) -> None:
     with locked.start("install", text=locked.wanted()) as process:
@@ -119,6 +169,77 @@ def test_failures_are_one_sentence_with_what_to_do(locked: Workplace, tmp_path: 
     locked.describe(built="{python: {packages: built, build: true}, command: [x]}")
     locked.run("lock", str(locked.file))
     assert proof.exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("version", "1.0\n--pre"),
+        ("version", "1.0 --global-option=x"),
+        ("version", "1.0 ; python_version > '3'"),
+        ("name", "small @ file://{index}/built-1.0.tar.gz#"),
+        ("url", "file://{index}/built-1.0.tar.gz"),
+        ("hashes", ["sha256:{digest}\n-e {index}/built-1.0"]),
+        ("hashes", []),
+        ("hashes", "sha256:{digest}"),
+        ("version", None),
+    ],
+)
+def test_changed_lock_file_is_refused_and_runs_nothing(
+    locked: Workplace, tmp_path: Path, key: str, value: object
+) -> None:
+    proof = tmp_path / "proof"
+    locked.source("built", proof)
+    digest = hashlib.sha256((locked.index / "built-1.0.tar.gz").read_bytes()).hexdigest()
+    filled = json.loads(json.dumps(value).replace("{index}", str(locked.index)).replace("{digest}", digest))
+    plain = json.loads(locked.lock.read_text())
+    for pins in plain["servers"]["small"]["pins"].values():
+        pins[1] |= {key: filled}
+    locked.lock.write_text(json.dumps(plain))
+    code, lines = locked.run("install", text=locked.wanted())
+    assert (code, "the lock file was changed by hand" in lines[-1]["error"]) == (78, True), lines
+    assert "tools lock --renew" in lines[-1]["hint"]
+    # The pins of a host of another kind limit the versions here, as lines of a file that pip reads.
+    plain["servers"]["small"]["pins"] = {"another-kind-of-host": pins}
+    locked.lock.write_text(json.dumps(plain))
+    assert locked.run("lock", str(locked.file))[0] == 78
+    assert (locked.installed, proof.exists()) == ([], False)
+
+
+@pytest.mark.parametrize("word", ["built @ file://{index}/built-1.0.tar.gz", "{index}/built-1.0"])
+def test_packages_are_named_and_not_addressed(locked: Workplace, tmp_path: Path, word: str) -> None:
+    proof = tmp_path / "proof"
+    locked.source("built", proof)
+    addressed = word.format(index=locked.index)
+    locked.describe(built=f"{{python: {addressed!r}, command: [x]}}")
+    code, lines = locked.run("lock", str(locked.file))
+    assert (code, "is not the name of a package" in lines[-1]["error"]) == (78, True), lines
+    with pytest.raises(ConfigError, match="is not the name of a package"):
+        npm_packages.pins_of((addressed,), npm_packages.Node(Path("node"), ("npm",)), what="The packages of a")
+    assert not proof.exists()
+
+
+_NPM = {"node_modules/a": {"version": "1.0.0", "integrity": "sha512-YQ=="}}
+
+
+@pytest.mark.parametrize(
+    "packages",
+    [
+        {"node_modules/a": {"version": "git+https://example.org/a.git", "integrity": "sha512-YQ=="}},
+        {"node_modules/a": {"version": "1.0.0"}},
+        {"node_modules/a": {"version": "1.0.0", "integrity": "sha512-YQ==", "resolved": "https://example.org/a.tgz"}},
+        {"node_modules/a": {"resolved": "../a", "link": True}},
+        {"node_modules/../../a": {"version": "1.0.0", "integrity": "sha512-YQ=="}},
+        _NPM | {"": {"dependencies": {"a": "file:../a"}}},
+        _NPM | {"": []},
+    ],
+)
+def test_changed_lock_of_npm_is_refused(packages: dict[str, Any]) -> None:
+    npm_packages.refuse_changed({"packages": {"": {"dependencies": {"a": "^1.0.0"}}, **_NPM}}, "The packages of a")
+    with pytest.raises(ConfigError, match="The packages of a: the lock file was changed by hand"):
+        npm_packages.refuse_changed(
+            {"packages": {"": {"dependencies": {"a": "^1.0.0"}}, **packages}}, "The packages of a"
+        )
 
 
 def test_host_of_another_kind_names_what_is_missing(locked: Workplace) -> None:
@@ -214,3 +335,38 @@ def test_unused_environments_are_removed(locked: Workplace) -> None:
     assert listed["bytes"] > 1_000
     assert "Removed: 1 environment" in locked.run("remove-unused")[1][1]["note"]
     assert (locked.installed, locked.remains) == ([], [])
+
+
+def test_damaged_environment_is_listed_as_damaged_and_removed(locked: Workplace) -> None:
+    locked.run("install", text=locked.wanted())
+    (whole,) = locked.installed
+    contents = ("{", '{"kind": "python"}', "[]", None)
+    for number, content in enumerate(contents):
+        damaged = whole.with_name(f"python-damaged-{number}")
+        damaged.mkdir()
+        if content is not None:
+            (damaged / "environment.json").write_text(content)
+    (whole.parent / "a-file").touch()
+    listed = locked.run("list")[1][0]["environments"]
+    problems = {Path(each["path"]).name: each["problem"] for each in listed}
+    assert problems.pop(whole.name) == ""
+    assert sorted(problems.values()) == ["environment.json cannot be read"] * 3 + ["environment.json is missing"]
+    agentrl = [sys.executable, "-m", "agentrl", "tools", "environments"]
+    shown = subprocess.run(agentrl, env=locked.env, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert shown.count("is damaged: environment.json") == 4
+    assert "--remove-unused`; `agentrl up` installs it again" in " ".join(shown.split())
+    assert "Removed: 5 environments" in locked.run("remove-unused")[1][1]["note"]
+    assert locked.installed == [whole.parent / "a-file"]
+
+
+def test_remains_of_interrupted_installations_are_removed_and_those_under_way_are_not(locked: Workplace) -> None:
+    with locked.start("install", text=locked.wanted()) as process:
+        eventually(lambda: any(name.endswith(".new") for name in locked.remains))
+        before = locked.remains
+        assert locked.run("remove-unused")[0] == 0
+        assert set(before) <= set(locked.remains)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(60)
+    (locked.cache / "tools" / ".python-small-0.old-1").mkdir()
+    assert locked.run("remove-unused")[0] == 0
+    assert locked.remains == []

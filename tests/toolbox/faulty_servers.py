@@ -92,10 +92,14 @@ class Tools:
     async def fail(self, session: str) -> Result:
         raise Breakage("the line is down")
 
-    async def search(self, session: str, while_down: str) -> Result:
-        """Fails while the file exists."""
+    async def search(self, session: str, while_down: str, at_most: str = "") -> Result:
+        """Fails while the file exists. While the file `at_most` exists, only as many searches end as it says."""
         if Path(while_down).exists():  # noqa: ASYNC240 - one look
             raise Breakage("the line is down")
+        counts["searches"] += 1
+        number = counts["searches"]
+        while at_most and Path(at_most).exists() and number > int(Path(at_most).read_text()):  # noqa: ASYNC240
+            await asyncio.sleep(0.01)
         return "found"
 
     async def stumble(self, session: str, path: str, then_s: float = 0.0) -> Result:

@@ -77,6 +77,27 @@ async def test_tools_of_another_run_keep_their_state_for_each_session(make: Make
         await aeventually(lambda: sessions_of(other) == [], what="its sessions are closed")
 
 
+async def test_effects_of_another_run_pass_over_both_of_its_doors(make: MakeToolbox) -> None:
+    theirs = {"one": faulty(effects={"echo": "pure", "note": "outside", "count": "session"}), "two": faulty()}
+    async with make(theirs) as other, offered(other) as address:
+        await other.open("episode", "one", "two")
+        mcp = ToolServer.model_validate({"url": address.removesuffix("api"), "token": "env:OTHER_RUN"})
+        ours = {"api": behind(address, session="shared"), "mcp": mcp, "own": behind(address, effects={"*": "outside"})}
+        async with make(ours) as hands:
+            await hands.open("s", *ours)
+            for server in ("api", "mcp"):
+                found = {tool.name: hands.toolbox.effect(tool) for tool in hands.toolbox.tools(server)}
+                assert [found[f"one.{name}"] for name in ("echo", "note", "count", "hang")] == [
+                    "pure",
+                    "outside",
+                    "session",
+                    "",
+                ]
+                assert {found[name] for name in found if name.startswith("two.")} == {""}
+            # The run file here has the last word.
+            assert {hands.toolbox.effect(tool) for tool in hands.toolbox.tools("own")} == {"outside"}
+
+
 @pytest.mark.parametrize("mode", ["process", "shared"])
 async def test_a_closed_session_is_lost_or_opened_again(make: MakeToolbox, mode: str) -> None:
     async with make() as other, offered(other) as address:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.toolbox import call_registry, service_report
+from agentrl.toolbox import call_registry, mcp_connection, service_report
 from agentrl.toolbox.api_messages import (
     REFUSALS,
     CallAnswer,
@@ -156,3 +156,26 @@ def test_requests_of_episodes_have_no_field_that_an_earlier_toolbox_would_refuse
     assert opening == {"id": "a", "servers": ["shop"], "wait_s": 9.0}
     calling = msgspec.json.decode(msgspec.json.encode(CallTool(session="a", call="a/1", arguments={"x": 1})))
     assert calling == {"session": "a", "call": "a/1", "arguments": {"x": 1}}
+
+
+@pytest.mark.parametrize(
+    ("declared", "hints", "effect"),
+    [
+        ("pure", None, "pure"),
+        ("pure", {"readOnlyHint": True}, "pure"),
+        ("pure", {"readOnlyHint": False}, "session"),
+        ("pure", {"readOnlyHint": False, "openWorldHint": True}, "outside"),
+        ("session", {"readOnlyHint": False, "openWorldHint": True}, "outside"),
+        ("outside", {"readOnlyHint": True}, "outside"),
+        ("anything", None, ""),
+        (["pure"], None, ""),
+        (None, {"readOnlyHint": True, "idempotentHint": True}, ""),
+    ],
+)
+def test_standard_hints_make_a_declared_effect_only_more_careful(
+    declared: object, hints: dict[str, bool] | None, effect: str
+) -> None:
+    tool = types.Tool.model_validate(
+        {"name": "t", "inputSchema": {"type": "object"}, "annotations": hints, "_meta": {"agentrl/effect": declared}}
+    )
+    assert mcp_connection._declared_effect(tool) == effect

@@ -26,7 +26,7 @@ async def test_a_replay_takes_no_process_of_a_pool_and_its_own_one_ends_with_it(
         first, second = [await hands.call(id, f"{id} 1", "count") for id in ("an episode", "a replay")]
         pids = [int(answer.content.split()[0]) for answer in (first, second)]
         assert pids[0] != pids[1]
-        with pytest.raises(QuotaError, match="Other replays"):
+        with pytest.raises(QuotaError, match="use all processes beside the pool"):
             await opened(hands, "another replay", wait_s=0.1)
         await hands.toolbox.close("a replay")
         await aeventually(lambda: not psutil.pid_exists(pids[1]), what="the end of its process")

@@ -56,7 +56,8 @@ async def test_seven_servers_of_others_work_as_their_run_file_describes_them(
     with web_page("<title>Prices</title><p>An apple is 3.</p>") as url:
         async with make(servers) as hands:
             assert await hands.open("s", *servers, wait_s=250.0)
-            assert {server.sandbox for server in hands.toolbox.servers()} == {"in a process sandbox"}
+            sandboxes = {server.sandbox.partition(":")[0] for server in hands.toolbox.servers()}
+            assert sandboxes == {"in a process sandbox"}
             for number, (server, tool, arguments, answer) in enumerate(
                 (
                     ("everything", "get-sum", {"a": 2, "b": 40}, "42"),

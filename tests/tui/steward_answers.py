@@ -8,7 +8,7 @@ from typing import Any
 from agentrl.errors import RefusedError
 from agentrl.protocol import commands, data_commands
 from agentrl.protocol.messages import Permission
-from agentrl.protocol.tool_commands import SandboxRow, ToolLogLine, ToolRow, ToolServerRow, ToolSessionRow
+from agentrl.protocol.tool_commands import JoinedRows, SandboxRow, ToolLogLine, ToolRow, ToolServerRow, ToolSessionRow
 from tests.cli.scripted import Scripted
 
 RECORD = "shop/train/0/000012#r1.s3.a1"
@@ -189,9 +189,9 @@ def tool_rows(coordinator: Scripted, text: str = "") -> None:
         ToolRow(id="shop.order", name="order", effect="outside", **tool),
     ]  # fmt: skip
     line = ToolLogLine(7, at, "toolbox-0.1", "toolbox-0.1/shop-1", f"listening {text}")
-    coordinator.answers["tool_logs"] = lambda _: [line]
+    coordinator.answers["tool_logs"] = lambda _: JoinedRows([line])
     for name, rows in (("tool_servers", servers), ("tools", tools), ("sandboxes", boxes), ("tool_sessions", sessions)):
-        coordinator.answers[f"list_{name}"] = lambda _, rows=rows: rows
+        coordinator.answers[f"list_{name}"] = lambda _, rows=rows: JoinedRows(rows)
 
 
 def _stored(coordinator: Scripted, text: str) -> None:

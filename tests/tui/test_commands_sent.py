@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -9,7 +10,8 @@ import pytest
 from textual import events
 
 from agentrl.errors import ConflictError
-from agentrl.protocol import commands, rows, tool_commands
+from agentrl.formatting.amounts import moment
+from agentrl.protocol import commands, data_commands, rows, tool_commands
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.message_base import Args
 from agentrl.protocol.messages import Permission
@@ -41,6 +43,35 @@ async def test_reversible_command_runs_without_a_question_and_u_undoes_it(coordi
         await aeventually(lambda: len(coordinator.sent("scale")) == 2)
         assert coordinator.sent("scale")[1] == commands.Scale("web", to=3, seen=4)
         await screen.shows("✓ scale web to 3: done")
+
+
+async def test_what_an_engine_generated_since_its_last_canary_is_excluded_by_one_key(coordinator: Scripted) -> None:
+    populate(coordinator)
+    passed = round(time.time()) - 60.0
+    row = rows.UnitRow(
+        "engine-0", "engine", "engine", rows.UnitState.READY, incarnation=4, metrics={"canary_at": passed, "lag": 2.0}
+    )
+    coordinator.rows["unit/engine-0"] = row
+    note = "only those that engine-0.4 generated since it passed its last canary, of version 7 at 12:00:00"
+    coordinator.effects["exclude_records"] = Effect(loses=("1 group would have too few records",), notes=(note,))
+    async with opened(coordinator.state_dir) as screen:
+        await selected(screen, "web-1")
+        await screen.press("x")
+        await screen.shows("web-1 is no engine that has run, so it has no canary.")
+        await selected(screen, "engine-0")
+        await screen.press("x")
+        await screen.shows("Exclude what engine-0.4 generated since its last canary from training")
+        await screen.type("bad")
+        await screen.press("enter")
+        await screen.shows("1 group would have too few records", "only those that engine-0.4 generated")
+        assert not coordinator.sent("exclude_records")
+        await screen.type("demo")
+        await screen.press("enter")
+        wanted = data_commands.ExcludeRecords(made_by="engine-0.4", since_canary=True, note="bad")
+        await aeventually(lambda: coordinator.sent("exclude_records") == [wanted])
+        await selected(screen, "engine-0")
+        await screen.press("enter")
+        await screen.shows(f"passed at {moment(passed)}", "lag  2")
 
 
 async def test_undo_is_refused_after_another_person_has_scaled(coordinator: Scripted) -> None:

@@ -56,7 +56,7 @@ async def test_form_of_a_fork_sends_its_fields(run: Scripted) -> None:
         await screen.press("F")
         await screen.shows("Fork behind", "what fork_records does")
         await screen.press("x")
-        await screen.shows("times must be a number from 0 to 64.")
+        await screen.shows("times must be a number from 1 to 64, or empty.")
         await screen.press("backspace", "4", "tab", "tab")
         await screen.type("out of stock")
         await screen.press("enter")

@@ -375,3 +375,22 @@ def test_long_line_uses_free_rows_and_is_cut_without_them() -> None:
         assert of_one[2].endswith("…"), "a line takes at most three rows"
         shown = " ".join(line[12:].strip() for line in of_one)
         assert f"{n} {' '.join(long.split()[:22])}" in shown
+
+
+def test_overview_shows_a_cause_and_folds_its_consequences_into_one_line() -> None:
+    mirror = Mirror()
+    for age_s, id, cause in (
+        (90, "no-signal", ""),
+        (60, "no-step", "left-alone"),
+        (70, "fails", "left-alone"),
+        (30, "left-alone", ""),
+    ):
+        firing, since = rows.AlertState.FIRING, NOW - age_s
+        row = rows.AlertRow(id, id, "s", rows.Severity.WARNING, firing, f"{id} fires", since, cause=cause)
+        mirror.put(f"alert/{id}", row)
+    lines = overview_blocks.blocks(mirror, None, NOW, 100, 20, TrainingFacts())
+    shown = ["".join(span.text for span in line).rstrip() for line in lines]
+    assert shown[0].endswith("left-alone fires (causes fails, no-step)")
+    assert "[b]" in shown[1]
+    assert shown[1].endswith("no-signal fires")
+    assert "[c]" not in "".join(shown)

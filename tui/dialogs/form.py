@@ -187,3 +187,9 @@ class Form(Modal[Values | None]):
             self._say(wrong, Tone.BAD)
         else:
             self.answer(self.values())
+
+
+def with_note(sentence: str) -> Form:
+    """A form for a command on records: it asks for a note before the preview."""
+    note = Field("note", hint="why; kept with them, may be empty")
+    return Form(Question(f"{sentence[0].upper()}{sentence[1:]}", (), (note,), "preview it"))

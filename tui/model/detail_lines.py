@@ -19,6 +19,7 @@ from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.knob import plain_value
 from agentrl.protocol.messages import Wait
 from agentrl.protocol.rows import AlertRow, AnyRow, AuditRow, BottleneckRow, IncidentRow, KnobRow, OperationRow, UnitRow
+from agentrl.telemetry.data_plane_metrics import CANARY_AT
 from tui.model import cell_text
 from tui.model.mirror import Mirror
 from tui.model.styled_text import Line, Span, Tone, folded, span, trend, wrapped
@@ -85,6 +86,7 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
             ("last exit", row.last_exit),
             ("where", f"host {row.host}, pid {row.pid}, {processes}" if row.pid else row.host),
             ("weights", row.serving or (f"v{row.weights}" if row.weights is not None else "")),
+            ("canary", _canary(row, now)),
             ("wanted", "" if row.desired else "no"),
             ("paused", "yes" if row.paused else ""),
             ("busy", f"{use:.0%} of the last intervals" if use is not None else ""),
@@ -94,12 +96,22 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
         width,
     )
     lines += _section("waits for", (_wait(wait) for wait in row.waits), width)
-    lines += _section("metrics", (f"{name}  {value:g}" for name, value in sorted(row.metrics.items())), width)
+    lines += _section("metrics", (f"{name}  {value:g}" for name, value in _numbers(row)), width)
     incidents = mirror.incidents(row.unit)[:8]
     lines += _section(
         "incidents, the newest first", (f"{moment(each.at)}  {event_text(each)}" for each in incidents), width
     )
     return lines
+
+
+def _canary(row: UnitRow, now: float) -> str:
+    """When an engine passed its last canary; empty for another unit."""
+    at = row.metrics.get(CANARY_AT.name)
+    return f"passed at {moment(at)}, {age(now - at)} ago" if at is not None else ""
+
+
+def _numbers(row: UnitRow) -> list[tuple[str, float]]:
+    return sorted((name, value) for name, value in row.metrics.items() if name != CANARY_AT.name)
 
 
 def of_incident(row: IncidentRow, now: float, width: int) -> list[Line]:
@@ -136,6 +148,7 @@ def of_alert(row: AlertRow, now: float, width: int) -> list[Line]:
             ("went away" if row.passed else "resolved", moment(row.resolved_at)),
             ("on it", row.acknowledged_by),
             ("silenced", f"{until}{f': {row.silence_why}' if row.silence_why else ''}" if until else ""),
+            ("cause", row.cause),
             ("cure", span(row.suggest, Tone.ACCENT)),
         ),
         width,

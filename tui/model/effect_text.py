@@ -29,7 +29,12 @@ def effect_lines(effect: Effect, mirror: Mirror, width: int) -> tuple[Line, ...]
             lines += _wrapped(f"{len(chosen)} {one if len(chosen) == 1 else many}: {shown}", tone, width)
     for sentence in _strength_meanwhile(effect, mirror):
         lines += _wrapped(sentence, Tone.PLAIN, width)
-    for sentences, tone in ((effect.loses, Tone.BAD), (effect.changes, Tone.PLAIN), (effect.notes, Tone.DIM)):
+    for sentences, tone in (
+        (effect.loses, Tone.BAD),
+        (effect.displaces, Tone.WARN),
+        (effect.changes, Tone.PLAIN),
+        (effect.notes, Tone.DIM),
+    ):
         for sentence in sentences:
             lines += _wrapped(sentence, tone, width)
     return tuple(lines or [(Span("It changes nothing.", Tone.DIM),)])

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
-from agentrl.formatting.row_text import active_alerts, slot_order
+from agentrl.formatting.row_text import active_alerts, alerts_by_cause, slot_order
 from agentrl.protocol.messages import Permission
 from agentrl.protocol.rows import (
     AlertRow,
@@ -199,6 +199,10 @@ class Mirror:
     @property
     def firing(self) -> list[AlertRow]:
         return active_alerts(self.of(AlertRow))
+
+    @property
+    def firing_by_cause(self) -> list[tuple[AlertRow, list[AlertRow]]]:
+        return alerts_by_cause(self.firing)
 
     @property
     def under_way(self) -> list[OperationRow]:

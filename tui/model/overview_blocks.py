@@ -9,10 +9,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from agentrl.formatting.amounts import age
-from agentrl.formatting.row_text import event_text, happened_at, knob_change
+from agentrl.formatting.row_text import consequences_text, event_text, happened_at, knob_change
 from agentrl.formatting.wait_chain_text import worth_showing
 from agentrl.protocol.commands import WhyReport
 from agentrl.protocol.rows import (
@@ -127,7 +127,7 @@ def what_next(possible: Iterable[Action], *, up: bool) -> Line:
 
 
 def _needs_you(mirror: Mirror, now: float) -> list[Line]:
-    firing = mirror.firing
+    firing = mirror.firing_by_cause
     if not firing:
         if not mirror.link.connected and not mirror.link.tries:
             return [(Span("not known yet: connecting", Tone.BUSY),)]
@@ -136,13 +136,13 @@ def _needs_you(mirror: Mirror, now: float) -> list[Line]:
             return [(Span("not known without a connection", Tone.WARN),)]
         calm = state in ("running", "finished", "stopped")
         return [(Span("✓ nothing", Tone.GOOD) if calm else Span("no alert yet", Tone.DIM),)]
-    lines = [alert_line(row, now, key) for row, key in zip(firing, CURE_KEYS, strict=False)]
+    lines = [alert_line(row, now, key, others) for (row, others), key in zip(firing, CURE_KEYS, strict=False)]
     if (more := len(firing) - len(lines)) > 0:
         lines[-1] = (*lines[-1], Span(f"  and {more} more", Tone.DIM))
     return lines
 
 
-def alert_line(row: AlertRow, now: float, key: str) -> Line:
+def alert_line(row: AlertRow, now: float, key: str, consequences: Sequence[AlertRow] = ()) -> Line:
     taken = row.state is AlertState.ACKNOWLEDGED
     by = f" (acknowledged by {row.acknowledged_by})" if taken and row.acknowledged_by else ""
     quiet = " (silenced)" if row.silenced_until_at > now else ""
@@ -151,6 +151,7 @@ def alert_line(row: AlertRow, now: float, key: str) -> Line:
         Span(f"{cell_text.severity(row.severity).text} ", Tone.DIM if taken else cell_text.severity(row.severity).tone),
         Span(f"{cell_text.ago(row.since_at, now)} ", Tone.DIM),
         span(f"{row.sentence}{by}{quiet}", Tone.DIM if taken else Tone.PLAIN),
+        span(f" ({consequences_text(consequences)})" if consequences else "", Tone.DIM),
     )
 
 

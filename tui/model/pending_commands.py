@@ -261,6 +261,15 @@ def change_records(verb: str, records: Iterable[str], note: str = "") -> Pending
     return PendingCommand(of.command, of.args(ids, note=note), of.sentence.format(which_records(ids)), words)
 
 
+def exclude_since_canary(engine: UnitRow, note: str = "") -> PendingCommand:
+    name = _life(engine)
+    words = ("records", "exclude", "--made-by", name, "--since", "canary", *(("--note", note) if note else ()))
+    args = data_commands.ExcludeRecords(made_by=name, since_canary=True, note=note)
+    return PendingCommand(
+        "exclude_records", args, f"exclude what {name} generated since its last canary from training", words
+    )
+
+
 def review(verdict: str, records: Iterable[str], note: str = "") -> PendingCommand:
     ids = tuple(records)
     words = ("review", "mark", verdict, *ids, *(("--note", note) if note else ()))

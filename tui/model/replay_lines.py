@@ -68,6 +68,7 @@ def of_replay(row: Row, width: int) -> list[Line]:
     pairs: tuple[tuple[str, object], ...] = (
         ("verdict", span(ending(row), _tone(row))),
         ("why", row.get("reason")),
+        ("error class", row.get("error_class")),
         ("fault", row.get("fault")),
         ("call", row["call"]),
         ("tool", f"{row['tool']} on {row['server']}{version}{elsewhere}"),

@@ -42,8 +42,9 @@ def columns() -> tuple[Column[AlertRow], ...]:
     )
 
 
-def _severity_order(row: AlertRow) -> tuple[int, int, float]:
-    return (_ORDER.get(row.state, len(_ORDER)), SEVERITY_ORDER.index(row.severity), row.since_at)
+def _severity_order(row: AlertRow) -> tuple[int, int, bool, float]:
+    """Alerts that another one explains come after the others of their severity."""
+    return (_ORDER.get(row.state, len(_ORDER)), SEVERITY_ORDER.index(row.severity), bool(row.cause), row.since_at)
 
 
 def _severity(row: AlertRow) -> Span:
@@ -125,7 +126,9 @@ class Alerts(FeedTable[AlertRow], AlertVerbs):
         row = self.under_cursor()
         if row is None:
             return []
-        lines = [cut((Span("  "), span(each, Tone.DIM)), width) for each in row.evidence[: height - 1]]
+        explained = [f"a consequence of {row.cause}"] if row.cause else []
+        evidence = [*explained, *row.evidence]
+        lines = [cut((Span("  "), span(each, Tone.DIM)), width) for each in evidence[: height - 1]]
         if row.suggest:
             lines.insert(0, cut((Span(" c ", Tone.ACCENT), span(row.suggest, Tone.STRONG)), width))
         return lines

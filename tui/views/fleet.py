@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 
 from agentrl.formatting.row_text import unit_summary
 from agentrl.protocol.rows import AnyRow, UnitRow, UnitState
+from tui.dialogs.form import Values, with_note
 from tui.model import pending_commands, unit_table
 from tui.model.pending_commands import PendingCommand
 from tui.model.styled_text import Line, Span, Tone, cut, span, wrapped
@@ -45,6 +46,20 @@ class UnitVerbs(View):
     def do_unit_pause(self) -> None:
         if (row := self.selected()) is not None:
             self.perform(pending_commands.resume(row.unit) if row.paused else pending_commands.pause(row.unit))
+
+    def do_unit_exclude(self) -> None:
+        if (row := self.selected()) is None:
+            return
+        if row.role != "engine" or not row.incarnation:
+            self.actions.say(f"{row.unit} is no engine that has run, so it has no canary.")
+            return
+        engine = row
+
+        def then(values: Values | None) -> None:
+            if values is not None:
+                self.perform(pending_commands.exclude_since_canary(engine, values[0].strip()))
+
+        self.app.push_screen(with_note(pending_commands.exclude_since_canary(engine).what), then)
 
     def do_unit_stacks(self) -> None:
         if units := self.selected_units():

@@ -19,7 +19,7 @@ from tui.views.view import View
 
 _Command = Callable[[Values], PendingCommand]
 MOST_TIMES = 64
-TIMES = Field("times", "0", "how many go on from there; 0: the rules decide", replaced=True)
+TIMES = Field("times", hint="how many go on from there; empty: as the rules say")
 NOTE = Field("note", hint="why; kept with it, may be empty")
 RESULT = Field("result", hint="what the call shall have returned; empty: what it returned, or a new call")
 PLACE = "place"
@@ -31,7 +31,7 @@ def fork_replays(view: View, replays: Sequence[str], call: str) -> None:
 
     def command(values: Values) -> PendingCommand:
         times, note = (value.strip() for value in values)
-        return pending_commands.fork(replays=replays, times=int(times), note=note)
+        return pending_commands.fork(replays=replays, times=int(times or 0), note=note)
 
     _ask(view, f"Fork {replays[0]}", (TIMES, NOTE), command, _record_of(call))
 
@@ -41,7 +41,7 @@ def fork_call(view: View, call: str) -> None:
 
     def command(values: Values) -> PendingCommand:
         times, note, result = (value.strip() for value in values)
-        return pending_commands.fork(call, times=int(times), note=note, result=result or None)
+        return pending_commands.fork(call, times=int(times or 0), note=note, result=result or None)
 
     _ask(view, f"Fork behind {call}", (TIMES, NOTE, RESULT), command, _record_of(call))
 
@@ -53,7 +53,7 @@ def fork_record(view: View, record: str, place: str) -> None:
     def command(values: Values) -> PendingCommand:
         times, note, chosen, message = (value.strip() for value in values)
         target = record if not chosen or message else f"{record}/{chosen}"
-        return pending_commands.fork(target, times=int(times), note=note, message=message or None)
+        return pending_commands.fork(target, times=int(times or 0), note=note, message=message or None)
 
     _ask(view, f"Fork {record}", (TIMES, NOTE, of_place, MESSAGE), command, record)
 
@@ -75,8 +75,8 @@ def _ask(view: View, title: str, fields: tuple[Field, ...], command: _Command, r
 def wrong(values: Values) -> str:
     """The fault of the values of the form."""
     times = values[0].strip()
-    if not (times.isdecimal() and int(times) <= MOST_TIMES):
-        return f"{TIMES.title} must be a number from 0 to {MOST_TIMES}."
+    if times and not (times.isdecimal() and 1 <= int(times) <= MOST_TIMES):
+        return f"{TIMES.title} must be a number from 1 to {MOST_TIMES}, or empty."
     return ""
 
 

@@ -138,9 +138,9 @@ class Overview(View):
         return [(), head, *(cells(row, shown, self.now()) for row in rows[: room - 2])]
 
     def do_open_alert(self, place: int) -> None:
-        firing = self.mirror.firing
+        firing = self.mirror.firing_by_cause
         if place < len(firing):
-            self.actions.navigation.open_row(f"alert/{firing[place].id}")
+            self.actions.navigation.open_row(f"alert/{firing[place][0].id}")
         else:
             self.actions.say("There is no such alert.")
 

@@ -21,7 +21,7 @@ from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import counted
 from agentrl.protocol.data_commands import ListRows, RecordStory
 from tui.console_interface import work
-from tui.dialogs.form import Field, Form, Question, Values
+from tui.dialogs.form import Values, with_note
 from tui.model import data_tables, pending_commands, record_detail, token_lines
 from tui.model.record_detail import RecordView
 from tui.model.styled_text import Line, Span, Tone, span
@@ -118,10 +118,7 @@ class Records(QueryTable, AttemptsVerb):
             if values is not None:
                 self.perform(pending_commands.change_records(verb, marked, values[0].strip()))
 
-        sentence = pending_commands.change_records(verb, marked).what
-        note = Field("note", hint="why; kept with them, may be empty")
-        asked = Question(f"{sentence[0].upper()}{sentence[1:]}", (), (note,), "preview it")
-        self.app.push_screen(Form(asked), then)
+        self.app.push_screen(with_note(pending_commands.change_records(verb, marked).what), then)
 
     def record_id(self) -> str | None:
         row = self.selected()

@@ -6,14 +6,17 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from agentrl.client import Client
-from agentrl.protocol.tool_commands import ToolLogLine, ToolRow, ToolServerRow
+from agentrl.formatting import sandbox_text
+from agentrl.protocol.tool_commands import JoinedRows, MissingUnit, ToolLogLine, ToolRow, ToolServerRow
 from tui.model import pending_commands, tool_tables
 from tui.model.pending_commands import PendingCommand
-from tui.model.styled_text import Line, Tone
+from tui.model.styled_text import Line, Tone, span
 from tui.model.table import Column
 from tui.model.tool_tables import Use
 from tui.views.calls import Calls
@@ -31,6 +34,14 @@ class ToolList(QueryTable):
     """A list that toolboxes answer. It is short, so its filter looks for words at once."""
 
     filters_at_once = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._missing: Sequence[MissingUnit] = ()
+        """Toolboxes that are not in the last answer."""
+
+    def why_old(self) -> str:
+        return super().why_old() or sandbox_text.incomplete(self._missing)
 
     def do_tool_restart(self, now: bool) -> None:
         """Restart the selected server or sandbox."""
@@ -66,8 +77,9 @@ class ToolServers(ToolList):
         return tool_tables.server_columns()
 
     async def ask(self, client: Client) -> dict[str, Any]:
-        rows = await client.list_tool_servers(deadline_s=ANSWER_S)
-        return {f"{row.toolbox}/{row.id}": row for row in rows}
+        found = await client.list_tool_servers(deadline_s=ANSWER_S)
+        self._missing = found.missing
+        return {f"{row.toolbox}/{row.id}": row for row in found.rows}
 
     def searched_text(self, row: ToolServerRow) -> str:
         return f"{row.id} {row.toolbox} {row.state} {row.session} {tool_tables.server_what(row)}"
@@ -115,8 +127,9 @@ class Tools(ToolList):
         return tool_tables.tool_columns()
 
     async def ask(self, client: Client) -> dict[str, Any]:
-        rows = await client.list_tools(server=self._server, deadline_s=ANSWER_S)
-        return {f"{row.toolbox}/{row.id}": row for row in rows}
+        found = await client.list_tools(server=self._server, deadline_s=ANSWER_S)
+        self._missing = found.missing
+        return {f"{row.toolbox}/{row.id}": row for row in found.rows}
 
     def searched_text(self, row: ToolRow) -> str:
         return f"{row.id} {row.toolbox} {row.effect} {row.description}"
@@ -159,9 +172,12 @@ class ToolSessions(ToolList):
         return tool_tables.use_columns()
 
     async def ask(self, client: Client) -> dict[str, Any]:
-        sandboxes = await client.list_sandboxes(server=self._server, sort="-memory", limit=MOST, deadline_s=ANSWER_S)
-        sessions = await client.list_tool_sessions(server=self._server, limit=MOST, deadline_s=ANSWER_S)
-        return tool_tables.uses(sandboxes, sessions)
+        sandboxes, sessions = await asyncio.gather(
+            client.list_sandboxes(server=self._server, sort="-memory", limit=MOST, deadline_s=ANSWER_S),
+            client.list_tool_sessions(server=self._server, limit=MOST, deadline_s=ANSWER_S),
+        )
+        self._missing = sandboxes.missing or sessions.missing
+        return tool_tables.uses(sandboxes.rows, sessions.rows)
 
     def searched_text(self, row: Use) -> str:
         return f"{row.key} {row.sandbox.state} {row.sandbox.purpose} {' '.join(row.sandbox.doing)}"
@@ -201,8 +217,11 @@ class ToolLogPage(QueryPage):
         super().__init__(f"log of {name}", ("tools", "logs", name))
         self._named = name
 
-    async def ask(self, client: Client) -> list[ToolLogLine]:
+    async def ask(self, client: Client) -> JoinedRows[ToolLogLine]:
         return await client.tool_logs(self._named, deadline_s=ANSWER_S)
 
     def content(self, width: int) -> list[Line]:
-        return tool_tables.log_lines(self._answer, width)
+        found: JoinedRows[ToolLogLine] = self._answer
+        missing = sandbox_text.incomplete(found.missing)
+        lines = tool_tables.log_lines(found.rows, width)
+        return [*lines, (), (span(missing, Tone.WARN),)] if missing else lines

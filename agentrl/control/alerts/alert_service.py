@@ -32,7 +32,7 @@ from agentrl.protocol.effects import Effect
 from agentrl.protocol.messages import Permission
 from agentrl.protocol.rows import AlertRow, AlertState, HostRow, IncidentRow, OperationState, RunRow, Severity, UnitRow
 from agentrl.protocol.wire import encode
-from agentrl.telemetry.data_plane_metrics import BASE_VERSION, CANARY_LARGEST, CHECKPOINTS_DAMAGED, STEP
+from agentrl.telemetry.data_plane_metrics import BASE_VERSION, CANARY_AT, CANARY_LARGEST, CHECKPOINTS_DAMAGED, STEP
 from agentrl.telemetry.learning_metrics import LEARNING
 
 EVALUATE_EVERY_S = 1.0
@@ -78,7 +78,7 @@ class AlertService:
         self._context.metrics.name(
             metrics_read(config.alerts.rules)
             | LEARNING.keys()
-            | {STEP.name, BASE_VERSION.name, CANARY_LARGEST.name, CHECKPOINTS_DAMAGED.name}
+            | {STEP.name, BASE_VERSION.name, CANARY_AT.name, CANARY_LARGEST.name, CHECKPOINTS_DAMAGED.name}
         )
         self._context.disks.watch(config.alerts.disk_window_s)
         self._context.metrics.watch_memory(MemoryWatch(config.alerts.memory_window_s))

@@ -7,6 +7,7 @@ Invariants:
 - The end of an alert is notified only if its beginning was.
 - A restart of the coordinator repeats no notification that was delivered and loses none that was not.
 - An alert that ends before it fired is shown for a while if it was pending long enough to be seen, and never notified.
+- Only an active alert has a cause, and its cause is active.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
+from agentrl.control.alerts.alert_causes import cause_of
 from agentrl.control.alerts.rule_types import Finding, Rule, RunSnapshot
 from agentrl.errors import RefusedError, UnknownNameError
+from agentrl.formatting.row_text import causes_first
 from agentrl.protocol.rows import AlertRow, AlertState, Severity
 
 
@@ -95,6 +98,7 @@ class _Alert:
     announced: bool = False
     """Its beginning was notified, so its end has to be."""
     resolved: float = 0.0
+    explained_by: tuple[str, ...] = ()
 
 
 _BEFORE_DOWN = float("-inf")
@@ -120,9 +124,9 @@ class AlertEngine:
 
     def rows(self, *, all: bool = False) -> list[AlertRow]:
         """Active alerts, the most severe first; with `all` also pending and ended ones."""
-        order = [Severity.PAGE, Severity.WARNING, Severity.INFO]
-        shown = [alert.row for alert in self._alerts.values() if all or _active(alert.row)]
-        return sorted(shown, key=lambda row: (not _active(row), order.index(row.severity), row.since_at, row.id))
+        rows = [alert.row for alert in self._alerts.values()]
+        active = causes_first(row for row in rows if _active(row))
+        return active + (causes_first(row for row in rows if not _active(row)) if all else [])
 
     def silences(self) -> list[Silence]:
         return list(self._silences.values())
@@ -208,6 +212,8 @@ class AlertEngine:
         for alert in list(self._alerts.values()):
             if alert.found < now or alert.row.rule not in self._rules:
                 self._not_found(alert, changes, now, at)
+        self._explain(changes, now)
+        for alert in list(self._alerts.values()):
             self._notify(alert, snapshot, changes, now, at)
         return changes
 
@@ -223,7 +229,7 @@ class AlertEngine:
                 row = _silenced(row, self._silences[rule.name])
             alert = self._alerts[id] = _Alert(row, now, now, now)
             changes.add(row, moved=True)
-        alert.found = now
+        alert.found, alert.explained_by = now, finding.explained_by
         fires = alert.row.state is AlertState.PENDING and now - alert.began >= rule.hold_s
         if fires or now - alert.refreshed >= self.times.refresh_s:
             alert.refreshed = now
@@ -249,6 +255,18 @@ class AlertEngine:
             alert.row = replace(alert.row, state=AlertState.RESOLVED, resolved_at=at, passed=passed)
             alert.resolved = now
             changes.add(alert.row, moved=not passed)
+
+    def _explain(self, changes: Changes, now: float) -> None:
+        """Sets the cause of each alert. One that its rule does not find now keeps its cause while both are active."""
+        active = {id: alert.row for id, alert in self._alerts.items() if _active(alert.row)}
+        for id, alert in self._alerts.items():
+            cause = ""
+            if id in active:
+                found, former = alert.found == now, alert.row.cause
+                cause = cause_of(alert.row, alert.explained_by, active) if found else former if former in active else ""
+            if cause != alert.row.cause:
+                alert.row = replace(alert.row, cause=cause)
+                changes.add(alert.row, moved=False)
 
     def _is_over(self, alert: _Alert, now: float) -> bool:
         rule = self._rules.get(alert.row.rule)

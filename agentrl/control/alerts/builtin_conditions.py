@@ -7,14 +7,20 @@ Invariants:
 from __future__ import annotations
 
 import math
+import re
+import shlex
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from agentrl.control.alerts.rule_types import Finding, RunSnapshot, evidence_line, is_outside, trainers
 from agentrl.control.state.trends import Trend
 from agentrl.formatting.amounts import age, counted, size
+from agentrl.formatting.repeated_lines import pattern_of
 from agentrl.formatting.sentences import ended
-from agentrl.protocol.messages import UnitPart
+from agentrl.host.repeated_errors import FORGOTTEN_S
+from agentrl.protocol.commands import WaitChain
+from agentrl.protocol.messages import RepeatedError, UnitPart
 from agentrl.protocol.rows import HostRow, Severity, UnitRow, UnitState
 from agentrl.telemetry import learning_metrics as of
 from agentrl.telemetry.control_plane_metrics import Metric
@@ -36,6 +42,8 @@ MOST_CUT_OFF = 0.5
 """If more attempts than this are cut off at a limit, the limit is the first thing to change."""
 COLLAPSE_CLEAR = 0.8
 """An alert about a collapse ends below this, in units of both margins of error."""
+MOST_NAMED = 10
+"""Units whose logs repeat an error, those that wrote it most."""
 CAUSE_WITHIN_S = 3600.0
 """A change longer before the fall is not named as its cause."""
 NO_SIGNAL = "Groups whose records all score the same teach nothing: the task is too hard, too easy, or scored wrongly."
@@ -73,7 +81,8 @@ def pending(snapshot: RunSnapshot, active: Collection[str], now: float) -> Itera
     for name, unit in snapshot.units.items():
         if unit.state is UnitState.PENDING and unit.desired and not unit.paused and name not in coming:
             sentence = f"{name} should run but is not started: {ended(reason(unit))}"
-            yield Finding(name, sentence, (reason(unit),), "agentrl why")
+            waits = [chain for chain in snapshot.chains if any(link.who == name for link in chain.links)]
+            yield Finding(name, sentence, (reason(unit),), "agentrl why", explained_by=_ends_of(snapshot, waits))
 
 
 def problems(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
@@ -82,6 +91,34 @@ def problems(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iter
             subject = f"{name}/{thing.replace(' ', '-')}"
             what = f"{name}: {thing}: {ended(sentence)}"
             yield Finding(subject, what, (f"{name} reports it.",), f"agentrl logs {name}")
+
+
+def errors_repeat(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    """Find errors that logs repeat: one finding for each, however many units write it."""
+    written: dict[str, list[tuple[str, RepeatedError]]] = {}
+    for name, unit in snapshot.units.items():
+        for error in unit.repeated_errors:
+            written.setdefault(pattern_of(error.text), []).append((name, error))
+    for pattern, errors in written.items():
+        errors.sort(key=lambda each: -each[1].count)
+        worst, most = errors[0]
+        logs = f"the log of {worst}" if len(errors) == 1 else f"the logs of {counted(len(errors), 'units')}"
+        first, last = min(each.first_at for _, each in errors), max(each.last_at for _, each in errors)
+        words = re.match(r"\w[\w. -]*", most.text)
+        yield Finding(
+            f"{re.sub('[^a-z]+', '-', pattern.lower())[:30].strip('-')}-{zlib.crc32(pattern.encode()):08x}",
+            f"An error is in {logs} {counted(sum(each.count for _, each in errors), 'times')}: {ended(most.text)}",
+            (
+                f"the first at {_clock(first)}, the last at {_clock(last)}",
+                *(f"{name}: {counted(each.count, 'times')}" for name, each in errors[:MOST_NAMED]),
+                f"ends {age(FORGOTTEN_S)} after the last",
+            ),
+            f"agentrl logs {worst}" + (f" --grep {shlex.quote(words[0].strip())}" if words else ""),
+        )
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def memory_grows(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
@@ -164,6 +201,7 @@ def no_progress(snapshot: RunSnapshot, active: Collection[str], now: float) -> I
                 f"Units wait too long for {chain.culprit}, which {because}",
                 (chain.sentence, *(f"{link.who} waits for {link.on}, {link.age_s:.0f} s" for link in overdue[:5])),
                 "agentrl why",
+                explained_by=_ends_of(snapshot, [chain]),
             )
 
 
@@ -175,7 +213,17 @@ def no_step(snapshot: RunSnapshot, active: Collection[str], now: float) -> Itera
         why = chains[0].because if chains else found.stage
         sentence = f"{found.unit} has made no step for {age(found.for_s)}{f': {ended(why)}' if why else '.'}"
         evidence = (pace, found.stage, *(chain.sentence for chain in chains[:3]))
-        yield Finding(found.unit, sentence, tuple(filter(None, evidence)), "agentrl why")
+        explained_by = (found.unit, *_ends_of(snapshot, chains))
+        yield Finding(found.unit, sentence, tuple(filter(None, evidence)), "agentrl why", explained_by=explained_by)
+
+
+def _ends_of(snapshot: RunSnapshot, chains: Iterable[WaitChain]) -> tuple[str, ...]:
+    """The subjects of alerts about the units, tools and tool servers that stand in wait chains."""
+    names = {name for chain in chains for name in (chain.culprit, *(link.who for link in chain.links))}
+    tools = {name.removeprefix("tool server ").removeprefix("tool ") for name in names if name.startswith("tool ")}
+    parts = tools | {tool.partition(".")[0] for tool in tools}
+    subjects = {f"{toolbox}/{part}" for toolbox in units_at_work("toolbox")(snapshot) for part in parts}
+    return tuple(sorted(subjects | (names & snapshot.units.keys())))
 
 
 def nothing_trained(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
@@ -330,6 +378,7 @@ def breaker_open(snapshot: RunSnapshot, active: Collection[str], now: float) -> 
                     "Tasks that need it are not admitted. The toolbox probes it and continues when it works.",
                 ),
                 f"agentrl tools errors --filter server={server}",
+                explained_by=(f"{name}/{server}",),
             )
 
 
@@ -342,6 +391,7 @@ def tool_fails(snapshot: RunSnapshot, active: Collection[str], now: float) -> It
                 f"{share:.0%} of the recent calls of {tool} failed for infrastructure.",
                 (f"alert above {TOOL_SHARE:.0%}, ends at {TOOL_CLEAR:.0%}; a circuit breaker opens above 50 %",),
                 f"agentrl logs {name}",
+                explained_by=(f"{name}/{tool.partition('.')[0]}",),
             )
 
 
@@ -385,6 +435,7 @@ def tool_unhealthy(snapshot: RunSnapshot, active: Collection[str], now: float) -
                 f"The tool server {part.name} runs and does not work: {ended(part.unhealthy)}",
                 (part.status,),
                 f"agentrl tools restart {part.name}",
+                explained_by=(subject,),
             )
 
 

@@ -115,6 +115,7 @@ UNIT_RULES = (
         ),
         cure="agentrl stop {subject} --force",
         hold_s=5.0,
+        explained_by=lambda found: (found.row.host,),
     ),
     Threshold(
         "unit-hung",
@@ -130,6 +131,7 @@ UNIT_RULES = (
     ),
     Condition("unit-pending", functions.pending, hold_s=60.0),
     Condition("unit-problem", functions.problems, severity=Severity.PAGE),
+    Condition("errors-repeat", functions.errors_repeat),
 )
 
 # ---- hosts ----

@@ -56,6 +56,8 @@ class Finding:
     suggest: str = ""
     severity: Severity | None = None
     """Replaces the severity of the rule."""
+    explained_by: tuple[str, ...] = ()
+    """Subjects whose own alerts would explain this one."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ class Threshold(Rule, Generic[Row]):
     evidence: Callable[[Measured[Row]], Iterable[str]] = lambda found: ()
     cure: str | Callable[[Measured[Row]], str]
     in_words: Callable[[float], str] = "{:g}".format
+    explained_by: Callable[[Measured[Row]], tuple[str, ...]] = lambda found: ()
 
     def find(self, snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
         # All rules together look at ten thousand units within a small share of a processor.
@@ -133,7 +136,8 @@ class Threshold(Rule, Generic[Row]):
             if value > limit if is_above else value < limit:
                 found = Measured(name, row, value, snapshot, now)
                 evidence = tuple(line for line in self.evidence(found) if line)
-                yield Finding(name, self._text(self.sentence, found), evidence, self._text(self.cure, found))
+                sentence, cure = self._text(self.sentence, found), self._text(self.cure, found)
+                yield Finding(name, sentence, evidence, cure, explained_by=self.explained_by(found))
 
     def _value(self, snapshot: RunSnapshot, name: str, row: Row, now: float) -> float | None:
         reported = snapshot.metrics.values(name, now, self.max_age_s)

@@ -2,7 +2,8 @@
 
 Invariants:
 - A unit that is not ready gets no request, and the refusal says in which state it is.
-- Every request has a deadline.
+- Every request has a deadline. A query that all units answer has a short one, and its answer names the missing units.
+- A command that names an incarnation reaches that one or none.
 - An accepted command is sent again until it is done, refused or past its deadline, also after the unit or the
   coordinator died, because the unit executes an id once.
 - The deadline counts from the last answer of the unit that it works on the command.
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from agentrl.control.commands.prepared import Prepare, Prepared
 from agentrl.control.context import Context
+from agentrl.control.handlers import joined_answers
 from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError, UnavailableError, UnknownNameError, WaitTimeoutError
@@ -27,16 +29,23 @@ from agentrl.protocol.commands import COMMANDS, TOOLBOX, CommandSpec
 from agentrl.protocol.data_commands import Done
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.rows import OperationState, UnitState
-from agentrl.protocol.wire import decode_as, raw
+from agentrl.protocol.tool_commands import MissingUnit
+from agentrl.protocol.wire import decode_as
+from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_slots import Slot
 
 log = logging.getLogger(__name__)
+
+ANSWERING = (UnitState.READY, UnitState.DRAINING)
+WHAT_LIVES = "`agentrl tools sandboxes` and `agentrl tools sessions` show what there is."
 
 WITHIN_S = 10.0
 """How long a unit may take if the request has no deadline."""
 AT_MOST_S = 600.0
 UNIT_SHARE = 0.9
 """The share of the caller's time that the unit gets, so that its refusal arrives before the caller gives up."""
+JOINED_WITHIN_S = 5.0
+"""How long the units may take of which all are asked. Who looks at them wants what is there."""
 ASK_AGAIN_S = 0.5
 RESUMED_WITHIN_S = 60.0
 """How long the unit has to answer about a command after a restart of the coordinator, even past the deadline."""
@@ -57,28 +66,30 @@ class ServedCommands:
 
     async def ask(self, spec: CommandSpec, request: messages.Request, who: str) -> msgspec.Raw:
         """Return the answer of the unit. Raises the error of its refusal; UnavailableError if no unit is ready."""
+        if name := decode_as(spec.args, request.args).incarnation_named():
+            return await self._ask_one(self._named(spec, name), request, who)
         if spec.by_all:
-            return joined(spec, request, await self._ask_all(spec, request, who))
+            return await self._ask_all(spec, request, who)
         return await self._ask_one(self._ready(spec)[0], request, who)
 
-    async def _ask_one(self, slot: Slot, request: messages.Request, who: str) -> msgspec.Raw:
-        return await self._asks.served(slot.unit, slot.incarnation, request, who, within_s=self._time_for(request))
+    async def _ask_one(
+        self, slot: Slot, request: messages.Request, who: str, at_most_s: float = AT_MOST_S
+    ) -> msgspec.Raw:
+        within_s = min(self._time_for(request), at_most_s)
+        return await self._asks.served(slot.unit, slot.incarnation, request, who, within_s=within_s)
 
-    async def _ask_all(self, spec: CommandSpec, request: messages.Request, who: str) -> list[msgspec.Raw]:
-        """Return the answers of the units. A query leaves out units that refuse, a change those to which the named
-        thing is unknown; if nothing is left, the first refusal is raised.
+    async def _ask_all(self, spec: CommandSpec, request: messages.Request, who: str) -> msgspec.Raw:
+        """Return the joined answer of all units that answer in time. A change that is carried out waits for all units
+        that are ready.
         """
-        asking = [self._ask_one(slot, request, who) for slot in self._ready(spec)]
+        final = spec.mutates and not request.dry_run
+        ready = self._ready(spec)
+        missing = [MissingUnit(slot.unit, self._why(slot)) for slot in self._slots(spec) if slot not in ready]
+        at_most_s = AT_MOST_S if final else JOINED_WITHIN_S
+        asking = [self._ask_one(slot, request, who, at_most_s) for slot in ready]
         answers = await asyncio.gather(*asking, return_exceptions=True)
-        left_out: type[AgentrlError] = UnknownNameError if spec.mutates else AgentrlError
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, left_out):
-                raise answer
-        refused = [answer for answer in answers if isinstance(answer, AgentrlError)]
-        given = [answer for answer in answers if not isinstance(answer, BaseException)]
-        if refused and not given:
-            raise refused[0]
-        return given
+        sorted_answers = joined_answers.sorted_out(ready, answers, missing, final=final)
+        return joined_answers.joined(spec, sorted_answers, preview=request.dry_run)
 
     async def prepare(self, spec: CommandSpec, request: messages.Request, args: Any, who: str) -> Prepared:
         """As `table`, with the effect that the unit computes. Raises the error of the unit's refusal."""
@@ -137,48 +148,47 @@ class ServedCommands:
             return WITHIN_S
         return min(max(0.0, request.deadline_ct - self._context.clock.now()) * UNIT_SHARE, AT_MOST_S)
 
+    def _slots(self, spec: CommandSpec) -> list[Slot]:
+        return [slot for slot in self._context.state.of_group(spec.served_by) if slot.wanted or not slot.tree_gone]
+
+    def _answers(self, slot: Slot, spec: CommandSpec) -> bool:
+        """Return whether a unit can serve the command. One that drains still shows what it has."""
+        states = ANSWERING if spec.by_all else (UnitState.READY,)
+        return slot.state in states and self._context.peers.is_connected(slot.unit)
+
     def _ready(self, spec: CommandSpec) -> list[Slot]:
         """The units that serve the command, at least one. Raises UnavailableError."""
-        slots = [slot for slot in self._context.state.of_group(spec.served_by) if slot.wanted or not slot.tree_gone]
-        ready = [slot for slot in slots if slot.state is UnitState.READY]
-        if connected := [slot for slot in ready if self._context.peers.is_connected(slot.unit)]:
-            return connected
+        slots = self._slots(spec)
+        if ready := [slot for slot in slots if self._answers(slot, spec)]:
+            return ready
         verb = f"`agentrl {spec.cli}` is served by the {spec.served_by}"
         if not self._context.state.slots:
             raise UnavailableError(f"{verb}, and the run has no unit yet.", hint="`agentrl status` shows the progress.")
         if not slots:
             section = "tools" if spec.served_by == TOOLBOX else "environments"
             raise UnavailableError(f"{verb}, and this run has none.", hint=f"A run file with `{section}:` starts one.")
-        raise UnavailableError(
-            f"{verb}, and {'; '.join(map(self._condition, slots))}.", hint="`agentrl status` shows the progress."
-        )
+        states = "; ".join(f"{slot.unit} is {self._why(slot)}" for slot in slots)
+        raise UnavailableError(f"{verb}, and {states}.", hint="`agentrl status` shows the progress.")
 
-    def _condition(self, slot: Slot) -> str:
-        if slot.state is UnitState.READY:
-            return f"{slot.unit} is not connected"
+    def _named(self, spec: CommandSpec, name: str) -> Slot:
+        """The unit of the incarnation that a command names. Raises UnknownNameError if it has ended."""
+        slot = self._context.state.slots.get(name.rpartition(".")[0])
+        if slot is None or slot.group != spec.served_by:
+            raise UnknownNameError(f"There is no {spec.served_by} {name}.", hint=WHAT_LIVES)
+        if slot.name == name and self._answers(slot, spec):
+            return slot
+        state = f"{slot.unit} is {self._why(slot)}"
+        if slot.name == name and slot.state in WITH_PROCESS:
+            raise UnavailableError(f"`agentrl {spec.cli}` is served by {name}, and {state}.")
+        now = f"{slot.name} took its place" if slot.state is UnitState.READY else state
+        hint = f"`agentrl events` shows why it ended. {WHAT_LIVES}"
+        raise UnknownNameError(f"{name} has ended, with its sandboxes and sessions; {now}.", hint=hint)
+
+    def _why(self, slot: Slot) -> str:
+        """Why a unit cannot serve a command."""
+        if slot.state in ANSWERING:
+            return "not connected"
         left = slot.timer - self._context.clock.now()
         until = f" for {left:.0f} s" if slot.state is UnitState.BACKOFF and left >= 1 else ""
         doing = self._context.observed.facts(slot).report.status if slot.state is UnitState.STARTING else ""
-        return f"{slot.unit} is {slot.state}{until}: {doing or slot.reason or 'no reason is known'}"
-
-
-def joined(spec: CommandSpec, request: messages.Request, answers: list[msgspec.Raw]) -> msgspec.Raw:
-    """One answer of all units: their rows one after the other, or the sum of their effects or results."""
-    if len(answers) == 1:
-        return answers[0]
-    if not spec.mutates:
-        return raw([row for answer in answers for row in decode_as(list[msgspec.Raw], answer)])
-    if request.dry_run:
-        effects = [decode_as(Effect, answer) for answer in answers]
-        return raw(msgspec.structs.replace(Effect(), **{name: _chained(effects, name) for name in _SENTENCES}))
-    done = [decode_as(Done, answer) for answer in answers]
-    under_way = "; ".join(each.under_way for each in done if each.under_way)
-    results = {name: value for each in done for name, value in each.result.items()}
-    return raw(Done(_chained(done, "lines"), results, under_way))
-
-
-_SENTENCES = ("starts", "drains", "kills", "changes", "loses", "notes")
-
-
-def _chained(parts: Sequence[object], name: str) -> tuple[str, ...]:
-    return tuple(line for part in parts for line in getattr(part, name))
+        return f"{slot.state}{until}: {doing or slot.reason or 'no reason is known'}"

@@ -89,7 +89,8 @@ class ObservedState:
         facts.quiet += 1
         lease = self.leases.get(slot.unit)
         progress = lease.progress if lease is not None else facts.progress
-        moved = progress != facts.progress and facts.quiet >= PROGRESS_EVERY
+        repeats = facts.stats is not None and facts.stats.repeated_errors != stats.repeated_errors
+        moved = (repeats or progress != facts.progress) and facts.quiet >= PROGRESS_EVERY
         if facts.stats is not None and not moved and not _differs(facts.stats, stats):
             return False
         facts.stats, facts.quiet, facts.progress = stats, 0, progress
@@ -155,6 +156,7 @@ class ObservedState:
             processes=stats.processes,
             metrics=facts.metrics,
             parts=report.parts,
+            repeated_errors=stats.repeated_errors,
         )
 
     def group_row(self, group: GroupState) -> rows.GroupRow:
@@ -385,4 +387,5 @@ def _differs(shown: messages.UnitStats, now: messages.UnitStats) -> bool:
         or abs(now.rss_bytes - shown.rss_bytes) > MEMORY_CHANGE * max(shown.rss_bytes, 1 << 20)
         or now.processes != shown.processes
         or (now.state == "T") != (shown.state == "T")
+        or bool(now.repeated_errors) != bool(shown.repeated_errors)
     )

@@ -88,6 +88,16 @@ class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who waits, if it is not the reporting unit: `batch`, `task g17`. `what` then describes `on`."""
 
 
+class RepeatedError(msgspec.Struct, frozen=True):
+    """An error that a unit writes to its log again and again."""
+
+    text: str
+    """As it was first written."""
+    count: int
+    first_at: float
+    last_at: float
+
+
 class UnitStats(msgspec.Struct, frozen=True, omit_defaults=True):
     """Measurements of the process tree of one unit."""
 
@@ -98,6 +108,7 @@ class UnitStats(msgspec.Struct, frozen=True, omit_defaults=True):
     processes: int = 1
     state: str = "S"
     """The state letter of the leader in /proc; T is a stopped process."""
+    repeated_errors: tuple[RepeatedError, ...] = ()
 
 
 class HostFacts(msgspec.Struct, frozen=True, omit_defaults=True):
