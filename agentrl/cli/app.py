@@ -29,6 +29,7 @@ from agentrl.cli import (
     hosts,
     keys,
     logs,
+    mcp,
     options,
     programs,
     records,
@@ -86,7 +87,7 @@ def root(
 for module in (
     *(up, down, status, wait, tui, units, tune, logs, events, alerts),
     *(diagnosis, tools, calls, tasks, records, review, replays, forks, steps, train),
-    *(runs, programs, keys, hosts, run_file, completion),
+    *(runs, programs, mcp, keys, hosts, run_file, completion),
 ):
     module.register(app)
 

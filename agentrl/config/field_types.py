@@ -14,7 +14,7 @@ import itertools
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -89,18 +89,21 @@ def explanations(section: type[Section]) -> dict[str, str]:
 
     pydantic would read the source of every section while it is imported, which costs each process 40 ms.
     """
+    return field_docstrings(kind for kind in section.__mro__ if kind is not Section and issubclass(kind, Section))
+
+
+def field_docstrings(kinds: Iterable[type]) -> dict[str, str]:
+    """The docstrings under the fields of classes, by name. The first class wins, as in a method resolution order."""
     found: dict[str, str] = {}
-    for kind in reversed(section.__mro__):
-        if kind is not Section and issubclass(kind, Section):
-            body = _class_body(kind)
-            for field, text in itertools.pairwise(body):
-                match field, text:
-                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(words))):
-                        found[name] = inspect.cleandoc(words)
+    for kind in reversed(list(kinds)):
+        for field, text in itertools.pairwise(_class_body(kind)):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(words))):
+                    found[name] = inspect.cleandoc(words)
     return found
 
 
-def _class_body(kind: type[Section]) -> list[ast.stmt]:
+def _class_body(kind: type) -> list[ast.stmt]:
     (parsed,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(parsed, ast.ClassDef)
     return parsed.body

@@ -41,6 +41,9 @@ WRONG = {
     "drain web-0 --host vm": (ExitCode.USAGE, "either a unit or, by --host, a host"),
     "scale web banana": (ExitCode.USAGE, "not a number of units"),
     "tui --speed banana": (ExitCode.USAGE, "'banana' is not a number."),
+    "mcp --up-to king": (ExitCode.USAGE, "is not one of"),
+    "mcp --up-to reversible": (ExitCode.USAGE, "--up-to needs --key"),
+    "mcp --key nowhere.json --up-to reversible": (ExitCode.CONFIG, "cannot be read"),
     "tui --at 14:05": (ExitCode.USAGE, "--at is for a recording"),
     "nosuch": (ExitCode.USAGE, "No such command"),
     "status --nosuch": (ExitCode.USAGE, "No such option"),
@@ -54,7 +57,7 @@ def test_usage_error_is_one_sentence_with_an_exit_code(shell: Shell, coordinator
     assert result.out == ""
     assert expected in result.err
     assert len(result.err.splitlines()) == 1, result.err
-    if not words.startswith(("daemon", "tui")):
+    if not words.startswith(("daemon", "mcp", "tui")):
         error = shell(*words.split(), "--json", expect=code).json["error"]
         assert (error["code"], expected in error["message"]) == (code, True)
 
