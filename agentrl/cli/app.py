@@ -147,6 +147,8 @@ def _check_text(arguments: Sequence[str]) -> None:
             argument.encode()
         except UnicodeEncodeError:
             raise errors.UsageError(f"{argument!a} is not UTF-8 text.") from None
+        if "\0" in argument:  # no shell passes one on, but a caller in this process may
+            raise errors.UsageError(f"{argument!a} has a null character.")
 
 
 _IN_WORDS = [

@@ -130,8 +130,8 @@ def test_usage_error_is_one_document_on_stdout_with_json(capsys: Any) -> None:
     assert error["hint"]
 
 
-# These three commands execute another program, which would replace the test process here.
-OTHER_PROGRAMS = {"daemon", "doctor", "tui"}
+# These commands execute another program, which would replace the test process here.
+OTHER_PROGRAMS = {"daemon", "doctor", "mcp", "tui"}
 WORDS = st.one_of(
     st.sampled_from(sorted({word for path in VERBS for word in path} - OTHER_PROGRAMS)),
     st.sampled_from(sorted({name for command in VERBS.values() for name in options_of(command)})),
@@ -146,6 +146,7 @@ WORDS = st.one_of(
 @given(arguments=st.lists(WORDS, max_size=6))
 @example(arguments=["--json"])
 @example(arguments=["logs", "\udcff"])
+@example(arguments=["train", "\0"])
 @example(arguments=["scale", "web", "--help"])
 @example(arguments=["tune", "x", "-1", "--preview", "--undo"])
 def test_no_command_line_ends_in_a_traceback(
