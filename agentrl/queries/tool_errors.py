@@ -25,6 +25,7 @@ from agentrl.filters.expressions import Expression
 from agentrl.filters.fields import TOOL_CALLS
 from agentrl.filters.mongo import to_mongo
 from agentrl.filters.parser import parse
+from agentrl.filters.tool_names import with_servers
 from agentrl.protocol.data_commands import MALFORMED, VARIES, ListCalls, Page, ToolErrorGroup, ToolErrors
 from agentrl.queries import pages, tool_calls
 from agentrl.queries.tool_error_kinds import MOST_CALLS, READ_CHARS, ErrorCounts, Errors, Kind
@@ -81,7 +82,7 @@ class ToolErrorQueries:
         for old in [key for key, kept in self._counts.items() if kept.used_at < now - UNUSED_S]:
             self._counts.pop(old).close()
         if (filter, with_calls) not in self._counts:
-            query = parse(filter, TOOL_CALLS)
+            query = with_servers(parse(filter, TOOL_CALLS))
             self._counts[filter, with_calls] = _KeptCounts(
                 self._database, query, with_calls=with_calls, clock=self._clock
             )

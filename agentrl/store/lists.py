@@ -20,6 +20,7 @@ from agentrl.filters.mongo import Query, to_mongo
 from agentrl.filters.parser import parse
 from agentrl.filters.sorting import SortKey, parse_sort, to_mongo_sort, values_of
 from agentrl.filters.sorting import after as behind
+from agentrl.filters.tool_names import with_servers
 from agentrl.formatting.names import singular
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.replay_verdicts import Verdict
@@ -118,6 +119,8 @@ async def count(database: Database, kind: str, filter: str, *, also: Query) -> i
 async def _parsed(database: Database, kind: str, filter: str, now: datetime) -> Expression:
     expression = parse(filter, _fields(kind))
     await row_columns.check(database, expression)
+    if kind == "ToolCall":
+        return with_servers(expression)
     return await _with_tasks(database, expression, now) if kind == "Record" else expression
 
 

@@ -13,6 +13,7 @@ from agentrl.filters.evaluate import matches
 from agentrl.filters.expressions import EVERYTHING, Compare, Expression
 from agentrl.filters.fields import CALLS, CHECKPOINTS, PUBLICATIONS, RECORDS, STEPS, TASKS, TOOL_CALLS, Field
 from agentrl.filters.parser import FilterError, parse
+from agentrl.filters.tool_names import with_servers
 from tests.filters.queries import FIELDS, NOW, expressions
 
 RECORD = {
@@ -217,3 +218,21 @@ def test_impossible_conditions_on_columns_are_refused(query: str) -> None:
         parse(query, TASKS)
     with pytest.raises(FilterError, match=r"there is no field 'row\.difficulty'"):
         parse("row.difficulty=hard", STEPS)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("tool=shop.lookup", {("shop", "lookup"), ("x", "shop.lookup")}),
+        ("tool=lookup", {("shop", "lookup"), ("other", "lookup")}),
+        ("tool=other.a.b", {("other", "a.b")}),
+        ("tool!=shop.lookup", {("other", "lookup"), ("other", "a.b")}),
+        ("not tool=shop.lookup and server=other", {("other", "lookup"), ("other", "a.b")}),
+        ("tool in (shop.lookup, a.b)", {("shop", "lookup"), ("x", "shop.lookup"), ("other", "a.b")}),
+        ("tool=shop.lookup or tool=a.b", {("shop", "lookup"), ("x", "shop.lookup"), ("other", "a.b")}),
+    ],
+)
+def test_tool_is_found_by_the_name_that_lists_show(query: str, found: set[tuple[str, str]]) -> None:
+    calls = [("shop", "lookup"), ("other", "lookup"), ("x", "shop.lookup"), ("other", "a.b")]
+    parsed = with_servers(parse(query, TOOL_CALLS))
+    assert {call for call in calls if matches(parsed, {"server": call[0], "tool": call[1]}, NOW)} == found
