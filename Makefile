@@ -41,7 +41,7 @@ help:
 	@echo "make recording record a run of the demo into assets"
 	@echo "make pictures  draw docs/pictures from that recording"
 	@echo "make test      all tests, with a short make chaos; ARGS=tests/cli for some of them"
-	@echo "make test-gpu  the engine contract and the trainer's exactness on a GPU; needs one, and SGLANG_PYTHON"
+	@echo "make test-gpu  the trainer and the engine contract on a GPU; the latter needs SGLANG_PYTHON"
 	@echo "make sglang-cpu  an SGLang server for processors in $(SGLANG), for the tests"
 	@echo "make lint      style, types and import contracts"
 	@echo "make bench     measurements against other supervisors and against floors, in $(BENCH)"

@@ -459,6 +459,10 @@ class Training(Section):
     """Scored members that a group needs; 0 means half of it, at least 2."""
     threads: _Positive = 1
     """Processor threads of the trainer."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation of a step. Weights and optimizer state stay in float32."""
+    recompute: Flag = False
+    """Compute the layers again in the backward pass: less memory for a third more work."""
     tokens_per_batch: _Positive = 16_384
     """Packed tokens of one forward pass."""
     random: _Natural = 0

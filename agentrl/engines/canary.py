@@ -20,7 +20,7 @@ from agentrl.engines.interface import WeightsRefusedError
 MEAN_LIMIT = 1e-3
 """Largest mean |difference| of log-probs in float32; beyond it engine and trainer compute different models."""
 MEAN_LIMIT_HALF = 2e-2
-"""The same for an engine that computes in 16 bits."""
+"""The same if the engine or the trainer computes in 16 bits."""
 P99_OVER_MEAN = 10.0
 """If rounding is the only difference, 99 of 100 tokens differ by less than this many times the limit of the mean."""
 K3_OVER_SQUARE = 10.0
@@ -29,11 +29,18 @@ LARGEST_OVER_MEAN = 20.0
 """A single token of the canary may differ by this many times the limit of the mean; more is reported."""
 
 
+def limit_of(precision: str) -> float:
+    """The limit of the mean for one of the two sides."""
+    return MEAN_LIMIT if precision in ("float", "float32") else MEAN_LIMIT_HALF
+
+
 class Canary(msgspec.Struct, frozen=True):
     """The probe set."""
 
     ids: list[list[int]] = msgspec.field(default_factory=list)
     log_probs: list[list[float]] = msgspec.field(default_factory=list)
+    precision: str = "float32"
+    """Of the writer's computation."""
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +50,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     mean: float = 0.0
     largest: float = 0.0
     limit: float = MEAN_LIMIT
-    """The limit of the mean for the precision that the engine computes in."""
+    """The limit of the mean for the lower of both precisions."""
 
     def problem(self) -> str:
         """Empty, or why the weights must not serve. Not-a-number never agrees."""
@@ -61,7 +68,11 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(canary: Canary, ours: Sequence[Sequence[float]], limit: float = MEAN_LIMIT) -> Agreement:
-    """How much our log-probs of the canary differ from the writer's. Raises WeightsRefusedError if counts differ."""
+    """How much our log-probs of the canary differ from the writer's, if `limit` is that of our own precision.
+
+    Raises WeightsRefusedError if counts differ.
+    """
+    limit = max(limit, limit_of(canary.precision))
     theirs = canary.log_probs
     if [len(one) for one in theirs] != [len(one) for one in ours]:
         raise WeightsRefusedError("The canary has another number of log-probs than of tokens to predict.")

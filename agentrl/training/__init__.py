@@ -5,8 +5,11 @@
                                          the beginning: from a checkpoint, or from a model and its warm-up
     batch_selection, poison_trials       the next step, and groups that ended former trainers
     batch_assembly, batch                from the documents of a step to token trees
-    packing, policy_model, losses, optimizers, step_metrics, learner
-                                         from token trees to new weights
+    packing, micro_batch                 from token trees to rows, and to tensors
+    policy_model, tree_attention, pair_scores
+                                         the model, its attention over packed trees, log-probs of pairs
+    losses, optimizers, step_metrics, learner
+                                         from log-probs to new weights
     weight_files, checkpoints, atomic_directories, disk_retention
                                          weights for engines and for the next life; what is removed again
     evaluator, step_reporting            results of versions and steps

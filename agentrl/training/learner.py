@@ -2,6 +2,7 @@
 
 Invariants:
 - loss and gradient of an optimizer step do not depend on how its pairs are packed and spread over micro-batches;
+- one micro-batch at a time is on the device;
 - a batch with a loss or gradient that is not finite leaves weights and optimizer state exactly as they were, however
   many of its optimizer steps were made;
 - π_old is the policy before the first optimizer step;
@@ -26,11 +27,14 @@ from agentrl.policies.loss_settings import Aggregation, PolicyLoss
 from agentrl.training import losses, step_metrics
 from agentrl.training.batch import Batch, Segment, Trajectory, split_by_groups
 from agentrl.training.losses import Denominator, PairFacts, Terms
+from agentrl.training.micro_batch import MicroBatch, collate
 from agentrl.training.optimizers import Kind, OptimizerSet, make_optimizers
 from agentrl.training.packing import Row, micro_batches, rows
-from agentrl.training.policy_model import MicroBatch, collate, layout_of, load_model, read_companions, save_model, score
+from agentrl.training.pair_scores import PairScorer
+from agentrl.training.policy_model import layout_of, load_model, read_companions, recompute_layers, save_model
 
 Objective = PolicyLoss | Literal["supervised"]
+Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +45,10 @@ class LearnerSettings:
     max_gradient_norm: float = 1.0
     tokens_per_batch: int = 16_384
     """Packed tokens of one forward pass, and the longest row unless a single trajectory is longer."""
-    token_cost: float | None = None
-    """See `packing.rows`; None derives it from the width of the model."""
+    precision: Precision = "float32"
+    """Of the computation. Weights, their gradients and the optimizer state stay in float32."""
+    recompute: bool = False
+    """Keep only the input of each layer for the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,8 @@ class _Part(NamedTuple):
     """The data of one optimizer step."""
 
     facts: _Facts
-    micros: list[MicroBatch]
+    micros: list[list[Row]]
+    """Rows of one forward pass. They become tensors when their turn comes, because all of them fill no device."""
     proximal: list[Tensor | None]
     reference: list[Tensor | None]
     packed_tokens: int
@@ -101,23 +108,25 @@ class Learner:
         self.settings = settings
         # Kept in memory for every copy, because the directory may be removed later.
         self._companions = read_companions(directory)
-        self.accelerator = Accelerator()
+        self.accelerator = Accelerator(mixed_precision="bf16" if settings.precision == "bfloat16" else "no")
         self._on_progress = on_progress
         # Log-probs are computed in at least float32, for weights of any type.
         self._log_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         model = load_model(directory, dtype=dtype)
         self.layout = layout_of(model)
+        if settings.recompute:
+            recompute_layers(model)
         self.optimizers = _optimizers_of(model, settings)
-        prepared = self.accelerator.prepare(model, *self.optimizers.optimizers)
-        self._model: torch.nn.Module = prepared[0]
-        self._reference: torch.nn.Module | None = None
+        prepared = self.accelerator.prepare(PairScorer(model), *self.optimizers.optimizers)
+        self._scorer: PairScorer = prepared[0]
+        self._reference: PairScorer | None = None
         self.optimizers.replace(prepared[1:])
 
     @property
     def model(self) -> transformers.PreTrainedModel:
         """The model without the wrappers of accelerate."""
-        inner: transformers.PreTrainedModel = self.accelerator.unwrap_model(self._model)
-        return inner
+        scorer: PairScorer = self.accelerator.unwrap_model(self._scorer)
+        return scorer.model
 
     def new_optimizers(self, learning_rate: float) -> None:
         """Starts with fresh optimizer state, for another kind of training."""
@@ -130,7 +139,7 @@ class Learner:
     def compare_with(self, directory: Path) -> None:
         """Loads the reference model. It is neither trained nor saved."""
         reference = load_model(directory, dtype=self.model.dtype).requires_grad_(False)
-        self._reference = reference.to(self.accelerator.device)
+        self._reference = PairScorer(reference.to(self.accelerator.device))
 
     def save(self, directory: Path) -> list[str]:
         """Writes weights, configuration and tokenizer; returns the names of the files."""
@@ -181,16 +190,17 @@ class Learner:
     def _part(self, batch: Batch, objective: Objective) -> _Part:
         packed = self._packed(batch.trajectories)
         facts = self._facts(batch, packed, objective)
-        micros = [self._collated(part) for part in micro_batches(packed, self.settings.tokens_per_batch)]
+        micros = micro_batches(packed, self.settings.tokens_per_batch, self.layout)
         proximal = self._proximal(micros, objective)
         return _Part(facts, micros, proximal, self._referenced(micros, objective), sum(map(len, packed)))
 
     def _gradient(self, part: _Part, objective: Objective, measured: step_metrics.Measures) -> float:
         """Computes the gradient where the optimizers expect it; returns its norm before clipping."""
         self.optimizers.zero_grad()
-        for micro, before, first in zip(part.micros, part.proximal, part.reference, strict=True):
+        for rows_of, before, first in zip(part.micros, part.proximal, part.reference, strict=True):
+            micro = self._collated(rows_of)
             facts, ages = _of_pairs(micro, part.facts, objective, proximal=before, reference=first)
-            scored = score(self._model, micro, self.layout)
+            scored = self._scorer(micro)
             terms = _terms(scored.log_probs, facts, objective)
             loss = losses.total(terms, facts.weight)
             # Data parallelism averages gradients, but the denominator counts all processes: the sum is needed.
@@ -199,7 +209,7 @@ class Learner:
             self._on_progress()
         if objective != "supervised" and objective.denominator == "kept":
             self._count_kept_only(measured)
-        return float(self.accelerator.clip_grad_norm_(self._model.parameters(), self.settings.max_gradient_norm))
+        return float(self.accelerator.clip_grad_norm_(self._scorer.parameters(), self.settings.max_gradient_norm))
 
     def _state(self) -> _State:
         # On the processor: the device of the model has the least room.
@@ -217,12 +227,13 @@ class Learner:
     def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probs at temperature 1 of all tokens except the first of each sequence."""
         packed = rows([_whole_sequence(index, ids) for index, ids in enumerate(sequences)], "linear")
-        micros = [self._collated(part) for part in micro_batches(packed, self.settings.tokens_per_batch)]
-        if not micros:
-            return [[] for _ in sequences]
-        records = torch.cat([micro.record for micro in micros])
-        values = torch.cat([score(self._model, micro, self.layout).log_probs for micro in micros])
-        return [values[records == index].tolist() for index in range(len(sequences))]
+        values: list[list[float]] = [[] for _ in sequences]
+        for part in micro_batches(packed, self.settings.tokens_per_batch, self.layout):
+            micro = self._collated(part)
+            scores = self._scorer(micro).log_probs
+            for index in {int(one) for one in micro.record.tolist()}:
+                values[index] = scores[micro.record == index].tolist()
+        return values
 
     def _count_kept_only(self, measured: step_metrics.Measures) -> None:
         """Scales the whole gradient before it is clipped, so that masked pairs do not count."""
@@ -231,16 +242,12 @@ class Learner:
         if 0 < masked < pairs:
             factor = pairs / (pairs - masked)
             measured.rescale(factor)
-            for parameter in self._model.parameters():
+            for parameter in self._scorer.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
 
     def _packed(self, trajectories: Sequence[Trajectory]) -> list[Row]:
-        cost = self.settings.token_cost
-        if cost is None:
-            # The shapes of a decoder give 6 widths; masked attention is slower per operation, so the cost is lower.
-            cost = 4.0 * int(self.model.config.hidden_size)
-        return rows(trajectories, self.layout, row_tokens=self.settings.tokens_per_batch, token_cost=cost)
+        return rows(trajectories, self.layout, row_tokens=self.settings.tokens_per_batch)
 
     def _facts(self, batch: Batch, packed: Sequence[Row], objective: Objective) -> _Facts:
         device, dtype = self.accelerator.device, self._log_dtype
@@ -268,21 +275,22 @@ class Learner:
         return Denominator(pairs, records)
 
     def _collated(self, part: Sequence[Row]) -> MicroBatch:
-        return collate(part, self.accelerator.device, self._log_dtype)
+        return collate(part, self.layout, self.accelerator.device, self._log_dtype)
 
     @torch.no_grad()
-    def _proximal(self, micros: Sequence[MicroBatch], objective: Objective) -> list[Tensor | None]:
+    def _proximal(self, micros: Sequence[Sequence[Row]], objective: Objective) -> list[Tensor | None]:
         """log π_old of every pair, before the first gradient of the batch."""
         if objective == "supervised" or objective.ratio == "bypass":
             return [None] * len(micros)
-        return [score(self._model, micro, self.layout).log_probs for micro in micros]
+        return [self._scorer(self._collated(part)).log_probs for part in micros]
 
     @torch.no_grad()
-    def _referenced(self, micros: Sequence[MicroBatch], objective: Objective) -> list[Tensor | None]:
+    def _referenced(self, micros: Sequence[Sequence[Row]], objective: Objective) -> list[Tensor | None]:
         """log π_ref of every pair."""
         if objective == "supervised" or self._reference is None:
             return [None] * len(micros)
-        return [score(self._reference, micro, self.layout).log_probs for micro in micros]
+        with self.accelerator.autocast():
+            return [self._reference(self._collated(part)).log_probs for part in micros]
 
 
 def _of_pairs(

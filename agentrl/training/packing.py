@@ -22,8 +22,6 @@ Layout = Literal["tree", "linear"]
 """`tree`: a group shares what it has in common. `linear`: every branch is a row of its own, for models whose layers
 carry a state along the row."""
 
-ALWAYS_SHARE = float("inf")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
@@ -58,17 +56,10 @@ class Row:
         return len(self.ids)
 
 
-def rows(
-    trajectories: Sequence[Trajectory],
-    layout: Layout = "tree",
-    *,
-    row_tokens: int = 1 << 30,
-    token_cost: float = ALWAYS_SHARE,
-) -> list[Row]:
+def rows(trajectories: Sequence[Trajectory], layout: Layout = "tree", *, row_tokens: int = 1 << 30) -> list[Row]:
     """Rows that hold every pair once.
 
-    `row_tokens`: the longest row; a single trajectory is never cut. `token_cost`: the cost of a token outside of
-    attention, measured in attended keys; it decides whether sharing is worth the longer row.
+    `row_tokens`: the longest row; a single trajectory is never cut.
     """
     branches = [list(_branches(index, one)) for index, one in enumerate(trajectories)]
     if layout == "linear":
@@ -78,7 +69,7 @@ def rows(
     for members in _by_group(trajectories):
         tree = _PrefixTree()
         for index in members:
-            if tree.length and not _worth_sharing(tree, branches[index], row_tokens, token_cost):
+            if tree.length and tree.length + tree.new_tokens(branches[index]) > row_tokens:
                 made.append(tree.row())
                 tree = _PrefixTree()
             tree.insert(branches[index])
@@ -86,25 +77,20 @@ def rows(
     return [row for row in made if len(row.pairs)]
 
 
-def micro_batches(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
-    """Rows of similar length together; at most `tokens` with padding, unless a single row is longer."""
+def micro_batches(rows: Sequence[Row], tokens: int, layout: Layout = "tree") -> list[list[Row]]:
+    """At most `tokens` each, unless a single row is longer. Trees stand one after another; linear rows are padded to
+    the longest, so rows of similar length are together."""
     batches: list[list[Row]] = []
+    used = 0
     for row in sorted(rows, key=len, reverse=True):
-        # The first row of a batch is its longest: all others are padded to it.
-        if not batches or (len(batches[-1]) + 1) * len(batches[-1][0]) > tokens:
+        # The first row of a batch is its longest.
+        size = len(row) if layout == "tree" or not batches else len(batches[-1][0])
+        if not batches or used + size > tokens:
             batches.append([])
+            used, size = 0, len(row)
         batches[-1].append(row)
+        used += size
     return batches
-
-
-def _worth_sharing(tree: _PrefixTree, more: Sequence[_Branch], row_tokens: int, token_cost: float) -> bool:
-    """A dense mask is computed in full: a longer row costs attention among tokens that do not see each other."""
-    length, new, alone = tree.length, tree.new_tokens(more), sum(branch.new_tokens(0) for branch in more)
-    if length + new > row_tokens:
-        return False
-    if token_cost == ALWAYS_SHARE:
-        return True
-    return token_cost * new + (length + new) ** 2 - length**2 <= token_cost * alone + alone**2
 
 
 def _by_group(trajectories: Sequence[Trajectory]) -> list[list[int]]:

@@ -67,6 +67,8 @@ def settings_of(config: RunConfig) -> LearnerSettings:
         learning_rate=float(training.learning_rate),
         max_gradient_norm=float(training.max_gradient_norm),
         tokens_per_batch=training.tokens_per_batch,
+        precision=training.precision,
+        recompute=training.recompute,
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agentrl.training.losses import LOG_RATIO_LIMIT, PairFacts, Terms
-from agentrl.training.policy_model import Scored
+from agentrl.training.pair_scores import Scored
 
 Metrics = dict[str, float]
 OLDEST_AGE = 8

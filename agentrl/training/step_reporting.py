@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.run import RunConfig
-from agentrl.engines.canary import K3_OVER_SQUARE, MEAN_LIMIT, MEAN_LIMIT_HALF, P99_OVER_MEAN
+from agentrl.engines.canary import K3_OVER_SQUARE, P99_OVER_MEAN, limit_of
 from agentrl.policies import step_alarms
 from agentrl.store import attempt_statistics
 from agentrl.store.database import Database, StoreError
@@ -66,8 +66,9 @@ def step_metrics(
 
 
 def mismatch_limit(config: RunConfig) -> float:
-    """The largest mean difference of log-probs between engine and trainer. Embedded engines compute in float32 too."""
-    return MEAN_LIMIT if config.engines.kind == "embedded" else MEAN_LIMIT_HALF
+    """The largest mean difference of log-probs between engine and trainer. Embedded engines compute in float32."""
+    engine = "float32" if config.engines.kind == "embedded" else "auto"
+    return max(limit_of(engine), limit_of(config.training.precision))
 
 
 async def with_surroundings(

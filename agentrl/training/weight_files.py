@@ -42,7 +42,7 @@ def probe_set(vocabulary: int) -> list[list[int]]:
 def make_canary(learner: Learner, texts: Sequence[Sequence[int]] = ()) -> Canary:
     """`texts` are typical sequences to probe as well."""
     ids = probe_set(int(learner.model.config.vocab_size)) + [list(text) for text in texts]
-    return Canary(ids, learner.log_probs(ids))
+    return Canary(ids, learner.log_probs(ids), learner.settings.precision)
 
 
 def write_weights(run_dir: Path, version: int, learner: Learner, texts: Sequence[Sequence[int]] = ()) -> Manifest:

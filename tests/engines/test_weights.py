@@ -196,6 +196,9 @@ def test_agreement_measures_the_difference_of_log_probs() -> None:
     assert "limit 0.001" in apart.problem()
     in_half = compare(canary, [[-1.0, -2.0 + 0.004]], MEAN_LIMIT_HALF)
     assert in_half.problem() == ""
+    by_a_trainer_in_half = Canary([[1, 2, 3]], [[-1.0, -2.0]], "bfloat16")
+    assert compare(by_a_trainer_in_half, [[-1.0, -2.004]]).problem() == ""
+    assert compare(by_a_trainer_in_half, [[-1.0, -2.1]]).problem()
     assert compare(Canary(), []).problem() == ""
 
 

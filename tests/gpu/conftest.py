@@ -2,37 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-
 import pytest
 import torch
-
-from tests.engines.conftest import first, second  # noqa: F401 # fixtures are found by their names
-from tests.engines.contract.fixtures import address, embedded_url, server, sglang_url, subject  # noqa: F401
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _there_is_one() -> None:
     assert torch.cuda.is_available(), "make test-gpu needs a GPU that torch can use"
-
-
-@pytest.fixture(scope="session")
-def sglang_python() -> str:
-    """That of an environment with SGLang for GPUs, as its own documentation installs it."""
-    found = os.environ.get("SGLANG_PYTHON", "")
-    assert found, "SGLANG_PYTHON must name the Python of an environment that SGLang is installed in"
-    return found
-
-
-@pytest.fixture(scope="session")
-def sglang_arguments() -> Sequence[str]:
-    """Its own kernels, in float32, which not all of them have."""
-    kernels = ("--dtype", "float32", "--attention-backend", "triton")
-    return (*kernels, "--mem-fraction-static", "0.3", "--enable-memory-saver")
-
-
-@pytest.fixture(scope="session")
-def tolerance() -> float:
-    """Other kernels add in another order."""
-    return 1e-3

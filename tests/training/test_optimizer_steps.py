@@ -112,8 +112,7 @@ def test_mismatch_is_not_measured_on_weights_that_the_step_itself_moved(tiny: Pa
 def test_packing_and_micro_batches_change_nothing_in_any_part(tiny: Path) -> None:
     batch = groups(4, number=9)
     learners = [
-        make_learner(tiny, optimizer="muon", learning_rate=RATE, tokens_per_batch=tokens, token_cost=cost)
-        for tokens, cost in ((16_384, None), (40, 0.0), (16_384, float("inf")))
+        make_learner(tiny, optimizer="muon", learning_rate=RATE, tokens_per_batch=tokens) for tokens in (16_384, 20)
     ]
     results = [one.train(batch, PolicyLoss(ratio="decoupled"), optimizer_steps=2).metrics for one in learners]
     assert len({metrics["packed_tokens"] for metrics in results}) > 1, "they were packed in other ways"

@@ -12,7 +12,7 @@ from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.training import learner as learning
 from agentrl.training.batch import Batch, Segment, Trajectory
 from agentrl.training.learner import Learner
-from agentrl.training.packing import micro_batches, rows
+from agentrl.training.packing import Layout, micro_batches, rows
 from tests.training.trees import batch_of, chain, fork, group, some, trajectory_of_calls
 
 LOSS = PolicyLoss()
@@ -125,8 +125,8 @@ def test_random_trees_are_computed_exactly(exact: Learner, number: int) -> None:
 def test_loss_and_gradient_do_not_depend_on_rows_micro_batches_or_layout(exact: Learner) -> None:
     batch = batch_of(two_groups(random.Random(5)))
     expected = packed(exact, batch)
-    for cost, tokens in ((0.0, 1), (0.0, 200), (1.0, 100), (1e9, 60), (1e9, 10_000)):
-        exact.settings = learning.LearnerSettings(token_cost=cost, tokens_per_batch=tokens)
+    for tokens in (1, 60, 100, 200, 10_000):
+        exact.settings = learning.LearnerSettings(tokens_per_batch=tokens)
         agree(packed(exact, batch), expected)
     exact.layout = "linear"
     agree(packed(exact, batch), expected)
@@ -185,25 +185,16 @@ def test_a_common_prefix_is_packed_once() -> None:
     assert len(row.asked_at) == 1 + 8 * 2
 
 
-def test_rows_are_not_shared_if_attention_would_cost_more() -> None:
-    chance = random.Random(4)
-    short, long = some(chance, 30, 30), some(chance, 400, 400)
-
-    def packed_rows(prompt: list[int]) -> int:
-        members = [trajectory_of_calls([(0, prompt, some(chance, 60, 60))], f"r{at}", group="g") for at in range(16)]
-        return len(rows(members, token_cost=512))
-
-    assert packed_rows(long) == 1
-    assert 4 < packed_rows(short) < 16
-
-
-def test_micro_batches_stay_within_their_tokens_unless_a_row_alone_is_longer() -> None:
+@pytest.mark.parametrize("layout", ["tree", "linear"])
+def test_micro_batches_stay_within_their_tokens_unless_a_row_alone_is_longer(layout: Layout) -> None:
     chance = random.Random(2)
     packed_rows = rows([member for name in "abcdefgh" for member in group(chance, 3, name=name)], row_tokens=60)
-    batches = micro_batches(packed_rows, 150)
+    batches = micro_batches(packed_rows, 150, layout)
     assert sorted(map(id, packed_rows)) == sorted(id(row) for batch in batches for row in batch)
     for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(map(len, batch)) <= 150
+        lengths = list(map(len, batch))
+        assert len(batch) == 1 or (sum(lengths) if layout == "tree" else len(batch) * max(lengths)) <= 150
+    assert len(batches) < len(packed_rows)
 
 
 def test_a_segment_without_tokens_changes_nothing(exact: Learner) -> None:

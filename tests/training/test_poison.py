@@ -18,9 +18,9 @@ from tests.store.flow import ready_tasks, step_of
 from tests.store.server import NAME
 from tests.training.rollouts import closed_groups, configuration, end_of_data
 
-LIMIT_BYTES = 1 << 30
-TOO_LONG = 9_000
-"""Tokens whose attention needs several times the limit."""
+LIMIT_BYTES = 3 << 28
+TOO_LONG = 150_000
+"""Tokens whose activations need more than the limit."""
 
 
 async def test_a_record_too_long_for_the_memory_is_dead_and_all_others_train(

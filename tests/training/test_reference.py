@@ -69,8 +69,8 @@ def test_the_reference_itself_is_neither_trained_nor_saved(tiny: Path, tmp_path:
 def test_packing_changes_nothing_in_what_the_reference_adds(tiny: Path) -> None:
     loss, batch = PolicyLoss(reference_weight=2.0), some_batch()
     found, measured = [], []
-    for tokens, cost in ((16_384, None), (40, 0.0)):
-        learner = make_learner(tiny, tokens_per_batch=tokens, token_cost=cost)
+    for tokens in (16_384, 40):
+        learner = make_learner(tiny, tokens_per_batch=tokens)
         learner.compare_with(tiny)
         assert learner._reference is not None
         make_exact(learner._reference)

@@ -6,7 +6,7 @@ import msgspec
 
 from agentrl.config.data_plane import Engines
 from agentrl.config.sglang_arguments import value_of
-from agentrl.engines.canary import MEAN_LIMIT, MEAN_LIMIT_HALF
+from agentrl.engines.canary import limit_of
 
 
 def arguments(engines: Engines, *, context: int, path: str, version: int) -> list[str]:
@@ -41,4 +41,4 @@ def canary_limit(engines: Engines, config: bytes) -> float:
     stored = msgspec.json.decode(config, type=_Numbers)
     wanted = value_of(engines.args, "--dtype") or "auto"
     dtype = (stored.dtype or stored.torch_dtype) if wanted == "auto" else wanted
-    return MEAN_LIMIT if dtype in ("float", "float32") else MEAN_LIMIT_HALF
+    return limit_of(dtype or "")

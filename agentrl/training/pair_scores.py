@@ -1,0 +1,143 @@
+"""Log-probs and entropies from hidden states, without a tensor of all logits.
+
+Invariants:
+- at most `CHUNK_LOGITS` logits exist at a time, also in the backward pass, which computes them again;
+- log-probs are those of log softmax(logits / temperature), computed in at least float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from agentrl.training.micro_batch import MicroBatch
+
+CHUNK_LOGITS = 1 << 26
+"""A quarter of a gigabyte in float32."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """The model's output for each pair."""
+
+    log_probs: Tensor
+    entropy: Tensor
+    """Entropy of the distribution of the token; without gradient."""
+
+
+class PairScorer(torch.nn.Module):
+    """The model as a function from a micro-batch to the log-prob of each pair's token after its own ancestors.
+
+    Every forward pass of training goes through this module, so that what wraps it (precision, parallelism) sees it.
+    """
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: MicroBatch) -> Scored:
+        if batch.tree is None:
+            return self._of_logits(batch)
+        model: Any = self.model
+        hidden = model.get_decoder()(
+            input_ids=batch.ids, position_ids=batch.positions, use_cache=False, tree=batch.tree
+        ).last_hidden_state[batch.asked_row, batch.asked_at]
+        head = model.get_output_embeddings()
+        kind = hidden.device.type
+        narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        bias = getattr(head, "bias", None)
+        with torch.autocast(kind, enabled=False):
+            log_probs, entropies = pair_scores(
+                hidden.to(narrow),
+                head.weight.to(narrow),
+                None if bias is None else bias.to(narrow),
+                batch.temperatures,
+                batch.asked,
+                batch.target,
+            )
+        return Scored(log_probs, entropies[batch.asked])
+
+    def _of_logits(self, batch: MicroBatch) -> Scored:
+        """For architectures that build their own masks, and of which some transform logits after the head."""
+        whole = self.model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False).logits
+        logits = whole[batch.asked_row, batch.asked_at]
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        spread = torch.log_softmax(wide / batch.temperatures[:, None], dim=-1)
+        with torch.no_grad():
+            entropy = -(spread.exp() * spread).sum(dim=-1)
+        return Scored(spread[batch.asked, batch.target], entropy[batch.asked])
+
+
+class _PairScores(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, bias: Tensor | None, temperatures: Tensor, asked: Tensor, target: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        scores = torch.empty(len(asked), dtype=dtype, device=hidden.device)
+        entropies = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
+        order = torch.argsort(asked, stable=True)
+        for places, pairs in _chunks(asked[order], len(hidden), len(head)):
+            spread = _log_softmax(hidden[places], head, bias, temperatures[places])
+            which = order[pairs]
+            scores[which] = spread[asked[which] - places.start, target[which]]
+            entropies[places] = -(spread.exp() * spread).sum(dim=-1)
+        ctx.save_for_backward(hidden, head, bias, temperatures, asked, target, order)
+        ctx.mark_non_differentiable(entropies)
+        return scores, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        hidden, head, bias, temperatures, asked, target, order = ctx.saved_tensors
+        of_scores = gradients[0]
+        of_hidden = torch.empty_like(hidden)
+        of_head = torch.zeros_like(head, dtype=of_scores.dtype)
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=of_scores.dtype)
+        for places, pairs in _chunks(asked[order], len(hidden), len(head)):
+            chunk = hidden[places]
+            which = order[pairs]
+            rows, given = asked[which] - places.start, of_scores[which]
+            # d log p(target) / d logits = one at the target - p
+            logits = _log_softmax(chunk, head, bias, temperatures[places]).exp_()
+            logits *= -torch.zeros(len(chunk), dtype=given.dtype, device=given.device).index_add_(0, rows, given)[
+                :, None
+            ]
+            logits.index_put_((rows, target[which]), given, accumulate=True)
+            logits /= temperatures[places, None]
+            narrow = logits.to(head.dtype)
+            of_hidden[places] = narrow @ head
+            of_head += narrow.T @ chunk
+            if of_bias is not None:
+                of_bias += logits.sum(dim=0)
+        return of_hidden, of_head.to(head.dtype), None if of_bias is None else of_bias.to(bias.dtype), None, None, None
+
+
+def pair_scores(
+    hidden: Tensor, head: Tensor, bias: Tensor | None, temperatures: Tensor, asked: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The log-prob of each pair, and the entropy of each hidden state, which has no gradient.
+
+    `asked` has the index of each pair's hidden state, `target` its token.
+    """
+    found: tuple[Tensor, Tensor] = _PairScores.apply(hidden, head, bias, temperatures, asked, target)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _chunks(asked: Tensor, places: int, words: int) -> Iterator[tuple[slice, slice]]:
+    """Ranges of hidden states, each with the range of pairs that want it; `asked` is in ascending order."""
+    size = max(1, CHUNK_LOGITS // words)
+    starts = list(range(0, places, size))
+    bounds = torch.searchsorted(asked, torch.tensor([*starts, places], device=asked.device)).tolist()
+    for number, start in enumerate(starts):
+        yield slice(start, min(start + size, places)), slice(bounds[number], bounds[number + 1])
+
+
+def _log_softmax(hidden: Tensor, head: Tensor, bias: Tensor | None, temperatures: Tensor) -> Tensor:
+    logits = torch.nn.functional.linear(hidden, head, bias)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.log_softmax(wide / temperatures[:, None], dim=-1)

@@ -1,0 +1,95 @@
+"""Lower precision and recomputed layers change what a step costs, and not what it learns."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+
+from agentrl.policies.loss_settings import PolicyLoss
+from agentrl.training.batch import Batch
+from agentrl.training.learner import Learner
+from tests.training.conftest import make_learner
+from tests.training.test_packing import agree, packed, two_groups
+from tests.training.trees import batch_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _precision_is_free() -> Iterator[None]:
+    """Each process has one precision, but each test its own."""
+    AcceleratorState._reset_state()
+    yield
+    AcceleratorState._reset_state()
+
+
+@pytest.fixture
+def batch() -> Batch:
+    return batch_of(two_groups(random.Random(5)))
+
+
+def test_recomputed_layers_give_the_same_gradient(tiny: Path, batch: Batch) -> None:
+    agree(packed(make_learner(tiny, recompute=True), batch), packed(make_learner(tiny), batch))
+
+
+def test_recomputed_layers_keep_fewer_tensors(tiny: Path, batch: Batch) -> None:
+    def kept_bytes(learner: Learner) -> int:
+        kept = 0
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal kept
+            kept += tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            packed(learner, batch)
+        return kept
+
+    assert kept_bytes(make_learner(tiny, recompute=True)) < 0.5 * kept_bytes(make_learner(tiny))
+
+
+def test_bfloat16_keeps_weights_gradients_and_optimizer_state_in_float32(tiny: Path, batch: Batch) -> None:
+    exact = packed(make_learner(tiny), batch)
+    AcceleratorState._reset_state()
+    learner = make_learner(tiny, exact=False, precision="bfloat16")
+    loss, gradient = packed(learner, batch)
+    assert {one.dtype for one in gradient.values()} == {torch.float32}
+    assert loss == pytest.approx(exact[0], abs=5e-2)
+    together, expected = (torch.cat([of[name].double().flatten() for name in gradient]) for of in (gradient, exact[1]))
+    assert float(torch.nn.functional.cosine_similarity(together, expected, dim=0)) > 0.99
+    assert learner.train(batch, PolicyLoss()).applied
+    assert {one.dtype for one in learner.model.parameters()} == {torch.float32}
+    assert {one.dtype for one in learner.optimizers.tensors().values() if one.numel() > 1} == {torch.float32}
+
+
+def test_bfloat16_computes_in_bfloat16(tiny: Path, batch: Batch) -> None:
+    learner = make_learner(tiny, exact=False, precision="bfloat16")
+    seen: set[torch.dtype] = set()
+    layer = learner.model.get_decoder().layers[0].self_attn.o_proj  # type: ignore[union-attr]
+    layer.register_forward_hook(lambda module, given, found: seen.add(found.dtype))
+    packed(learner, batch)
+    assert seen == {torch.bfloat16}
+
+
+@pytest.mark.slow
+def test_memory_of_a_step_grows_with_its_tokens_and_not_with_their_square() -> None:
+    small, middle, large = (peak_mb(tokens, members) for tokens, members in ((4096, 1), (16_384, 2), (65_536, 8)))
+    # Four times the tokens each: four times the growth if it is linear, sixteen times if it is quadratic.
+    assert large - middle < 8 * (middle - small), (small, middle, large)
+    assert large < 2048, "a mask of every pair of tokens alone would take 4096"
+
+
+def peak_mb(tokens: int, members: int) -> float:
+    """Of a process that trains one row of so many tokens."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.large_step", str(tokens), str(members)],
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=240,
+    )  # fmt: skip
+    return float(done.stdout)
