@@ -29,13 +29,14 @@ CASES = [("0.6B", 4096, 8), ("0.6B", 32768, 1), ("0.6B", 131072, 1), ("4B", 4096
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", nargs=3)
+    parser.add_argument("--profile", action="store_true", help="with --case: print where the time of a step goes")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--within-s", type=float, default=240.0)
     given = parser.parse_args()
     if given.case:
         model, length, rows = given.case
-        print(json.dumps(measure(model, int(length), int(rows))))
+        print(json.dumps(measure(model, int(length), int(rows), profile=given.profile)))
         return
     found = []
     ends = time.monotonic() + given.within_s
@@ -61,7 +62,7 @@ def in_process(model: str, length: int, rows: int, ends: float) -> dict[str, Any
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def measure(name: str, length: int, rows: int) -> dict[str, Any]:
+def measure(name: str, length: int, rows: int, *, profile: bool = False) -> dict[str, Any]:
     import numpy as np
     import torch
     import transformers
@@ -101,8 +102,16 @@ def measure(name: str, length: int, rows: int) -> dict[str, Any]:
         return Trajectory(record=str(index), segments=segments, advantage=(-1.0) ** index)
 
     batch = Batch(step=1, base_version=1, ages={1: 0}, trajectories=[trajectory(index) for index in range(rows)])
+    began = time.perf_counter()
     learner.train(batch, PolicyLoss())
     torch.cuda.synchronize()
+    first_s = time.perf_counter() - began
+    if profile:
+        with torch.profiler.profile() as profiler:
+            learner.train(batch, PolicyLoss())
+            torch.cuda.synchronize()
+        for order in ("self_cuda_time_total", "self_cpu_time_total"):
+            print(profiler.key_averages().table(sort_by=order, row_limit=18, max_name_column_width=60))
     torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
     repeats = 3
@@ -120,6 +129,7 @@ def measure(name: str, length: int, rows: int) -> dict[str, Any]:
         "tokens_per_s": round(length * rows / took),
         "mfu": round(flops / took / PEAK_FLOPS, 3),
         "step_s": round(took, 3),
+        "first_step_s": round(first_s, 1),
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
