@@ -463,6 +463,8 @@ class Training(Section):
     """Of the computation of a step. Weights and optimizer state stay in float32."""
     recompute: Flag = False
     """Compute the layers again in the backward pass: less memory for a third more work."""
+    compile: Flag = False
+    """On GPUs: compile the layers. The first steps take a minute longer, later ones less."""
     tokens_per_batch: _Positive = 16_384
     """Packed tokens of one forward pass."""
     random: _Natural = 0

@@ -31,7 +31,14 @@ from agentrl.training.micro_batch import MicroBatch, collate
 from agentrl.training.optimizers import Kind, OptimizerSet, make_optimizers
 from agentrl.training.packing import Row, micro_batches, rows
 from agentrl.training.pair_scores import PairScorer
-from agentrl.training.policy_model import layout_of, load_model, read_companions, recompute_layers, save_model
+from agentrl.training.policy_model import (
+    compile_layers,
+    layout_of,
+    load_model,
+    read_companions,
+    recompute_layers,
+    save_model,
+)
 
 Objective = PolicyLoss | Literal["supervised"]
 Precision = Literal["float32", "bfloat16"]
@@ -49,6 +56,8 @@ class LearnerSettings:
     """Of the computation. Weights, their gradients and the optimizer state stay in float32."""
     recompute: bool = False
     """Keep only the input of each layer for the backward pass."""
+    compiled: bool = False
+    """On a GPU: compile the layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,8 @@ class Learner:
         self._log_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         model = load_model(directory, dtype=dtype)
         self.layout = layout_of(model)
+        if settings.compiled and self.accelerator.device.type == "cuda":
+            compile_layers(model)
         if settings.recompute:
             recompute_layers(model)
         self.optimizers = _optimizers_of(model, settings)

@@ -1,7 +1,8 @@
 """Rows as tensors, for one forward pass.
 
-Invariants: trees stand one after another in a single sequence, without padding; linear rows are padded to the longest,
-at their ends, where no earlier token sees it; pairs of all rows come one after another.
+Invariants: trees stand one after another in a single sequence, which is padded at most to a block of the attention;
+linear rows are padded to the longest; padding is at the end, where no other token sees it; pairs of all rows come one
+after another.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from agentrl.training.batch import Array
 from agentrl.training.packing import Layout, Row
-from agentrl.training.tree_attention import Tree, tree_of
+from agentrl.training.tree_attention import Tree, padding, tree_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,9 +49,11 @@ def collate(rows: Sequence[Row], layout: Layout, device: torch.device, dtype: to
         return torch.from_numpy(np.concatenate(list(arrays))).to(device=device, dtype=dtype)
 
     if layout == "tree":
-        ids, positions = joined(row.ids for row in rows)[None], joined(row.positions for row in rows)[None]
-        ends = np.concatenate([row.ends + begin for row, begin in zip(rows, begins, strict=True)])
-        tree: Tree | None = tree_of(ends, device)
+        length = sum(lengths)
+        fill = np.zeros(padding(length, device), dtype=np.int64)
+        ids, positions = (joined([*column, fill])[None] for column in _columns(rows))
+        ends = [row.ends + begin for row, begin in zip(rows, begins, strict=True)]
+        tree: Tree | None = tree_of(np.concatenate([*ends, length + 1 + np.arange(len(fill))]), device)
         asked_row = torch.zeros(sum(asked), dtype=torch.int64, device=device)
         asked_at = joined(row.asked_at + begin for row, begin in zip(rows, begins, strict=True))
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,12 +54,23 @@ def load_model(directory: Path, *, dtype: torch.dtype = torch.float32) -> transf
     return cast(transformers.PreTrainedModel, model)
 
 
+def compile_layers(model: transformers.PreTrainedModel) -> None:
+    """Compile each layer by itself: all of them share one graph, which is made in seconds."""
+    for layer in _layers(model):
+        layer.forward = torch.compile(layer.forward)
+
+
 def recompute_layers(model: transformers.PreTrainedModel) -> None:
     """Keep only the input of each layer for the backward pass, which computes the layer again."""
     # transformers has a setting for it, but heeds that in training mode only, with dropout.
-    untyped: Any = model
-    for layer in untyped.get_decoder().layers:
+    for layer in _layers(model):
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def _layers(model: transformers.PreTrainedModel) -> Iterable[Any]:
+    untyped: Any = model
+    layers: Iterable[Any] = untyped.get_decoder().layers
+    return layers
 
 
 def layout_of(model: transformers.PreTrainedModel) -> Layout:

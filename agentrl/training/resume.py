@@ -69,6 +69,7 @@ def settings_of(config: RunConfig) -> LearnerSettings:
         tokens_per_batch=training.tokens_per_batch,
         precision=training.precision,
         recompute=training.recompute,
+        compiled=training.compile,
     )
 
 

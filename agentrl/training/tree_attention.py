@@ -43,16 +43,20 @@ class Run:
 class Tree:
     """What attention needs to know of a packed sequence."""
 
-    length: int
     runs: tuple[Run, ...]
     blocks: BlockMask | None
     """For FlexAttention; None on processors."""
 
 
 def tree_of(ends: Array, device: torch.device) -> Tree:
-    """The tree of one packed sequence, or of several one after another."""
+    """The tree of one packed sequence, or of several one after another. On a GPU it fills whole blocks."""
     blocks = block_mask(ends, device) if device.type == "cuda" else None
-    return Tree(len(ends), runs_of(ends) if blocks is None else (), blocks)
+    return Tree(runs_of(ends) if blocks is None else (), blocks)
+
+
+def padding(length: int, device: torch.device) -> int:
+    """How many tokens that see only themselves make whole blocks of a sequence. Processors need none."""
+    return -length % BLOCK if device.type == "cuda" else 0
 
 
 def runs_of(ends: Array) -> tuple[Run, ...]:
@@ -69,16 +73,14 @@ def runs_of(ends: Array) -> tuple[Run, ...]:
 def block_mask(ends: Array, device: torch.device) -> BlockMask:
     """Which blocks of keys a block of queries sees wholly or in part, from the ends of each block alone."""
     length = len(ends)
-    count = -(-length // BLOCK)
-    padded = np.full(count * BLOCK, length, dtype=np.int64)
-    padded[:length] = ends
-    in_blocks = padded.reshape(count, BLOCK)
+    in_blocks = ends.reshape(-1, BLOCK)
+    count = len(in_blocks)
     latest, earliest = in_blocks.max(axis=1), in_blocks.min(axis=1)
     first = np.arange(count) * BLOCK
     before = np.arange(count)[None, :] < np.arange(count)[:, None]
-    whole = before & (earliest[None, :] >= np.minimum(first + BLOCK, length)[:, None])
+    whole = before & (earliest[None, :] >= (first + BLOCK)[:, None])
     part = (before & (latest[None, :] > first[:, None]) & ~whole) | np.eye(count, dtype=bool)
-    last = torch.from_numpy(padded).to(device)
+    last = torch.from_numpy(ends).to(device)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < last[key])
@@ -116,7 +118,9 @@ def attention(
         query, key, value = query.to(narrow), key.to(narrow), value.to(narrow)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if tree.blocks is not None:
-        found = _compiled()(query, key, value, block_mask=tree.blocks, scale=scale, enable_gqa=True)
+        # Within a compiled layer it is compiled with the layer.
+        flex = flex_attention if torch.compiler.is_compiling() else _compiled()
+        found = flex(query, key, value, block_mask=tree.blocks, scale=scale, enable_gqa=True)
     else:
         groups = query.shape[1] // key.shape[1]
         keys, values = _repeated(key, groups), _repeated(value, groups)

@@ -22,35 +22,43 @@ SHAPES: dict[str, dict[str, int]] = {
 WORDS = 151_936
 PEAK_FLOPS = 989e12
 """Of dense bfloat16 on an H100 or H200 with SXM, by their data sheets."""
-CASES = [("0.6B", 4096, 8), ("0.6B", 32768, 1), ("0.6B", 131072, 1), ("4B", 4096, 4), ("4B", 32768, 1)]
-"""Model, tokens of a row, rows of a step."""
+CASES = [
+    ("4B", 32768, 1, True),
+    ("0.6B", 32768, 1, True),
+    ("4B", 4096, 8, True),
+    ("0.6B", 4096, 8, True),
+    ("0.6B", 32768, 1, False),
+    ("0.6B", 131072, 1, True),
+]
+"""Model, tokens of a row, rows of a step, whether layers are compiled."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--case", nargs=3)
+    parser.add_argument("--case", nargs=4)
     parser.add_argument("--profile", action="store_true", help="with --case: print where the time of a step goes")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--within-s", type=float, default=240.0)
     given = parser.parse_args()
     if given.case:
-        model, length, rows = given.case
-        print(json.dumps(measure(model, int(length), int(rows), profile=given.profile)))
+        model, length, rows, compiled = given.case
+        found = measure(model, int(length), int(rows), compiled=compiled == "True", profile=given.profile)
+        print(json.dumps(found))
         return
-    found = []
+    results = []
     ends = time.monotonic() + given.within_s
-    for model, length, rows in CASES:
-        if given.only and given.only != model:
+    for case in CASES:
+        if given.only and given.only != case[0]:
             continue
-        found.append({"model": model, "row": length, "rows": rows, **in_process(model, length, rows, ends)})
-        print(json.dumps(found[-1]), flush=True)
+        results.append(dict(zip(("model", "row", "rows", "compiled"), case, strict=True)) | in_process(case, ends))
+        print(json.dumps(results[-1]), flush=True)
     if given.out:
-        given.out.write_text(json.dumps(found, indent=1))
+        given.out.write_text(json.dumps(results, indent=1))
 
 
-def in_process(model: str, length: int, rows: int, ends: float) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.benchmarks.gpu_step", "--case", model, str(length), str(rows)]
+def in_process(case: tuple[Any, ...], ends: float) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.benchmarks.gpu_step", "--case", *map(str, case)]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=max(1.0, ends - time.monotonic())
@@ -62,7 +70,7 @@ def in_process(model: str, length: int, rows: int, ends: float) -> dict[str, Any
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def measure(name: str, length: int, rows: int, *, profile: bool = False) -> dict[str, Any]:
+def measure(name: str, length: int, rows: int, *, compiled: bool, profile: bool) -> dict[str, Any]:
     import numpy as np
     import torch
     import transformers
@@ -87,7 +95,9 @@ def measure(name: str, length: int, rows: int, *, profile: bool = False) -> dict
         parameters = model.num_parameters()
         del model
         torch.cuda.empty_cache()
-        settings = LearnerSettings(tokens_per_batch=length, precision="bfloat16", recompute=True)
+        settings = LearnerSettings(
+            tokens_per_batch=max(length, 32_768), precision="bfloat16", recompute=True, compiled=compiled
+        )
         learner = Learner(Path(folder), settings)
     chance = np.random.default_rng(1)
 

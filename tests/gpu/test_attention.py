@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agentrl.training.tree_attention import attention, tree_of
-from tests.training.test_tree_attention import dense, random_ends
+from tests.training.test_tree_attention import dense, random_ends, whole_blocks
 
 GPU = torch.device("cuda")
 
@@ -16,7 +16,8 @@ GPU = torch.device("cuda")
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-3), (torch.bfloat16, 3e-2)])
 @pytest.mark.parametrize("length", [1, 127, 128, 700, 3000])
 def test_result_and_gradients_are_those_of_the_dense_computation(length: int, dtype: torch.dtype, limit: float) -> None:
-    ends = random_ends(random.Random(length), length)
+    ends = whole_blocks(random_ends(random.Random(length), length))
+    length = len(ends)
     torch.manual_seed(length)
     exact = [torch.randn(1, heads, length, 64, dtype=torch.float64).requires_grad_() for heads in (4, 2, 2)]
     given = [one.detach().to(GPU, dtype).requires_grad_() for one in exact]

@@ -39,10 +39,11 @@ def unmerged(tiny: Path) -> Learner:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_packed_loss_on_a_gpu_is_the_unmerged_loss_on_processors(tiny: Path, recompute: bool) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_packed_loss_on_a_gpu_is_the_unmerged_loss_on_processors(tiny: Path, recompute: bool, compiled: bool) -> None:
     chance = random.Random(1)
     batch = batch_of(group(chance, 4, name="a") + group(chance, 3, name="b", make=fork))
-    on_gpu = Learner(tiny, LearnerSettings(recompute=recompute))
+    on_gpu = Learner(tiny, LearnerSettings(recompute=recompute, compiled=compiled))
     assert next(on_gpu.model.parameters()).device.type == "cuda"
     expected, gradient = reference(unmerged(tiny), batch)
     found, caught = packed(on_gpu, batch)
