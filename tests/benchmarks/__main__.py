@@ -29,6 +29,7 @@ BENCHMARKS = {
     "scale": "tests.benchmarks.many_units",
     "sandbox": "tests.benchmarks.sandboxes",
     "storage": "tests.benchmarks.storage",
+    "step": "tests.benchmarks.packed_step",
     "records": "tests.benchmarks.claims",
     "large": "tests.benchmarks.large_run",
     "calls": "tests.benchmarks.call_lists",
