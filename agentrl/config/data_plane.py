@@ -33,6 +33,7 @@ from agentrl.config.secrets import is_reference, names_a_secret
 from agentrl.config.tool_packages import PackagesOrWords
 from agentrl.config.tool_sandbox import Sandbox, SandboxOrKind
 from agentrl.policies.freshness import Strategy
+from agentrl.policies.learning_rates import ScheduleKind
 from agentrl.policies.loss_settings import Aggregation, Counted, RatioAgainst
 from agentrl.policies.outcomes import Blame, LimitRule
 from agentrl.policies.replay_verdicts import ToolEffect
@@ -372,6 +373,30 @@ class DecaySettings(Section):
     """Every version counts as very old."""
 
 
+class AdamWSettings(Section):
+    """How AdamW averages gradients."""
+
+    beta1: Annotated[Number, Field(ge=0, lt=1)] = 0.9
+    """How slowly the average of gradients changes."""
+    beta2: Annotated[Number, Field(ge=0, lt=1)] = 0.95
+    """How slowly the average of their squares changes."""
+    eps: Annotated[Number, Field(gt=0, le=1)] = 1e-8
+    """Added to the root of the squares."""
+
+
+class ScheduleSettings(Section):
+    """How the learning rate changes with the steps."""
+
+    kind: ScheduleKind = "constant"
+    """`constant`, or falling to its lowest share as a line or a half cosine."""
+    rise: _Natural = 0
+    """Steps in which the rate rises evenly to the full one."""
+    steps: _Natural = 0
+    """The step from which the rate is lowest; 0: `training.steps`."""
+    lowest: _Share = 0.0
+    """The share of the learning rate that is left then."""
+
+
 class Training(Section):
     """The trainer."""
 
@@ -408,6 +433,14 @@ class Training(Section):
     """How much the number of turns adds to the scores of a group, from the best to the worst; 0: nothing."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` trains the inner matrices of the network with Muon, and the rest with AdamW."""
+    adamw: AdamWSettings = AdamWSettings()
+    """How AdamW averages gradients."""
+    weight_decay: Annotated[Number, Field(ge=0, le=10)] = 0.0
+    """How fast weights shrink, times the learning rate."""
+    decay_all: Flag = False
+    """The weights of norms, biases and embeddings shrink too."""
+    schedule: ScheduleSettings = ScheduleSettings()
+    """How the learning rate changes with the steps."""
     learning_rate: Annotated[Number, Field(ge=0, le=10), _SCIENTIFIC_STEP] = 1e-6
     """Learning rate."""
     clip_low: Annotated[_Share, _SCIENTIFIC_STEP] = 0.2
@@ -461,8 +494,9 @@ class Training(Section):
     """Processor threads of the trainer."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the computation of a step. Weights and optimizer state stay in float32."""
-    recompute: Flag = False
-    """Compute the layers again in the backward pass: less memory for a third more work."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What the backward pass computes again to save memory: norms and activation functions (`selective`: little more
+    work), or whole layers (`full`: a third more work)."""
     compile: Flag = False
     """On GPUs: compile the layers. The first steps take a minute longer, later ones less."""
     tokens_per_batch: _Positive = 16_384

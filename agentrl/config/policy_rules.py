@@ -14,6 +14,7 @@ from agentrl.config.data_plane import DataPlane, DecaySettings, Environment, Pro
 from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay, Freshness, Strategy
 from agentrl.policies.group_closing import GroupRule
+from agentrl.policies.learning_rates import Schedule
 from agentrl.policies.loss_settings import PolicyLoss
 
 _ESTIMATORS: Mapping[str, Literal["grpo", "leave_one_out"]] = {"grpo": "grpo", "leave-one-out": "leave_one_out"}
@@ -89,11 +90,19 @@ def policy_loss(training: Training, *, longest: int, with_decay: Decay | None = 
     )
 
 
+def schedule(training: Training) -> Schedule:
+    """Raises ConfigError if the rate would never fall."""
+    wanted = training.schedule
+    last = wanted.steps or training.steps
+    return Schedule(kind=wanted.kind, rise=wanted.rise, last=last, lowest=float(wanted.lowest))
+
+
 def problems_of(config: DataPlane) -> Iterator[Problem]:
     """Settings that cannot become a rule, with their key."""
     checks: dict[tuple[str, ...], Callable[[], object]] = {
         ("training", "hard_bound"): lambda: freshness(config),
         ("training", "decay"): lambda: decay(config.training.decay),
+        ("training", "schedule"): lambda: schedule(config.training),
         ("training",): lambda: policy_loss(config.training, longest=config.sampling.context),
     }
     for place, make in checks.items():

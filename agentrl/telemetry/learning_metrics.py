@@ -60,6 +60,7 @@ LOSS = Metric("loss", "", "The loss of a step, as it was optimized.")
 ENTROPY = Metric("entropy", "nat", "Mean entropy of the policy at its own tokens.")
 ENTROPY_KEPT = Metric("entropy_kept", "", "Entropy against that of fifty steps before.", (0.5, float("inf")))
 REWARD_GAIN = Metric("reward_gain", "", "Reward against that of fifty steps before.")
+LEARNING_RATE = Metric("learning_rate", "", "The learning rate of the step, after its schedule.")
 GRADIENT = Metric("gradient_norm", "", "Length of the gradient before it is cut.")
 GRADIENT_OVER_MEDIAN = Metric("gradient_over_median", "", "The same against the median of fifty steps.", (0.0, 10.0))
 GROUPS = Metric("groups", "", "Groups that a step trained.")
@@ -96,7 +97,7 @@ OF_STEPS = (
     *(REWARD, EVALUATION, EVALUATION_MARGIN, MISMATCH_MEAN, MISMATCH_P99, MISMATCH_K3, MISMATCH_OVER_LIMIT),
     *(MISMATCH_P99_OVER_LIMIT, MISMATCH_K3_OVER_LIMIT, KL_REFERENCE),
     *(WEIGHT_MEAN, WEIGHT_STD, ESS, ACCEPTED, ENTROPY, ENTROPY_KEPT, REWARD_GAIN, GRADIENT, GRADIENT_OVER_MEDIAN),
-    *(LOSS, CLIPPED, KL_BEHAVIOUR, AGE, GROUPS, WITHOUT_SIGNAL, RECORDS, STALE, BROKEN, STEP_SECONDS),
+    *(LOSS, LEARNING_RATE, CLIPPED, KL_BEHAVIOUR, AGE, GROUPS, WITHOUT_SIGNAL, RECORDS, STALE, BROKEN, STEP_SECONDS),
     *(
         ZERO_VARIANCE,
         ZERO_VARIANCE_LATELY,

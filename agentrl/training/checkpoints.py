@@ -67,7 +67,7 @@ def read_progress(directory: Path) -> Progress:
 def restore_optimizers(directory: Path, learner: Learner) -> bool:
     """Loads the state of the optimizers. Returns False if the checkpoint has another kind of optimizer; then they begin
     with fresh state."""
-    if read_progress(directory).optimizer != learner.optimizers.names:
+    if _assigned(read_progress(directory).optimizer) != _assigned(learner.optimizers.names):
         return False
     try:
         tensors = load_file(directory / OPTIMIZER_FILE)
@@ -75,6 +75,11 @@ def restore_optimizers(directory: Path, learner: Learner) -> bool:
         raise ConfigError(f"{directory / OPTIMIZER_FILE} cannot be read: {broken}.") from broken
     learner.optimizers.load(tensors)
     return True
+
+
+def _assigned(names: dict[str, list[str]]) -> dict[str, list[str]]:
+    """State has the names of its parameters, so their order may change."""
+    return {optimizer: sorted(parameters) for optimizer, parameters in names.items()}
 
 
 def consistency_problem(directory: Path, expected: dict[str, CheckpointFile]) -> str:

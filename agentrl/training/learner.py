@@ -24,11 +24,12 @@ from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
 
 from agentrl.policies.loss_settings import Aggregation, PolicyLoss
-from agentrl.training import losses, step_metrics
+from agentrl.training import activation_checkpoints, losses, step_metrics
+from agentrl.training.activation_checkpoints import Recompute
 from agentrl.training.batch import Batch, Segment, Trajectory, split_by_groups
 from agentrl.training.losses import Denominator, PairFacts, Terms
 from agentrl.training.micro_batch import MicroBatch, collate
-from agentrl.training.optimizers import Kind, OptimizerSet, make_optimizers
+from agentrl.training.optimizers import AdamW, Kind, OptimizerSet, make_optimizers
 from agentrl.training.packing import Row, micro_batches, rows
 from agentrl.training.pair_scores import PairScorer
 from agentrl.training.policy_model import (
@@ -36,7 +37,6 @@ from agentrl.training.policy_model import (
     layout_of,
     load_model,
     read_companions,
-    recompute_layers,
     save_model,
 )
 
@@ -48,14 +48,17 @@ Precision = Literal["float32", "bfloat16"]
 class LearnerSettings:
     optimizer: Kind = "adamw"
     learning_rate: float = 1e-6
+    adamw: AdamW = field(default_factory=AdamW)
     weight_decay: float = 0.0
+    decay_all: bool = False
+    """Whether the weights of norms, biases and embeddings decay too."""
     max_gradient_norm: float = 1.0
     tokens_per_batch: int = 16_384
     """Packed tokens of one forward pass, and the longest row unless a single trajectory is longer."""
     precision: Precision = "float32"
     """Of the computation. Weights, their gradients and the optimizer state stay in float32."""
-    recompute: bool = False
-    """Keep only the input of each layer for the backward pass."""
+    recompute: Recompute = "none"
+    """What the backward pass computes again; see `activation_checkpoints`."""
     compiled: bool = False
     """On a GPU: compile the layers."""
 
@@ -123,10 +126,13 @@ class Learner:
         self._log_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         model = load_model(directory, dtype=dtype)
         self.layout = layout_of(model)
-        if settings.compiled and self.accelerator.device.type == "cuda":
+        compiled = settings.compiled and self.accelerator.device.type == "cuda"
+        if compiled:
             compile_layers(model)
-        if settings.recompute:
-            recompute_layers(model)
+        # The compiler itself computes again what is cheap.
+        activation_checkpoints.apply(
+            model, "none" if compiled and settings.recompute == "selective" else settings.recompute
+        )
         self.optimizers = _optimizers_of(model, settings)
         prepared = self.accelerator.prepare(PairScorer(model), *self.optimizers.optimizers)
         self._scorer: PairScorer = prepared[0]
@@ -193,6 +199,7 @@ class Learner:
             # A norm that is not finite is the last one, and is the one to report.
             "gradient_norm": max(norms) if applied else norms[-1],
             "optimizer_steps": float(len(norms)),
+            "learning_rate": self.optimizers.learning_rate,
             "packed_tokens": float(sum(part.packed_tokens for part in parts)),
             "unpacked_tokens": float(sum(one.tokens for one in batch.trajectories)),
         }
@@ -341,7 +348,9 @@ def _optimizers_of(model: transformers.PreTrainedModel, settings: LearnerSetting
         model.named_parameters(),
         settings.optimizer,
         learning_rate=settings.learning_rate,
+        adamw=settings.adamw,
         weight_decay=settings.weight_decay,
+        decay_all=settings.decay_all,
         embeddings={id(parameter) for module in ends for parameter in module.parameters()},
     )
 

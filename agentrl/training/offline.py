@@ -89,7 +89,7 @@ def _as_configured(one: DumpedBatch, config: RunConfig) -> DumpedBatch:
     return msgspec.structs.replace(
         one,
         loss=policy_rules.policy_loss(training, longest=config.sampling.context),
-        learning_rate=float(training.learning_rate),
+        learning_rate=float(training.learning_rate) * policy_rules.schedule(training).share(one.batch.step),
         optimizer_steps=training.optimizer_steps,
     )
 

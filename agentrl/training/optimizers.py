@@ -8,6 +8,7 @@ nothing is ever unpickled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -16,11 +17,21 @@ from torch import Tensor
 from agentrl.errors import ConfigError
 
 Kind = Literal["adamw", "muon"]
-ADAM_BETAS = (0.9, 0.95)
 _SEPARATOR = "::"
 """Between the name of a parameter and that of its state; neither contains it."""
 
 Named = tuple[str, torch.nn.Parameter]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW:
+    """Of the moving averages of gradients and their squares."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+
+
+USUAL = AdamW()
 
 
 class OptimizerSet:
@@ -51,6 +62,10 @@ class OptimizerSet:
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.optimizers[0].param_groups[0]["lr"])
 
     def set_learning_rate(self, rate: float) -> None:
         for optimizer in self.optimizers:
@@ -83,14 +98,25 @@ class OptimizerSet:
 
 
 def make_optimizers(
-    parameters: Iterable[Named], kind: Kind, *, learning_rate: float, weight_decay: float = 0.0, embeddings: set[int]
+    parameters: Iterable[Named],
+    kind: Kind,
+    *,
+    learning_rate: float,
+    embeddings: set[int],
+    adamw: AdamW = USUAL,
+    weight_decay: float = 0.0,
+    decay_all: bool = False,
 ) -> OptimizerSet:
-    """`embeddings` are the ids (`id(...)`) of the parameters of input and output embeddings."""
+    """`embeddings` are the ids (`id(...)`) of the parameters of input and output embeddings. They, norms and biases
+    shrink with the others only if `decay_all`: their size is no measure of complexity."""
     named = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+    inner = {name for name, parameter in named if parameter.ndim >= 2 and id(parameter) not in embeddings}
+    decays = {name for name, _ in named} if decay_all else inner
     if kind == "adamw":
-        return OptimizerSet({"adamw": _adamw(named, learning_rate, weight_decay)})
-    hidden = [one for one in named if one[1].ndim == 2 and id(one[1]) not in embeddings]
-    rest = [one for one in named if not (one[1].ndim == 2 and id(one[1]) not in embeddings)]
+        return OptimizerSet({"adamw": _adamw(named, adamw, learning_rate, weight_decay, decays)})
+    hidden = [(name, parameter) for name, parameter in named if name in inner and parameter.ndim == 2]
+    chosen = {name for name, _ in hidden}
+    rest = [(name, parameter) for name, parameter in named if name not in chosen]
     muon = torch.optim.Muon(
         [parameter for _, parameter in hidden],
         lr=learning_rate,
@@ -99,14 +125,32 @@ def make_optimizers(
         adjust_lr_fn="match_rms_adamw",
     )
     return OptimizerSet(
-        {"muon": (muon, [name for name, _ in hidden]), "adamw": _adamw(rest, learning_rate, weight_decay)}
+        {
+            "muon": (muon, [name for name, _ in hidden]),
+            "adamw": _adamw(rest, adamw, learning_rate, weight_decay, decays),
+        }
     )
 
 
-def _adamw(named: Sequence[Named], rate: float, decay: float) -> tuple[torch.optim.Optimizer, list[str]]:
-    parameters = [parameter for _, parameter in named]
-    optimizer = torch.optim.AdamW(parameters, lr=rate, betas=ADAM_BETAS, weight_decay=decay)
-    return optimizer, [name for name, _ in named]
+def _adamw(
+    named: Sequence[Named], settings: AdamW, rate: float, decay: float, decays: set[str]
+) -> tuple[torch.optim.Optimizer, list[str]]:
+    # Without decay there is one group, in the order of the model.
+    groups = (
+        [named] if not decay else [[one for one in named if (one[0] in decays) is wanted] for wanted in (True, False)]
+    )
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [parameter for _, parameter in group], "weight_decay": share}
+            for group, share in zip(groups, (decay, 0.0), strict=False)
+        ],
+        lr=rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        # The other ways make temporary copies of all weights, or start a kernel for each tensor.
+        fused=True,
+    )
+    return optimizer, [name for group in groups for name, _ in group]
 
 
 def _as_tensor(value: Any) -> Tensor:

@@ -8,14 +8,12 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import transformers
-from torch.utils.checkpoint import checkpoint
 
 from agentrl.errors import ConfigError
 from agentrl.training import tree_attention
@@ -56,18 +54,12 @@ def load_model(directory: Path, *, dtype: torch.dtype = torch.float32) -> transf
 
 def compile_layers(model: transformers.PreTrainedModel) -> None:
     """Compile each layer by itself: all of them share one graph, which is made in seconds."""
-    for layer in _layers(model):
+    for layer in layers_of(model):
         layer.forward = torch.compile(layer.forward)
 
 
-def recompute_layers(model: transformers.PreTrainedModel) -> None:
-    """Keep only the input of each layer for the backward pass, which computes the layer again."""
-    # transformers has a setting for it, but heeds that in training mode only, with dropout.
-    for layer in _layers(model):
-        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
-
-
-def _layers(model: transformers.PreTrainedModel) -> Iterable[Any]:
+def layers_of(model: transformers.PreTrainedModel) -> Iterable[Any]:
+    """The layers of the decoder."""
     untyped: Any = model
     layers: Iterable[Any] = untyped.get_decoder().layers
     return layers

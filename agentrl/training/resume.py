@@ -27,6 +27,7 @@ from agentrl.training.atomic_directories import sweep_unfinished
 from agentrl.training.batch import Trajectory
 from agentrl.training.demonstrations import tokenized
 from agentrl.training.learner import Learner, LearnerSettings
+from agentrl.training.optimizers import AdamW
 from agentrl.training.warmup import warm_up
 
 log = logging.getLogger("trainer")
@@ -64,6 +65,9 @@ def settings_of(config: RunConfig) -> LearnerSettings:
     training = config.training
     return LearnerSettings(
         optimizer=training.optimizer,
+        adamw=AdamW(betas=(float(training.adamw.beta1), float(training.adamw.beta2)), eps=float(training.adamw.eps)),
+        weight_decay=float(training.weight_decay),
+        decay_all=training.decay_all,
         learning_rate=float(training.learning_rate),
         max_gradient_norm=float(training.max_gradient_norm),
         tokens_per_batch=training.tokens_per_batch,

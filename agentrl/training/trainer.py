@@ -16,8 +16,10 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
+from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
 from agentrl.engines.manifest import Manifest
 from agentrl.errors import AgentrlError, DiskError
@@ -97,6 +99,7 @@ class Trainer:
         self._evaluator = Evaluator(database, self._evaluated)
         self._watch = LearningWatch(database)
         self._evaluates = has_held_out_tasks(config)
+        self._schedule = policy_rules.schedule(config.training)
         self._epochs = {name: environment.epochs for name, environment in config.environments.items()}
         life = f"{unit.name}.{unit.incarnation}"
         self._lease = owners.Lease(database, life, unit=unit.name, role="trainer", run=unit.run)
@@ -292,6 +295,7 @@ class Trainer:
 
     async def _train(self, batch: Batch, plan: Plan) -> StepResult:
         self._unit.status(f"version {self.state.version}: trains step {batch.step}, {batch.trained_tokens} tokens")
+        plan = replace(plan, learning_rate=plan.learning_rate * self._schedule.share(batch.step))
         after, self.state.trained_step = self.state.trained_step, batch.step
         try:
             await asyncio.to_thread(self._dumps.write, batch, plan, after=after)

@@ -96,7 +96,7 @@ def measure(name: str, length: int, rows: int, *, compiled: bool, profile: bool)
         del model
         torch.cuda.empty_cache()
         settings = LearnerSettings(
-            tokens_per_batch=max(length, 32_768), precision="bfloat16", recompute=True, compiled=compiled
+            tokens_per_batch=max(length, 32_768), precision="bfloat16", recompute="full", compiled=compiled
         )
         learner = Learner(Path(folder), settings)
     chance = np.random.default_rng(1)

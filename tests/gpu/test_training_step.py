@@ -11,6 +11,7 @@ from accelerate.state import AcceleratorState
 
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.policies.loss_settings import PolicyLoss
+from agentrl.training.activation_checkpoints import Recompute
 from agentrl.training.learner import Learner, LearnerSettings
 from tests.training.conftest import TEXTS
 from tests.training.test_packing import packed, reference
@@ -38,9 +39,11 @@ def unmerged(tiny: Path) -> Learner:
     return learner
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_packed_loss_on_a_gpu_is_the_unmerged_loss_on_processors(tiny: Path, recompute: bool, compiled: bool) -> None:
+def test_packed_loss_on_a_gpu_is_the_unmerged_loss_on_processors(
+    tiny: Path, recompute: Recompute, compiled: bool
+) -> None:
     chance = random.Random(1)
     batch = batch_of(group(chance, 4, name="a") + group(chance, 3, name="b", make=fork))
     on_gpu = Learner(tiny, LearnerSettings(recompute=recompute, compiled=compiled))

@@ -27,6 +27,7 @@ from tests.training.rollouts import after, closed_groups, configuration, trainer
 from tests.training.test_learning import CONVERSATION
 
 STEPS = 5
+SCHEDULE = {"kind": "linear", "rise": 3, "steps": 5, "lowest": 0.25}
 
 
 class Reports:
@@ -56,7 +57,9 @@ async def recorded(
     """A run of five steps that recorded the last four; its learning rate was changed in the middle. The parameter:
     optimizer steps of each."""
     cut = getattr(request, "param", 1)
-    config = configuration(tmp_path, tiny, steps=STEPS, dumps=4, checkpoint_every=2, optimizer_steps=cut)
+    config = configuration(
+        tmp_path, tiny, steps=STEPS, dumps=4, checkpoint_every=2, optimizer_steps=cut, schedule=SCHEDULE
+    )
     await closed_groups(db, 2 * STEPS)
     mine = trainer(db, config, tmp_path)
 
@@ -120,6 +123,16 @@ async def test_one_batch_may_be_tried_with_the_settings_of_the_file(recorded: Ru
     for reports, config, own in ((one, changed, False), (other, changed, True)):
         offline.train_recorded(config, file, start=start, out=None, as_configured=own, on_step=reports)
     assert one.received[0].metrics["clipped_share"] < other.received[0].metrics["clipped_share"]
+
+
+async def test_a_step_has_the_rate_of_the_knob_times_the_share_of_the_schedule(
+    db: Database, recorded: RunConfig, tmp_path: Path
+) -> None:
+    rates = [one.learning_rate for one in batch_dumps.read(tmp_path / "dumps")]
+    expected = [1e-3 * 2 / 3, 1e-3, 3e-3 * 0.625, 3e-3 * 0.25]
+    assert rates == pytest.approx(expected, rel=1e-12)
+    made = await db.find("Step", {"status": "committed", "step": {"$gt": 1}}, sort=[("step", 1)])
+    assert [step["metrics"]["learning_rate"] for step in made] == pytest.approx(expected, rel=1e-12)
 
 
 async def test_dumps_that_cannot_be_trained_are_refused(recorded: RunConfig, tmp_path: Path) -> None:
