@@ -8,6 +8,8 @@
     packing, micro_batch                 from token trees to rows, and to tensors
     policy_model, tree_attention, pair_scores
                                          the model, its attention over packed trees, log-probs of pairs
+    activation_checkpoints, memory_limits
+                                         what the backward pass computes again; smaller parts when memory is too small
     losses, optimizers, step_metrics, learner
                                          from log-probs to new weights
     weight_files, checkpoints, atomic_directories, disk_retention

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
 
 from agentrl.policies.loss_settings import Aggregation, PolicyLoss
-from agentrl.training import activation_checkpoints, losses, step_metrics
+from agentrl.training import activation_checkpoints, losses, memory_limits, step_metrics
 from agentrl.training.activation_checkpoints import Recompute
 from agentrl.training.batch import Batch, Segment, Trajectory, split_by_groups
 from agentrl.training.losses import Denominator, PairFacts, Terms
@@ -39,6 +40,8 @@ from agentrl.training.policy_model import (
     read_companions,
     save_model,
 )
+
+log = logging.getLogger("trainer")
 
 Objective = PolicyLoss | Literal["supervised"]
 Precision = Literal["float32", "bfloat16"]
@@ -118,6 +121,8 @@ class Learner:
     ) -> None:
         """`on_progress` is called after every micro-batch, so a long step is not taken for a hang."""
         self.settings = settings
+        self._tokens = settings.tokens_per_batch
+        """The limit of a micro-batch, less once the memory was too small."""
         # Kept in memory for every copy, because the directory may be removed later.
         self._companions = read_companions(directory)
         self.accelerator = Accelerator(mixed_precision="bf16" if settings.precision == "bfloat16" else "no")
@@ -185,8 +190,9 @@ class Learner:
         norms: list[float] = []
         applied = True
         for part in parts:
-            measured.append(step_metrics.Measures(moved=bool(norms)))
-            norms.append(self._gradient(part, objective, measured[-1]))
+            found, norm = self._gradient_within_memory(part, objective, moved=bool(norms))
+            measured.append(found)
+            norms.append(norm)
             applied = math.isfinite(measured[-1].loss) and math.isfinite(norms[-1])
             if not applied:
                 break
@@ -208,9 +214,34 @@ class Learner:
     def _part(self, batch: Batch, objective: Objective) -> _Part:
         packed = self._packed(batch.trajectories)
         facts = self._facts(batch, packed, objective)
-        micros = micro_batches(packed, self.settings.tokens_per_batch, self.layout)
+        micros = micro_batches(packed, min(self._tokens, self.settings.tokens_per_batch), self.layout)
         proximal = self._proximal(micros, objective)
         return _Part(facts, micros, proximal, self._referenced(micros, objective), sum(map(len, packed)))
+
+    def _gradient_within_memory(
+        self, part: _Part, objective: Objective, *, moved: bool
+    ) -> tuple[step_metrics.Measures, float]:
+        """The gradient; from smaller micro-batches, now and later, if the memory is too small."""
+        measured = step_metrics.Measures(moved=moved)
+        try:
+            return measured, self._gradient(part, objective, measured)
+        except (RuntimeError, MemoryError) as error:
+            too_much = memory_limits.largest(part.micros)
+            if not memory_limits.is_out_of_memory(error) or all(len(rows_of) == 1 for rows_of in part.micros):
+                raise
+        # Not within the handler: the error keeps the tensors of the failed attempt alive.
+        self.optimizers.zero_grad()
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._tokens = min(self._tokens, too_much) // 2
+        log.warning(
+            "A micro-batch of %d tokens needs more memory than there is. From now on they have at most %d; lower "
+            "training.tokens_per_batch to keep that.",
+            too_much,
+            self._tokens,
+        )
+        measured = step_metrics.Measures(moved=moved)
+        return measured, self._gradient(_in_smaller_parts(part, self._tokens), objective, measured)
 
     def _gradient(self, part: _Part, objective: Objective, measured: step_metrics.Measures) -> float:
         """Computes the gradient where the optimizers expect it; returns its norm before clipping."""
@@ -265,7 +296,7 @@ class Learner:
                     parameter.grad.mul_(factor)
 
     def _packed(self, trajectories: Sequence[Trajectory]) -> list[Row]:
-        return rows(trajectories, self.layout, row_tokens=self.settings.tokens_per_batch)
+        return rows(trajectories, self.layout, row_tokens=min(self._tokens, self.settings.tokens_per_batch))
 
     def _facts(self, batch: Batch, packed: Sequence[Row], objective: Objective) -> _Facts:
         device, dtype = self.accelerator.device, self._log_dtype
@@ -309,6 +340,15 @@ class Learner:
             return [None] * len(micros)
         with self.accelerator.autocast():
             return [self._reference(self._collated(part)).log_probs for part in micros]
+
+
+def _in_smaller_parts(part: _Part, tokens: int) -> _Part:
+    cuts = memory_limits.cuts_of(part.micros, tokens)
+    return part._replace(
+        micros=memory_limits.split_rows(part.micros, cuts),
+        proximal=memory_limits.split_pairs(part.proximal, part.micros, cuts),
+        reference=memory_limits.split_pairs(part.reference, part.micros, cuts),
+    )
 
 
 def _of_pairs(

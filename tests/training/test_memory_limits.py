@@ -1,0 +1,88 @@
+"""A step whose micro-batches need too much memory is computed in smaller ones, to the same result."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl.policies.loss_settings import PolicyLoss
+from agentrl.training import memory_limits
+from agentrl.training.batch import Batch
+from agentrl.training.learner import Learner
+from agentrl.training.micro_batch import MicroBatch
+from tests.training.conftest import make_learner
+from tests.training.test_packing import agree, packed, two_groups
+from tests.training.trees import batch_of
+
+DECOUPLED = PolicyLoss(ratio="decoupled", weight_cap=2.0)
+
+
+@pytest.fixture
+def batch() -> Batch:
+    return batch_of([one for number in (5, 6) for one in two_groups(random.Random(number))])
+
+
+def with_memory_for(learner: Learner, tokens: int, sizes: list[int]) -> Learner:
+    """Its backward passes fail with more tokens, after gradients of the last layers are there, as on a full device."""
+    layer = learner.model.get_decoder().layers[0]  # type: ignore[union-attr]
+    scorer = learner._scorer
+
+    def remember(module: torch.nn.Module, given: tuple[MicroBatch, ...]) -> None:
+        sizes.append(given[0].ids.numel())
+
+    def full(*_: object) -> None:
+        if sizes[-1] > tokens:
+            raise torch.OutOfMemoryError("no memory left for the tests")
+
+    scorer.register_forward_pre_hook(remember)
+    layer.register_full_backward_hook(full)
+    return learner
+
+
+@pytest.mark.parametrize("loss", [PolicyLoss(), DECOUPLED])
+def test_smaller_micro_batches_give_the_same_loss_and_gradient(
+    tiny: Path, batch: Batch, loss: PolicyLoss, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes: list[int] = []
+    expected = packed(make_learner(tiny), batch, loss)
+    small = with_memory_for(make_learner(tiny), 150, sizes)
+    with caplog.at_level(logging.WARNING):
+        agree(packed(small, batch, loss), expected)
+    assert max(sizes) > 150 >= sizes[-1]
+    (note,) = [record.getMessage() for record in caplog.records if "memory" in record.getMessage()]
+    assert note.startswith(f"A micro-batch of {max(sizes)} tokens needs more memory than there is.")
+    sizes.clear()
+    agree(packed(small, batch, loss), expected)
+    assert max(sizes) <= 150, "later steps begin with the lower limit"
+
+
+def test_a_row_that_alone_needs_too_much_ends_the_step(tiny: Path, batch: Batch) -> None:
+    learner = with_memory_for(make_learner(tiny), 3, [])
+    with pytest.raises(torch.OutOfMemoryError):
+        learner.train(batch, PolicyLoss())
+
+
+def test_other_errors_are_not_retried(tiny: Path, batch: Batch) -> None:
+    learner = make_learner(tiny)
+    calls: list[Callable[..., object]] = []
+
+    def broken(module: torch.nn.Module, given: object) -> None:
+        calls.append(broken)
+        raise RuntimeError("shapes do not fit")
+
+    learner._scorer.register_forward_pre_hook(broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        learner.train(batch, PolicyLoss())
+    assert len(calls) == 1
+
+
+def test_the_error_of_the_allocator_for_processors_is_known() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert memory_limits.is_out_of_memory(caught.value)
+    assert not memory_limits.is_out_of_memory(RuntimeError("shapes do not fit"))
