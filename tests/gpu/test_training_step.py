@@ -60,6 +60,7 @@ def test_bfloat16_on_a_gpu_stays_near_float64(tiny: Path) -> None:
     chance = random.Random(2)
     batch = batch_of(group(chance, 4, name="a") + group(chance, 3, name="b", make=fork))
     expected, gradient = reference(unmerged(tiny), batch)
+    AcceleratorState._reset_state()
     learner = Learner(tiny, LearnerSettings(precision="bfloat16"))
     found, caught = packed(learner, batch)
     assert {one.dtype for one in caught.values()} == {torch.float32}
