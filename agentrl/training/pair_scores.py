@@ -1,7 +1,8 @@
 """Log-probs and entropies from hidden states, without a tensor of all logits.
 
 Invariants:
-- at most `CHUNK_LOGITS` logits exist at a time, also in the backward pass, which computes them again;
+- at most `CHUNK_LOGITS` logits exist at a time, on a GPU `TIMES_ON_GPU` as many, also in the backward pass, which
+  computes them again;
 - log-probs are those of log softmax(logits / temperature), computed in at least float32.
 """
 
@@ -19,6 +20,8 @@ from agentrl.training.micro_batch import MicroBatch
 
 CHUNK_LOGITS = 1 << 26
 """A quarter of a gigabyte in float32."""
+TIMES_ON_GPU = 4
+"""Each chunk adds to the gradient of the whole head, which on a GPU costs as much as the rest of a small chunk."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +133,7 @@ def pair_scores(
 
 def _chunks(asked: Tensor, places: int, words: int) -> Iterator[tuple[slice, slice]]:
     """Ranges of hidden states, each with the range of pairs that want it; `asked` is in ascending order."""
-    size = max(1, CHUNK_LOGITS // words)
+    size = max(1, CHUNK_LOGITS * (TIMES_ON_GPU if asked.is_cuda else 1) // words)
     starts = list(range(0, places, size))
     bounds = torch.searchsorted(asked, torch.tensor([*starts, places], device=asked.device)).tolist()
     for number, start in enumerate(starts):

@@ -13,7 +13,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentrl.training.activation_checkpoints import Recompute
 
 SHAPES: dict[str, dict[str, int]] = {
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
@@ -23,27 +26,28 @@ WORDS = 151_936
 PEAK_FLOPS = 989e12
 """Of dense bfloat16 on an H100 or H200 with SXM, by their data sheets."""
 CASES = [
-    ("4B", 32768, 1, True),
-    ("0.6B", 32768, 1, True),
-    ("4B", 4096, 8, True),
-    ("0.6B", 4096, 8, True),
-    ("0.6B", 32768, 1, False),
-    ("0.6B", 131072, 1, True),
+    ("4B", 4096, 8, "none", 8192),
+    ("4B", 4096, 8, "selective", 16_384),
+    ("4B", 4096, 8, "full", 32_768),
+    ("4B", 32_768, 1, "full", 32_768),
+    ("0.6B", 4096, 8, "none", 32_768),
+    ("0.6B", 32_768, 1, "selective", 32_768),
+    ("0.6B", 131_072, 1, "full", 131_072),
 ]
-"""Model, tokens of a row, rows of a step, whether layers are compiled."""
+"""Model, tokens of a row, rows of a step, what layers compute again, tokens of a micro-batch. All compiled."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--case", nargs=4)
+    parser.add_argument("--case", nargs=5)
     parser.add_argument("--profile", action="store_true", help="with --case: print where the time of a step goes")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--within-s", type=float, default=240.0)
     given = parser.parse_args()
     if given.case:
-        model, length, rows, compiled = given.case
-        found = measure(model, int(length), int(rows), compiled=compiled == "True", profile=given.profile)
+        model, length, rows, recompute, most = given.case
+        found = measure(model, int(length), int(rows), recompute, int(most), profile=given.profile)
         print(json.dumps(found))
         return
     results = []
@@ -51,7 +55,8 @@ def main() -> None:
     for case in CASES:
         if given.only and given.only != case[0]:
             continue
-        results.append(dict(zip(("model", "row", "rows", "compiled"), case, strict=True)) | in_process(case, ends))
+        names = ("model", "row", "rows", "recompute", "micro_batch")
+        results.append(dict(zip(names, case, strict=True)) | in_process(case, ends))
         print(json.dumps(results[-1]), flush=True)
     if given.out:
         given.out.write_text(json.dumps(results, indent=1))
@@ -70,7 +75,9 @@ def in_process(case: tuple[Any, ...], ends: float) -> dict[str, Any]:
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def measure(name: str, length: int, rows: int, *, compiled: bool, profile: bool) -> dict[str, Any]:
+def measure(
+    name: str, length: int, rows: int, recompute: Recompute, most: int, *, profile: bool = False
+) -> dict[str, Any]:
     import numpy as np
     import torch
     import transformers
@@ -95,9 +102,7 @@ def measure(name: str, length: int, rows: int, *, compiled: bool, profile: bool)
         parameters = model.num_parameters()
         del model
         torch.cuda.empty_cache()
-        settings = LearnerSettings(
-            tokens_per_batch=max(length, 32_768), precision="bfloat16", recompute="full", compiled=compiled
-        )
+        settings = LearnerSettings(tokens_per_batch=most, precision="bfloat16", recompute=recompute, compiled=True)
         learner = Learner(Path(folder), settings)
     chance = np.random.default_rng(1)
 
