@@ -21,7 +21,9 @@ from agentrl.config.field_types import (
     Command,
     Env,
     Flag,
+    Natural,
     Number,
+    Positive,
     Seconds,
     Secret,
     Section,
@@ -29,6 +31,7 @@ from agentrl.config.field_types import (
     Words,
     problems_in_one_of,
 )
+from agentrl.config.sampling import Evaluation, Sampling
 from agentrl.config.secrets import is_reference, names_a_secret
 from agentrl.config.tool_packages import PackagesOrWords
 from agentrl.config.tool_sandbox import Sandbox, SandboxOrKind
@@ -39,8 +42,8 @@ from agentrl.policies.outcomes import Blame, LimitRule
 from agentrl.policies.replay_verdicts import ToolEffect
 from agentrl.protocol.specs import Role
 
-_Positive = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
-_Natural = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
+_Positive = Positive
+_Natural = Natural
 _Share = Annotated[Number, Field(ge=0, le=1)]
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _ADDRESS = re.compile(r"https?://[^\s/]")
@@ -269,19 +272,6 @@ class ToolServer(Section):
         return self
 
 
-class Sampling(Section):
-    """How episodes are sampled for training. Frozen in each task at its admission."""
-
-    n: Annotated[int, Field(strict=True, ge=2, le=1_024), _SCIENTIFIC_ADMISSION] = 8
-    """Episodes of one task. Their mean score is the baseline."""
-    temperature: Annotated[Number, Field(ge=0.01, le=10), _SCIENTIFIC_ADMISSION] = 1.0
-    """Sampling temperature for training. Evaluation has its own, `evaluation.temperature`."""
-    max_tokens: Annotated[_Positive, _SCIENTIFIC_ADMISSION] = 1_024
-    """Tokens of one model call."""
-    context: _Positive = 8_192
-    """Tokens of a whole trajectory."""
-
-
 class Rollout(Section):
     """Samplers."""
 
@@ -341,19 +331,6 @@ class Warmup(Section):
     """Demonstrations of one step."""
     learning_rate: _Rate = 4e-3
     """Learning rate of these steps."""
-
-
-class Evaluation(Section):
-    """Evaluation on held-out tasks, each with one pinned version."""
-
-    every: Annotated[_Natural, _named("evaluate_every", _NEXT_STEP)] = 20
-    """Publications between two evaluations; 0 evaluates only at the end."""
-    temperature: Annotated[Number, Field(ge=0, le=10)] = 0.0
-    """0 is greedy."""
-    samples: _Positive = 1
-    """Episodes of one task."""
-    tasks: _Natural = 64
-    """How many held-out tasks at most; 0 takes all."""
 
 
 class DecaySettings(Section):

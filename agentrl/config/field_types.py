@@ -171,6 +171,8 @@ Seconds = Annotated[float, Field(strict=True, gt=0, le=31_536_000)]
 Number = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=0, le=10_000)]
+Positive = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+Natural = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 Bytes = Annotated[
     int,
     BeforeValidator(parse_bytes),

@@ -271,14 +271,9 @@ class _Success(msgspec.Struct):
 
 
 def _generate_body(rid: str, ids: Sequence[int], sampling: Sampling, version: int | None) -> dict[str, Any]:
-    params: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_new_tokens": sampling.max_new_tokens,
-        "stop_token_ids": list(sampling.stop_token_ids),
-    }
-    if sampling.seed is not None:
-        params["sampling_seed"] = sampling.seed
+    params = sampling.kept()
+    if (seed := params.pop("seed")) is not None:
+        params["sampling_seed"] = seed
     body = {
         "rid": _sent_rid(rid),
         "input_ids": list(ids),

@@ -1,7 +1,8 @@
 """The interface of an inference engine, and its errors.
 
 Invariants:
-- log-probs are those of log softmax(logits / temperature) over the whole vocabulary, also where `top_p` cuts it;
+- log-probs are those of log softmax(logits / temperature) over the whole vocabulary, also where `top_p`, `top_k` or
+  `min_p` cuts it; penalties change the logits before;
 - every generated token has exactly one version;
 - an aborted call returns what it has generated.
 """
@@ -14,6 +15,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from agentrl.errors import AgentrlError
+from agentrl.policies.sampling_rule import SamplingRule
 
 Finish = Literal["stop", "length", "abort"]
 PauseMode = Literal["in_place", "retract", "abort"]
@@ -47,12 +49,9 @@ class WeightsRefusedError(EngineError):
     """New weights were refused; the version before them still serves."""
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How a call samples."""
+class Sampling(SamplingRule, frozen=True, kw_only=True):
+    """How a call samples. Penalties count the output of the call: what a call before generated is prompt."""
 
-    temperature: float = 1.0
-    """0 takes the likeliest token and returns its log-prob at temperature 1."""
-    top_p: float = 1.0
     max_new_tokens: int = 256
     stop_token_ids: tuple[int, ...] = ()
     """The token that stops a call is part of its output."""
@@ -61,13 +60,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     def problem(self) -> str:
         """Empty, or what is invalid."""
-        if not 0.0 <= self.temperature <= 100.0:
-            return f"temperature must be from 0 to 100, not {self.temperature}"
-        if not 0.0 < self.top_p <= 1.0:
-            return f"top_p must be above 0 and at most 1, not {self.top_p}"
         if self.max_new_tokens < 0:
             return f"max_new_tokens must be at least 0, not {self.max_new_tokens}"
-        return ""
+        return SamplingRule.problem(self)
 
 
 class Generated(msgspec.Struct, kw_only=True):

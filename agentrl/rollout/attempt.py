@@ -18,6 +18,7 @@ from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, UnknownNameError
 from agentrl.policies import outcomes
 from agentrl.policies.outcomes import Blame, Outcome, OutcomeClass, tool_call_within_s
+from agentrl.policies.sampling_rule import SamplingRule
 from agentrl.rollout import agent_loops
 from agentrl.rollout.agent_loops import AgentLoop
 from agentrl.rollout.episode import Episode, Limits
@@ -283,8 +284,7 @@ def _limits(sampling: dict[str, object], config: RunConfig, max_turns: int) -> L
         max_turns=max_turns,
         max_tokens=int(number("max_tokens_per_call", config.sampling.max_tokens)),
         context=int(number("context", config.sampling.context)),
-        temperature=number("temperature", float(config.sampling.temperature)),
-        top_p=number("top_p", 1.0),
+        rule=SamplingRule.of({"temperature": float(config.sampling.temperature), **sampling}),
     )
 
 

@@ -21,6 +21,7 @@ from agentrl.chat.tool_call_parsers import Call, Parsed
 from agentrl.chat.tool_specs import ToolSpec
 from agentrl.config.data_plane import Environment
 from agentrl.policies.outcomes import Outcome
+from agentrl.policies.sampling_rule import SamplingRule
 from agentrl.policies.sampling_seeds import sampling_seed
 from agentrl.rollout.episode_errors import EndedError
 from agentrl.rollout.episode_recorder import Recorder
@@ -38,8 +39,7 @@ class Limits:
     """Of one model call."""
     context: int
     """Of prompt and output together."""
-    temperature: float
-    top_p: float = 1.0
+    rule: SamplingRule
 
 
 SECOND_CALL = (
@@ -187,8 +187,7 @@ class Episode:
         return Wanted(
             turn=turn,
             prompt=prompt,
-            temperature=self.limits.temperature,
-            top_p=self.limits.top_p,
+            rule=self.limits.rule,
             most_tokens=most_tokens,
             stop_ids=self.template.stop_ids,
             seed=seed,

@@ -17,8 +17,6 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-import msgspec
-
 from agentrl.engines.interface import Generated, Sampling
 from agentrl.errors import AgentrlError
 from agentrl.policies.outcomes import Outcome
@@ -208,7 +206,7 @@ class Recorder:
             base="" if base is None else call_id(self.record.id, base),
             base_length=length,
             prompt=pack_ids(prompt[length:]),
-            sampling=msgspec.to_builtins(sampling),
+            sampling=sampling.kept(),
             engine=engine,
             sent_at=now(),
         )

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from agentrl.engines.interface import (
     CallRefusedError,
     Engine,
@@ -31,6 +33,7 @@ from agentrl.engines.interface import (
 )
 from agentrl.engines.routing import Candidate
 from agentrl.policies.outcomes import AROUND_A_DEADLINE_S, Outcome
+from agentrl.policies.sampling_rule import SamplingRule
 from agentrl.rollout.episode_clock import EpisodeClock
 from agentrl.rollout.episode_errors import EndedError, HandedOverError
 from agentrl.rollout.episode_recorder import Recorder
@@ -63,8 +66,7 @@ class Wanted:
 
     turn: int
     prompt: list[int]
-    temperature: float
-    top_p: float
+    rule: SamplingRule
     most_tokens: int
     stop_ids: tuple[int, ...]
     seed: Callable[[int, int], int]
@@ -148,8 +150,7 @@ class ModelCalls:
         engine = await self._engine(wanted.version)
         prompt = [*wanted.prompt, *kept]
         sampling = Sampling(
-            temperature=wanted.temperature,
-            top_p=wanted.top_p,
+            **msgspec.structs.asdict(wanted.rule),
             max_new_tokens=room,
             stop_token_ids=wanted.stop_ids,
             seed=wanted.seed(self._recorder.next_index, len(kept)),

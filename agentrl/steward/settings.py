@@ -14,6 +14,7 @@ from agentrl.config.run import RunConfig
 from agentrl.policies import admission_capacity, group_closing, outcomes
 from agentrl.policies.admission_capacity import Plan
 from agentrl.policies.group_closing import GroupRule
+from agentrl.policies.sampling_rule import SamplingRule
 
 ROUNDS_MAX = 3
 
@@ -57,7 +58,7 @@ class StewardSettings:
     retrain_after_s: float = 0.0
     """How long after a task was trained it may train again."""
     evaluation_samples: int = 1
-    evaluation_temperature: float = 0.0
+    evaluation_rule: SamplingRule = field(default_factory=lambda: SamplingRule(temperature=0.0))
     evaluation_tasks: int = 64
     details_s: float = 0.0
     data_max_bytes: int = 0
@@ -90,7 +91,7 @@ class StewardSettings:
         }
 
     def sampling_of_evaluation(self) -> dict[str, Any]:
-        return self.sampling() | {"temperature": self.evaluation_temperature}
+        return self.sampling() | self.evaluation_rule.kept()
 
     def changed(self, **changes: Any) -> StewardSettings:
         """ConfigError if they could not be followed."""
@@ -132,7 +133,7 @@ def from_config(config: RunConfig) -> StewardSettings:
         max_trained_count=training.max_trained_count,
         retrain_after_s=float(training.retrain_after_s),
         evaluation_samples=evaluation.samples,
-        evaluation_temperature=float(evaluation.temperature),
+        evaluation_rule=SamplingRule.of(dict(evaluation)),
         evaluation_tasks=evaluation.tasks,
         details_s=float(config.retention.details_s),
         data_max_bytes=config.retention.data_max,

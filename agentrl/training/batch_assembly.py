@@ -19,6 +19,7 @@ import numpy as np
 from agentrl.errors import ConfigError
 from agentrl.policies import advantages
 from agentrl.policies.freshness import Freshness
+from agentrl.policies.sampling_rule import NEUTRAL
 from agentrl.policies.version_tree import VersionTree
 from agentrl.store import calls, publications, steps
 from agentrl.store.database import Database
@@ -31,19 +32,6 @@ from agentrl.training.batch_selection import Look
 from agentrl.training.trainer_knobs import Plan
 
 log = logging.getLogger("trainer")
-
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "top_p": (None, 1, 1.0),
-    "top_k": (None, -1, 0),
-    "min_p": (None, 0, 0.0),
-    "frequency_penalty": (None, 0, 0.0),
-    "presence_penalty": (None, 0, 0.0),
-    "repetition_penalty": (None, 1, 1.0),
-    "regex": (None, ""),
-    "json_schema": (None, ""),
-    "ebnf": (None, ""),
-}
-"""Values of sampling parameters under which the engine's distribution is softmax(logits / temperature)."""
 
 
 class UntrainableSamplingError(ConfigError):

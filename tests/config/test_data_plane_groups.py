@@ -97,6 +97,16 @@ def test_changed_section_replaces_only_the_groups_that_read_it(tmp_path: Path) -
         (SMALL + "training: {groups: 4, optimizer_steps: 5}\n", "larger than training.groups (4)"),
         (SMALL.replace("build: tiny", "build: tiny, path: x"), "exactly one of path, build"),
         (SMALL + "sampling: {temprature: 2}\n", "did you mean sampling.temperature?"),
+        (
+            SMALL + "sampling: {top_p: 0.9, min_p: 0.1}\n",
+            "sampling must not have min_p, top_p: the trainer recomputes log-probs at a temperature only",
+        ),
+        (SMALL + "evaluation: {top_p: 0}\n", "evaluation.top_p must be"),
+        (SMALL + "evaluation: {repetition_penalty: 3}\n", "evaluation.repetition_penalty must be"),
+        (
+            SMALL + "evaluation: {repetition_penalty: 1.2, presence_penalty: 1}\n",
+            "repetition_penalty must not be combined with frequency_penalty or presence_penalty",
+        ),
         (SMALL + "training: {decay: {cap: 9}}\n", "training.decay cannot be followed: The lower bound would reach 0"),
         (SMALL + "training: {bound: 4, hard_bound: 2}\n", "hard bound 2 is smaller than the bound 4"),
         (SMALL + "training: {loss: sft}\n", "is a job of `agentrl train`"),

@@ -40,6 +40,12 @@ class Weights:
     version: int
     reference: torch.nn.Module
 
+    def logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """Of the token after `ids`."""
+        with torch.inference_mode():
+            found: torch.Tensor = self.reference(torch.tensor([list(ids)])).logits[0, -1]
+        return found.float().clone()
+
     def log_probs(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """The log-probs of all ids except the first."""
         with torch.inference_mode():

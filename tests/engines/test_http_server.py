@@ -274,7 +274,8 @@ SENSELESS: list[tuple[str, object, str]] = [
     ("/generate", {"input_ids": []}, "at least one"),
     ("/generate", {"input_ids": [5] * 1024}, "with a context of 1024"),
     ("/generate", {"input_ids": [1], "sampling_params": {"temperature": -1}}, "Temperature"),
-    ("/generate", {"input_ids": [1], "sampling_params": {"top_k": 5}}, "top_k"),
+    ("/generate", {"input_ids": [1], "sampling_params": {"top_k": -5}}, "Top_k"),
+    ("/generate", {"input_ids": [1], "sampling_params": {"regex": "a"}}, "regex"),
     ("/pause_generation", {"mode": "later"}, "mode"),
     ("/update_weights_from_disk", {"model_path": "/", "weight_version": "new"}, "whole number"),
 ]

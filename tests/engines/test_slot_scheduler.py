@@ -77,6 +77,9 @@ def test_the_context_ends_a_call_as_its_length_would(first: Weights, model: Mode
         ([1], {"temperature": -1.0}, "Temperature must be"),
         ([1], {"temperature": math.nan}, "Temperature must be"),
         ([1], {"top_p": 0.0}, "Top_p must be"),
+        ([1], {"top_k": -2}, "Top_k must be"),
+        ([1], {"min_p": 1.5}, "Min_p must be"),
+        ([1], {"repetition_penalty": 0.0}, "Repetition_penalty must be"),
         ([1], {"tokens": -1}, "Max_new_tokens must be"),
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 from agentrl.errors import ConfigError
 from agentrl.policies.admission_capacity import Counts
 from agentrl.policies.outcomes import Outcome
+from agentrl.policies.sampling_rule import SamplingRule
 from agentrl.policies.status_tables import StepStatus, TaskStatus
 from agentrl.steward import admission, dead_owners, epochs, group_upkeep
 from agentrl.steward.epochs import Source
@@ -476,7 +477,8 @@ async def test_of_two_files_that_are_added_at_once_each_has_a_number(db: Databas
 
 
 async def test_an_evaluation_pins_its_version_and_needs_no_capacity(db: Database) -> None:
-    made = steward(db, held_out=3, evaluation_samples=2, max_in_flight=16)
+    rule = SamplingRule(temperature=0.6, top_p=0.95, top_k=20, presence_penalty=1.5)
+    made = steward(db, held_out=3, evaluation_samples=2, max_in_flight=16, evaluation_rule=rule)
     await made.start()
     await full_round(made)
     lineage = await lineages.begin(db, "trainer-0.1", parent_checkpoint="", after_step=0)
@@ -491,7 +493,8 @@ async def test_an_evaluation_pins_its_version_and_needs_no_capacity(db: Database
             claim = await claim_one(db, "sampler-0.1")
             assert claim is not None
             assert claim.task.version == version
-            assert claim.task.sampling["temperature"] == 0.0
+            limits = {"max_tokens_per_call": 1024, "context": 8192}
+            assert claim.task.sampling == limits | rule.kept(), "what is neutral is not stored"
             await end(db, claim, score)
     await full_round(made)
     assert await evaluations.complete(db, version)

@@ -54,7 +54,7 @@ class Request:
 
     def draw(self) -> Draw:
         """How its next token is sampled."""
-        return Draw(self.sampling.temperature, self.sampling.top_p, chance(self.seed, len(self.output)))
+        return Draw(self.sampling, chance(self.seed, len(self.output)), self.output)
 
     def accept(self, token: int, log_prob: float, version: int) -> None:
         self.output.append(token)

@@ -32,6 +32,7 @@ from agentrl.engines.interface import (
     WeightsRefusedError,
 )
 from agentrl.http.token_server import Act, Application, BodyError, Route, bears, body_of
+from agentrl.policies.sampling_rule import SamplingRule
 
 log = logging.getLogger("engine")
 LONGEST_CALL_S = 3600.0
@@ -39,11 +40,9 @@ LONGEST_CALL_S = 3600.0
 Decode = Callable[[list[int]], str]
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SamplingParams(SamplingRule, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The supported sampling parameters of SGLang. Unknown parameters are refused, not ignored."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
     max_new_tokens: int = 128
     stop_token_ids: list[int] | None = None
     sampling_seed: int | None = None
@@ -246,8 +245,7 @@ def _order(act: Callable[[], Awaitable[None]]) -> Act:
 
 def _sampling(params: SamplingParams) -> Sampling:
     return Sampling(
-        temperature=params.temperature,
-        top_p=params.top_p,
+        **{name: getattr(params, name) for name in SamplingRule.__struct_fields__},
         max_new_tokens=params.max_new_tokens,
         stop_token_ids=tuple(params.stop_token_ids or ()),
         seed=params.sampling_seed,

@@ -1,7 +1,8 @@
 """From logits to tokens and their log-probs.
 
-Invariants: a log-prob is that of log softmax(logits / temperature) in float32 over the whole vocabulary; a token
-depends on its request's seed, its place in the output and its logits, and on nothing else of the call.
+Invariants: a log-prob is that of log softmax(logits / temperature) in float32 over the whole vocabulary, after the
+penalties and before the cuts; a token depends on its request's seed, its place in the output and its logits, and on
+nothing else of the call, except that penalties depend on the output.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from agentrl.policies.sampling_rule import SamplingRule
+
 _MASK = (1 << 64) - 1
 _FINE = 1 << 32
 """Chance is drawn in this many steps, so that it stays below 1 when it is scaled in float64."""
@@ -20,10 +23,11 @@ _FINE = 1 << 32
 class Draw(NamedTuple):
     """How one row is sampled."""
 
-    temperature: float
-    top_p: float
+    rule: SamplingRule
     chance: float
     """In [0, 1): where in the distribution the token is taken."""
+    output: Sequence[int] = ()
+    """The tokens that penalties count."""
 
 
 def chance(seed: int, place: int) -> float:
@@ -36,35 +40,61 @@ def chance(seed: int, place: int) -> float:
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
     """Token and log-prob of every row. A log-prob that is not a number is a sign of broken weights."""
-    scaled = logits.float()
-    if any(draw.temperature not in (0.0, 1.0) for draw in draws):
-        scaled = scaled / torch.tensor([[draw.temperature or 1.0] for draw in draws])
+    scaled = _penalized(logits.float(), draws)
+    if any(draw.rule.temperature not in (0.0, 1.0) for draw in draws):
+        scaled = scaled / torch.tensor([[draw.rule.temperature or 1.0] for draw in draws])
     spread = torch.log_softmax(scaled, dim=-1)
-    if all(draw.temperature == 0.0 for draw in draws):
+    if all(draw.rule.temperature == 0.0 for draw in draws):
         tokens = spread.argmax(dim=-1)
     else:
         tokens = _drawn(spread, draws)
-        greedy = [row for row, draw in enumerate(draws) if draw.temperature == 0.0]
+        greedy = [row for row, draw in enumerate(draws) if draw.rule.temperature == 0.0]
         if greedy:
             tokens[greedy] = spread[greedy].argmax(dim=-1)
     chosen = spread.gather(1, tokens.unsqueeze(1)).squeeze(1)
     return tokens.tolist(), chosen.tolist()
 
 
+def _penalized(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    rows = [row for row, draw in enumerate(draws) if draw.rule.penalizes and draw.output]
+    if not rows:
+        return logits
+    changed = logits.clone()
+    for row in rows:
+        rule = draws[row].rule
+        tokens, counts = torch.unique(torch.tensor(draws[row].output), return_counts=True)
+        values = changed[row, tokens] - rule.frequency_penalty * counts - rule.presence_penalty
+        changed[row, tokens] = torch.where(
+            values < 0, values * rule.repetition_penalty, values / rule.repetition_penalty
+        )
+    return changed
+
+
 def _drawn(spread: Tensor, draws: Sequence[Draw]) -> Tensor:
     weights = spread.double().exp_()
-    cut = [row for row, draw in enumerate(draws) if draw.top_p < 1.0]
-    if cut:
-        weights[cut] = _nucleus(weights[cut], torch.tensor([draws[row].top_p for row in cut], dtype=torch.float64))
+    rows = [row for row, draw in enumerate(draws) if _cuts(draw.rule)]
+    if rows:
+        weights[rows] = _cut(weights[rows], [draws[row].rule for row in rows])
     sums = weights.cumsum(dim=-1)
     points = torch.tensor([[draw.chance] for draw in draws], dtype=torch.float64) * sums[:, -1:]
     # The first token whose sum is above the point has a weight of its own, so nothing that was cut is ever taken.
     return torch.searchsorted(sums, points, right=True).squeeze(1).clamp_(max=spread.shape[1] - 1)
 
 
-def _nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
-    """The likeliest tokens that together reach `top_p`; at least one."""
+def _cuts(rule: SamplingRule) -> bool:
+    return rule.top_p < 1.0 or rule.top_k > 0 or rule.min_p > 0.0
+
+
+def _cut(weights: Tensor, rules: Sequence[SamplingRule]) -> Tensor:
+    """Sets the weights of all tokens to 0 that a limit leaves out; at least one stays."""
     ordered, places = weights.sort(dim=-1, descending=True)
     before = ordered.cumsum(dim=-1) - ordered
-    ordered = ordered.masked_fill(before >= top_p.unsqueeze(1), 0.0)
-    return torch.zeros_like(weights).scatter_(1, places, ordered)
+    size = weights.shape[1]
+
+    def column(name: str) -> Tensor:
+        return torch.tensor([[getattr(rule, name)] for rule in rules], dtype=torch.float64)
+
+    top_k = column("top_k")
+    out = (before >= column("top_p")) | (torch.arange(size) >= torch.where(top_k > 0, top_k, size))
+    out |= ordered < ordered[:, :1] * column("min_p")
+    return torch.zeros_like(weights).scatter_(1, places, ordered.masked_fill(out, 0.0))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from agentrl.engines.http_engine import HttpEngine
@@ -65,6 +67,39 @@ async def test_greedy_tokens_and_their_log_probs_are_those_of_the_model(
     assert made.versions == [(1, len(made.ids))]
     # What greedy calls tell is at temperature 1.
     assert_exact(first, PROMPT, made, tolerance)
+
+
+async def test_limits_cut_the_distribution_and_not_the_log_probs(
+    subject: Subject, first: Weights, tolerance: float
+) -> None:
+    likeliest = first.greedy(PROMPT, 12)
+    for name, how in (("k", {"top_k": 1}), ("p", {"top_p": 1e-4}), ("m", {"min_p": 1.0})):
+        asked = msgspec.structs.replace(sampling(first, 12), **how)
+        made = await subject.client.generate(f"cut-{name}", PROMPT, asked, deadline_s=60)
+        assert made.ids == likeliest[: len(made.ids)], name
+        assert_exact(first, PROMPT, made, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("per_time", "once", "factor"), [(-0.4, 0.0, 1.0), (0.3, -2.0, 1.0), (0.0, 0.0, 0.5)], ids=["each", "any", "scaled"]
+)
+async def test_penalties_count_the_output_of_the_call(
+    subject: Subject, first: Weights, tolerance: float, per_time: float, once: float, factor: float
+) -> None:
+    how = {"frequency_penalty": per_time, "presence_penalty": once, "repetition_penalty": factor}
+    asked = msgspec.structs.replace(sampling(first, 16, temperature=0.0), **how)
+    made = await subject.client.generate("penalized", PROMPT, asked, deadline_s=60)
+    expected = []
+    for place in range(len(made.ids)):
+        logits = first.logits([*PROMPT, *made.ids[:place]])
+        for token, count in Counter(made.ids[:place]).items():
+            value = logits[token] - per_time * count - once
+            logits[token] = value / factor if value > 0 else value * factor
+        spread = logits.log_softmax(-1)
+        assert made.ids[place] == int(spread.argmax())
+        expected.append(float(spread[made.ids[place]]))
+    assert distance(expected, made.log_probs) <= tolerance
+    assert made.ids != first.greedy(PROMPT, 16)[: len(made.ids)], "the penalties changed something"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])

@@ -1,0 +1,74 @@
+"""Defines how tokens are sampled: for training, and for evaluation.
+
+Invariant: what trains is sampled at a temperature alone, because the trainer recomputes its log-probs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from agentrl.config.field_types import Natural, Number, Positive, Section, Tunable
+from agentrl.policies import sampling_rule
+from agentrl.protocol.specs import Role
+
+_SCIENTIFIC = Tunable(owner=Role.STEWARD, scientific=True)
+
+
+class Sampling(Section):
+    """How episodes are sampled for training. Frozen in each task at its admission."""
+
+    n: Annotated[int, Field(strict=True, ge=2, le=1_024), _SCIENTIFIC] = 8
+    """Episodes of one task. Their mean score is the baseline."""
+    temperature: Annotated[Number, Field(ge=0.01, le=10), _SCIENTIFIC] = 1.0
+    """Sampling temperature for training. Evaluation has its own, `evaluation.temperature`."""
+    max_tokens: Annotated[Positive, _SCIENTIFIC] = 1_024
+    """Tokens of one model call."""
+    context: Positive = 8_192
+    """Tokens of a whole trajectory."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _trains_on_what_is_sampled(cls, value: Any) -> Any:
+        """The trainer recomputes log softmax(logits / temperature); other distributions are for evaluation."""
+        found = sorted(set(value) & set(sampling_rule.NEUTRAL)) if isinstance(value, Mapping) else []
+        if found:
+            raise ValueError(
+                f"must not have {', '.join(found)}: the trainer recomputes log-probs at a temperature only; "
+                "limits and penalties are settings of `evaluation`"
+            )
+        return value
+
+
+class Evaluation(Section):
+    """Evaluation on held-out tasks, each with one pinned version."""
+
+    every: Annotated[Natural, Tunable("next version", Role.TRAINER, name="evaluate_every")] = 20
+    """Publications between two evaluations; 0 evaluates only at the end."""
+    temperature: Annotated[Number, Field(ge=0, le=10)] = 0.0
+    """0 is greedy."""
+    top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    """The likeliest tokens that together reach this probability are sampled. This, the other limits and the penalties
+    are for evaluation only: the trainer cannot recompute log-probs of a distribution that was cut."""
+    top_k: Annotated[int, Field(strict=True, ge=-1, le=1_000_000)] = -1
+    """The most tokens that are sampled from; 0 and -1 are all."""
+    min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    """Tokens are sampled if they have at least this share of the probability of the likeliest."""
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
+    """Taken from the logit of a token for each time that it is in the output of the call."""
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
+    """Taken from the logit of a token that is in the output of the call."""
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=2)] = 1.0
+    """Divides the positive logit, and multiplies the negative one, of a token that is in the output of the call."""
+    samples: Positive = 1
+    """Episodes of one task."""
+    tasks: Natural = 64
+    """How many held-out tasks at most; 0 takes all."""
+
+    @model_validator(mode="after")
+    def _can_be_sampled(self) -> Self:
+        if problem := sampling_rule.SamplingRule.of(dict(self)).problem():
+            raise ValueError(problem)
+        return self
