@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from agentrl.config import own_tool_servers, sglang_arguments
 from agentrl.config.field_types import (
+    LONGEST_S,
+    NEXT_STEP,
     Bytes,
     Command,
     Env,
@@ -29,41 +30,29 @@ from agentrl.config.field_types import (
     Section,
     Tunable,
     Words,
+    named,
     problems_in_one_of,
 )
 from agentrl.config.sampling import Evaluation, Sampling
 from agentrl.config.secrets import is_reference, names_a_secret
 from agentrl.config.tool_packages import PackagesOrWords
 from agentrl.config.tool_sandbox import Sandbox, SandboxOrKind
+from agentrl.config.training import Training
 from agentrl.policies.freshness import Strategy
-from agentrl.policies.learning_rates import ScheduleKind
-from agentrl.policies.loss_settings import Aggregation, Counted, RatioAgainst
-from agentrl.policies.outcomes import Blame, LimitRule
+from agentrl.policies.outcomes import Blame
 from agentrl.policies.replay_verdicts import ToolEffect
 from agentrl.protocol.specs import Role
 
-_Positive = Positive
-_Natural = Natural
-_Share = Annotated[Number, Field(ge=0, le=1)]
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _ADDRESS = re.compile(r"https?://[^\s/]")
 MCPAPI_ADDRESS = re.compile(r"([^?#\s]+?/mcpapi)(?:/server/([^/?#\s]+))?/?")
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _SECRET_HEADERS = frozenset(["authorization", "cookie", "proxy-authorization"])
-_Rate = Annotated[Number, Field(gt=0, le=10)]
-_Least = Annotated[Number, Field(ge=0, le=1_000)]
-_LONGEST_S = 31_536_000
 
 _AT_ADMISSION = Tunable(owner=Role.STEWARD)
 _SCIENTIFIC_ADMISSION = Tunable(owner=Role.STEWARD, scientific=True)
 _NEXT_CLAIM = Tunable("next claim", Role.SAMPLER)
 _SCIENTIFIC_CLAIM = Tunable("next claim", Role.SAMPLER, scientific=True)
-_NEXT_STEP = Tunable("next version", Role.TRAINER)
-_SCIENTIFIC_STEP = Tunable("next version", Role.TRAINER, scientific=True)
-
-
-def _named(name: str, like: Tunable) -> Tunable:
-    return replace(like, name=name)
 
 
 SHIPPED_AGENTS = ("single_turn_agent", "tool_agent")
@@ -109,17 +98,17 @@ class Environment(Section):
     """How the model writes tool calls."""
     system: str = ""
     """The system prompt."""
-    max_turns: _Positive = 8
+    max_turns: Positive = 8
     """Model calls of an episode. After them it ends at the limit of the policy."""
-    epochs: _Positive = 1
+    epochs: Positive = 1
     """How often the dataset is used."""
-    shuffle: _Natural = 0
+    shuffle: Natural = 0
     """The seed for the order of the tasks within an epoch."""
     weight: Annotated[Number, Field(gt=0, le=1_000)] = 1.0
     """Its share of the mix, relative to the weights of the other environments."""
-    bound: _Natural | None = None
+    bound: Natural | None = None
     """A staleness bound of its own, instead of `training.bound`."""
-    hard_bound: _Natural | None = None
+    hard_bound: Natural | None = None
     """A hard bound of its own, instead of `training.hard_bound`."""
     strategy: Strategy | None = None
     """A strategy of its own at the bound, instead of `training.strategy`."""
@@ -180,7 +169,7 @@ class ToolServer(Section):
     session: Literal["shared", "keyed", "process"] = "process"
     """`shared`: stateless. `keyed`: the server separates episodes by a key in the metadata of each call. `process`: one
     process per episode, from a pool."""
-    pool: _Positive = 4
+    pool: Positive = 4
     """Processes of a server whose session is `process`: as many episodes use it at once. `agentrl why` shows a pool
     that is too small."""
     start_s: Seconds = 60.0
@@ -206,7 +195,7 @@ class ToolServer(Section):
     """Tools of the server that are not offered."""
     health: HealthCheck = HealthCheck()
     """A call that shows that the server works. A server with `session: process` gets a process of its own for it."""
-    result_max_chars: _Positive = 16_384
+    result_max_chars: Positive = 16_384
     """A longer result keeps its beginning and its end."""
 
     @property
@@ -275,24 +264,24 @@ class ToolServer(Section):
 class Rollout(Section):
     """Samplers."""
 
-    samplers: _Natural = 1
+    samplers: Natural = 1
     """How many sampler units there are."""
     concurrency: Annotated[int, Field(strict=True, ge=0, le=100_000), Tunable(owner=Role.SAMPLER)] = 64
     """Episodes that each sampler runs at once."""
-    max_in_flight: Annotated[_Positive, _AT_ADMISSION] = 256
+    max_in_flight: Annotated[Positive, _AT_ADMISSION] = 256
     """Episodes of the whole run that may be open at once."""
-    max_turns: Annotated[_Natural, _SCIENTIFIC_CLAIM] = 0
+    max_turns: Annotated[Natural, _SCIENTIFIC_CLAIM] = 0
     """Model calls of an episode, instead of `environments.NAME.max_turns`; 0 leaves it to the environment."""
-    episode_s: Annotated[Number, Field(ge=1, le=_LONGEST_S), _SCIENTIFIC_CLAIM] = 600.0
+    episode_s: Annotated[Number, Field(ge=1, le=LONGEST_S), _SCIENTIFIC_CLAIM] = 600.0
     """How long an episode may take. Waiting for an engine, a toolbox or a place in it does not count."""
     episode_timeout_means: Annotated[Blame, _SCIENTIFIC_CLAIM] = "policy"
     """What an episode that takes longer than `episode_s` is: `policy`, at a limit of the policy and scored, unless the
     model generated no token; `infrastructure`, sampled again, which selects short episodes."""
-    call_s: Annotated[Number, Field(ge=0.1, le=_LONGEST_S), _NEXT_CLAIM] = 120.0
+    call_s: Annotated[Number, Field(ge=0.1, le=LONGEST_S), _NEXT_CLAIM] = 120.0
     """How long one model call may take."""
-    tool_s: Annotated[Number, Field(ge=0, le=_LONGEST_S), _NEXT_CLAIM] = 0.0
+    tool_s: Annotated[Number, Field(ge=0, le=LONGEST_S), _NEXT_CLAIM] = 0.0
     """How long one try of a tool call may take; 0 leaves it to the tool server, whose limit always holds."""
-    engine_max_lag: _Natural = 2
+    engine_max_lag: Natural = 2
     """How many versions an engine may be behind the newest served one. Engines further behind get no calls."""
     code: Words = ()
     """Python files that register own agent loops and scorers; relative to the run file."""
@@ -301,13 +290,13 @@ class Rollout(Section):
 class Engines(Section):
     """Inference."""
 
-    count: _Positive = 1
+    count: Positive = 1
     """How many engine units there are."""
     kind: Literal["embedded", "sglang"] = "embedded"
     """`embedded` runs small models on processors; `sglang` starts SGLang servers on GPUs."""
-    slots: _Positive = 64
+    slots: Positive = 64
     """Sequences that one engine decodes at once."""
-    threads: _Positive = 1
+    threads: Positive = 1
     """Processor threads of one embedded engine."""
     gather_s: Annotated[Number, Field(ge=0, le=1)] = 0.0
     """How long an embedded engine waits for more calls between two rounds while less than half of its slots are used.
@@ -320,181 +309,17 @@ class Engines(Section):
     """More arguments of an SGLang server, for its computation, not for what it serves or to whom."""
 
 
-class Warmup(Section):
-    """Supervised steps before the first publication, on demonstrations."""
-
-    dataset: str = ""
-    """Demonstrations (rows with `messages`), in any format of datasets; empty: none."""
-    steps: _Natural = 0
-    """How many steps."""
-    batch: _Positive = 64
-    """Demonstrations of one step."""
-    learning_rate: _Rate = 4e-3
-    """Learning rate of these steps."""
-
-
-class DecaySettings(Section):
-    """The bounds of the ratio under the strategy `decay`. They close around 1 as a version grows older."""
-
-    out_of_date_decay: Annotated[Number, Field(ge=0, le=100), _named("decay_out_of_date_decay", _SCIENTIFIC_STEP)] = 0.5
-    """How fast the bounds close, per publication or per second."""
-    per: Literal["publication", "second"] = "publication"
-    """The unit of age: publications, or the seconds from the announcement of a version to the lease of the step."""
-    epsilon: Annotated[_Share, _named("decay_epsilon", _SCIENTIFIC_STEP)] = 0.2
-    """How far the ratio of an old version may fall below 1, and rise above it."""
-    extra: Annotated[_Least, _named("decay_extra", _SCIENTIFIC_STEP)] = 0.1
-    """How much further the ratio may rise."""
-    cap: Annotated[Number, Field(ge=1, le=1_000), _named("decay_cap", _SCIENTIFIC_STEP)] = 4.0
-    """How many times wider the bounds of the newest version are; epsilon times cap must be below 1."""
-    strict: Flag = False
-    """Every version counts as very old."""
-
-
-class AdamWSettings(Section):
-    """How AdamW averages gradients."""
-
-    beta1: Annotated[Number, Field(ge=0, lt=1)] = 0.9
-    """How slowly the average of gradients changes."""
-    beta2: Annotated[Number, Field(ge=0, lt=1)] = 0.95
-    """How slowly the average of their squares changes."""
-    eps: Annotated[Number, Field(gt=0, le=1)] = 1e-8
-    """Added to the root of the squares."""
-
-
-class ScheduleSettings(Section):
-    """How the learning rate changes with the steps."""
-
-    kind: ScheduleKind = "constant"
-    """`constant`, or falling to its lowest share as a line or a half cosine."""
-    rise: _Natural = 0
-    """Steps in which the rate rises evenly to the full one."""
-    steps: _Natural = 0
-    """The step from which the rate is lowest; 0: `training.steps`."""
-    lowest: _Share = 0.0
-    """The share of the learning rate that is left then."""
-
-
-class Training(Section):
-    """The trainer."""
-
-    frozen: Flag = False
-    """True: nothing is trained. The trainer publishes the initial weights and ends."""
-    steps: _Natural = 0
-    """Steps after which the run is complete; 0 means until the end of the data."""
-    groups: Annotated[_Positive, _SCIENTIFIC_STEP] = 8
-    """Groups of one step."""
-    optimizer_steps: Annotated[_Positive, _SCIENTIFIC_STEP] = 1
-    """Optimizer steps of one step, each over a part of its groups; a batch with fewer groups takes one for each."""
-    loss: Literal["grpo", "sft"] = "grpo"
-    """`grpo`: the policy loss. `sft`: cross-entropy on demonstrations, as a job of `agentrl train`."""
-    demonstrations: str = ""
-    """With `sft`: demonstrations (rows with `messages`), in any format of datasets; relative to the run file."""
-    batch: _Positive = 64
-    """With `sft`: demonstrations of one step."""
-    advantage: Literal["grpo", "leave-one-out"] = "grpo"
-    """The baseline of a group."""
-    divide_by_std: Flag = True
-    """Advantages of `grpo` are divided by the standard deviation of their group."""
-    normalise: Flag = False
-    """Advantages are normalised again over the trained tokens of each environment in a batch."""
-    limits: LimitRule = "cap"
-    """The advantage of a record that reached a limit (turns, tokens, repetition): at most 0 (`cap`), none (`mask`), or
-    its own (`keep`)."""
-    min_range: _Least = 0.0
-    """A group whose scores span no more than this has no signal."""
-    sign_clip: Flag = False
-    """Records that score at most 0.5 never get a positive advantage, and others never a negative one."""
-    cap_malformed: Flag = False
-    """Records that continued after malformed calls never get a positive advantage."""
-    turn_spread: _Share = 0.0
-    """How much the number of turns adds to the scores of a group, from the best to the worst; 0: nothing."""
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """`muon` trains the inner matrices of the network with Muon, and the rest with AdamW."""
-    adamw: AdamWSettings = AdamWSettings()
-    """How AdamW averages gradients."""
-    weight_decay: Annotated[Number, Field(ge=0, le=10)] = 0.0
-    """How fast weights shrink, times the learning rate."""
-    decay_all: Flag = False
-    """The weights of norms, biases and embeddings shrink too."""
-    schedule: ScheduleSettings = ScheduleSettings()
-    """How the learning rate changes with the steps."""
-    learning_rate: Annotated[Number, Field(ge=0, le=10), _SCIENTIFIC_STEP] = 1e-6
-    """Learning rate."""
-    clip_low: Annotated[_Share, _SCIENTIFIC_STEP] = 0.2
-    """How far the ratio may fall before its gradient is cut."""
-    clip_high: Annotated[_Share, _SCIENTIFIC_STEP] = 0.28
-    """How far the ratio may rise before its gradient is cut."""
-    dual_clip: _Least = 0.0
-    """The limit of the ratio for negative advantages; 0: no limit."""
-    ratio: RatioAgainst = "bypass"
-    """`bypass`: relative to the policy that sampled. `decoupled`: relative to the policy at the start of the step."""
-    weight_cap: _Least = 0.0
-    """With `decoupled`: the highest weight of a pair (policy at the start over sampling policy); 0: no weights."""
-    reference: Literal["none", "initial"] = "none"
-    """`initial`: every step measures the distance of the policy from the initial weights (`kl_reference`)."""
-    reference_weight: _Least = 0.0
-    """With a reference: the weight of the distance in the loss; 0: it is only measured."""
-    aggregation: Aggregation = "token-mean"
-    """The weight of a token: `token-mean`, `record-mean`, `record-sum`, or `dr-grpo` (a sum over records of
-    `sampling.context` tokens each)."""
-    denominator: Counted = "all"
-    """With `token-mean`: whether tokens that the bounds of `decay` exclude count (`all`) or not (`kept`)."""
-    intervened_share: Annotated[_Share, _SCIENTIFIC_STEP] = 0.05
-    """The greatest share of forks among the records that recent steps trained."""
-    max_gradient_norm: Annotated[Number, Field(gt=0, le=1_000)] = 1.0
-    """A longer gradient is scaled down."""
-    bound: Annotated[_Natural, _NEXT_STEP] = 2
-    """Publications by which the oldest trained token of a record may be behind."""
-    strategy: Annotated[Strategy, _SCIENTIFIC_STEP] = "drop"
-    """What happens at the bound: records are dropped, waited for, or trained with tighter clips."""
-    hard_bound: Annotated[_Natural, _NEXT_STEP] = 0
-    """Under `decay`: what takes the place of the bound; 0: the bound itself."""
-    wait_limit_s: Annotated[Number, Field(ge=0, le=_LONGEST_S), _NEXT_STEP] = 300.0
-    """Under `wait`: how long a step is held back for records that it would make too old."""
-    decay: DecaySettings = DecaySettings()
-    """The bounds under `decay`."""
-    publish_every: Annotated[_Positive, _NEXT_STEP] = 1
-    """Steps of one publication."""
-    checkpoint_every: Annotated[_Positive, _NEXT_STEP] = 50
-    """Steps between two checkpoints."""
-    keep_checkpoints: Annotated[_Positive, _NEXT_STEP] = 3
-    """Unpinned checkpoints that are kept."""
-    dumps: _Natural = 0
-    """How many of the newest batches are kept in `RUN_DIR/dumps`; `agentrl train --from-dump` trains them again."""
-    max_trained_count: _Positive = 1
-    """How often a task may be trained, as long as a record of it is within the bound."""
-    retrain_after_s: Annotated[Number, Field(ge=0, le=86_400)] = 0.0
-    """Seconds between two trainings of a task."""
-    min_valid: Annotated[int, Field(strict=True, ge=0, le=1_024)] = 0
-    """Scored members that a group needs; 0 means half of it, at least 2."""
-    threads: _Positive = 1
-    """Processor threads of the trainer."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the computation of a step. Weights and optimizer state stay in float32."""
-    recompute: Literal["none", "selective", "full"] = "none"
-    """What the backward pass computes again to save memory: norms and activation functions (`selective`: little more
-    work), or whole layers (`full`: a third more work)."""
-    compile: Flag = False
-    """On GPUs: compile the layers. The first steps take a minute longer, later ones less."""
-    tokens_per_batch: _Positive = 16_384
-    """Packed tokens of one forward pass."""
-    random: _Natural = 0
-    """The seed of initial weights and sampling."""
-    warmup: Warmup = Warmup()
-    """Supervised steps before the first publication."""
-
-
 class Retention(Section):
     """How long data is kept, and how much disk space stays free."""
 
-    versions: Annotated[_Positive, _named("keep_versions", _NEXT_STEP)] = 4
+    versions: Annotated[Positive, named("keep_versions", NEXT_STEP)] = 4
     """Published versions whose files are kept, besides those that an engine, a checkpoint or an evaluation needs."""
     details_s: Annotated[Number, Field(ge=0, le=315_360_000), _AT_ADMISSION] = 0.0
     """Seconds after its admission for which calls, turns and tool calls of a consumed task are kept; 0: for ever."""
-    data_max: Annotated[Bytes, _named("data_max_bytes", _AT_ADMISSION)] = 0
+    data_max: Annotated[Bytes, named("data_max_bytes", _AT_ADMISSION)] = 0
     """Size of the database above which calls, turns and tool calls of the oldest consumed tasks are removed, whatever
     their age; 0: no limit."""
-    disk_reserve: Annotated[Bytes, _named("disk_reserve_bytes", _AT_ADMISSION)] = 512 << 20
+    disk_reserve: Annotated[Bytes, named("disk_reserve_bytes", _AT_ADMISSION)] = 512 << 20
     """Free bytes on the disks of the database and of the run directory. Below them no task is admitted."""
 
 

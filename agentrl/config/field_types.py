@@ -15,7 +15,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import (
@@ -49,6 +49,14 @@ class Tunable:
     name: str = ""
     """The name of the knob, if it is not the key of the field."""
     scientific: bool = False
+
+
+NEXT_STEP = Tunable("next version", Role.TRAINER)
+SCIENTIFIC_STEP = Tunable("next version", Role.TRAINER, scientific=True)
+
+
+def named(name: str, like: Tunable) -> Tunable:
+    return replace(like, name=name)
 
 
 class Section(BaseModel):
@@ -173,6 +181,9 @@ Flag = Annotated[bool, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=0, le=10_000)]
 Positive = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Natural = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Least = Annotated[Number, Field(ge=0, le=1_000)]
+LONGEST_S = 31_536_000
 Bytes = Annotated[
     int,
     BeforeValidator(parse_bytes),

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from agentrl.config.data_plane import DataPlane, DecaySettings, Environment, Problem, Training
+from agentrl.config.data_plane import DataPlane, Environment, Problem
+from agentrl.config.loss_keys import DecaySettings
+from agentrl.config.training import Training
 from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay, Freshness, Strategy
 from agentrl.policies.group_closing import GroupRule

@@ -1,0 +1,155 @@
+"""Defines the section of the trainer, except the keys of its loss.
+
+Invariant: a key of the trainer has the same name here and in the rule that is made of it (`policy_rules`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agentrl.config.field_types import (
+    LONGEST_S,
+    NEXT_STEP,
+    SCIENTIFIC_STEP,
+    Flag,
+    Least,
+    Natural,
+    Number,
+    Positive,
+    Section,
+    Share,
+)
+from agentrl.config.loss_keys import DecaySettings, LossKeys
+from agentrl.policies.freshness import Strategy
+from agentrl.policies.learning_rates import ScheduleKind
+from agentrl.policies.outcomes import LimitRule
+
+_Rate = Annotated[Number, Field(gt=0, le=10)]
+
+
+class Warmup(Section):
+    """Supervised steps before the first publication, on demonstrations."""
+
+    dataset: str = ""
+    """Demonstrations (rows with `messages`), in any format of datasets; empty: none."""
+    steps: Natural = 0
+    """How many steps."""
+    batch: Positive = 64
+    """Demonstrations of one step."""
+    learning_rate: _Rate = 4e-3
+    """Learning rate of these steps."""
+
+
+class AdamWSettings(Section):
+    """How AdamW averages gradients."""
+
+    beta1: Annotated[Number, Field(ge=0, lt=1)] = 0.9
+    """How slowly the average of gradients changes."""
+    beta2: Annotated[Number, Field(ge=0, lt=1)] = 0.95
+    """How slowly the average of their squares changes."""
+    eps: Annotated[Number, Field(gt=0, le=1)] = 1e-8
+    """Added to the root of the squares."""
+
+
+class ScheduleSettings(Section):
+    """How the learning rate changes with the steps."""
+
+    kind: ScheduleKind = "constant"
+    """`constant`, or falling to its lowest share as a line or a half cosine."""
+    rise: Natural = 0
+    """Steps in which the rate rises evenly to the full one."""
+    steps: Natural = 0
+    """The step from which the rate is lowest; 0: `training.steps`."""
+    lowest: Share = 0.0
+    """The share of the learning rate that is left then."""
+
+
+class Training(LossKeys):
+    """The trainer."""
+
+    frozen: Flag = False
+    """True: nothing is trained. The trainer publishes the initial weights and ends."""
+    steps: Natural = 0
+    """Steps after which the run is complete; 0 means until the end of the data."""
+    groups: Annotated[Positive, SCIENTIFIC_STEP] = 8
+    """Groups of one step."""
+    optimizer_steps: Annotated[Positive, SCIENTIFIC_STEP] = 1
+    """Optimizer steps of one step, each over a part of its groups; a batch with fewer groups takes one for each."""
+    demonstrations: str = ""
+    """With `sft`: demonstrations (rows with `messages`), in any format of datasets; relative to the run file."""
+    batch: Positive = 64
+    """With `sft`: demonstrations of one step."""
+    advantage: Literal["grpo", "leave-one-out"] = "grpo"
+    """The baseline of a group."""
+    divide_by_std: Flag = True
+    """Advantages of `grpo` are divided by the standard deviation of their group."""
+    normalise: Flag = False
+    """Advantages are normalised again over the trained tokens of each environment in a batch."""
+    limits: LimitRule = "cap"
+    """The advantage of a record that reached a limit (turns, tokens, repetition): at most 0 (`cap`), none (`mask`), or
+    its own (`keep`)."""
+    min_range: Least = 0.0
+    """A group whose scores span no more than this has no signal."""
+    sign_clip: Flag = False
+    """Records that score at most 0.5 never get a positive advantage, and others never a negative one."""
+    cap_malformed: Flag = False
+    """Records that continued after malformed calls never get a positive advantage."""
+    turn_spread: Share = 0.0
+    """How much the number of turns adds to the scores of a group, from the best to the worst; 0: nothing."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon` trains the inner matrices of the network with Muon, and the rest with AdamW."""
+    adamw: AdamWSettings = AdamWSettings()
+    """How AdamW averages gradients."""
+    weight_decay: Annotated[Number, Field(ge=0, le=10)] = 0.0
+    """How fast weights shrink, times the learning rate."""
+    decay_all: Flag = False
+    """The weights of norms, biases and embeddings shrink too."""
+    schedule: ScheduleSettings = ScheduleSettings()
+    """How the learning rate changes with the steps."""
+    learning_rate: Annotated[Number, Field(ge=0, le=10), SCIENTIFIC_STEP] = 1e-6
+    """Learning rate."""
+    intervened_share: Annotated[Share, SCIENTIFIC_STEP] = 0.05
+    """The greatest share of forks among the records that recent steps trained."""
+    max_gradient_norm: Annotated[Number, Field(gt=0, le=1_000)] = 1.0
+    """A longer gradient is scaled down."""
+    bound: Annotated[Natural, NEXT_STEP] = 2
+    """Publications by which the oldest trained token of a record may be behind."""
+    strategy: Annotated[Strategy, SCIENTIFIC_STEP] = "drop"
+    """What happens at the bound: records are dropped, waited for, or trained with tighter clips."""
+    hard_bound: Annotated[Natural, NEXT_STEP] = 0
+    """Under `decay`: what takes the place of the bound; 0: the bound itself."""
+    wait_limit_s: Annotated[Number, Field(ge=0, le=LONGEST_S), NEXT_STEP] = 300.0
+    """Under `wait`: how long a step is held back for records that it would make too old."""
+    decay: DecaySettings = DecaySettings()
+    """The bounds under `decay`."""
+    publish_every: Annotated[Positive, NEXT_STEP] = 1
+    """Steps of one publication."""
+    checkpoint_every: Annotated[Positive, NEXT_STEP] = 50
+    """Steps between two checkpoints."""
+    keep_checkpoints: Annotated[Positive, NEXT_STEP] = 3
+    """Unpinned checkpoints that are kept."""
+    dumps: Natural = 0
+    """How many of the newest batches are kept in `RUN_DIR/dumps`; `agentrl train --from-dump` trains them again."""
+    max_trained_count: Positive = 1
+    """How often a task may be trained, as long as a record of it is within the bound."""
+    retrain_after_s: Annotated[Number, Field(ge=0, le=86_400)] = 0.0
+    """Seconds between two trainings of a task."""
+    min_valid: Annotated[int, Field(strict=True, ge=0, le=1_024)] = 0
+    """Scored members that a group needs; 0 means half of it, at least 2."""
+    threads: Positive = 1
+    """Processor threads of the trainer."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation of a step. Weights and optimizer state stay in float32."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What the backward pass computes again to save memory: norms and activation functions (`selective`: little more
+    work), or whole layers (`full`: a third more work)."""
+    compile: Flag = False
+    """On GPUs: compile the layers. The first steps take a minute longer, later ones less."""
+    tokens_per_batch: Positive = 16_384
+    """Packed tokens of one forward pass."""
+    random: Natural = 0
+    """The seed of initial weights and sampling."""
+    warmup: Warmup = Warmup()
+    """Supervised steps before the first publication."""
