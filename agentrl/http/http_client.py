@@ -3,7 +3,8 @@
 Invariants:
 - A connection carries one call at a time. It is closed if a call was abandoned on it, or if more data arrived than the
   answer.
-- A call is repeated only if the server had closed its connection before a byte of the answer.
+- A call is repeated only if the server had closed its connection before a byte of the answer, and a call that must not
+  run twice only if nothing of it was sent.
 - Memory for a slow reader is bounded.
 
 General clients check every open connection for every call, which costs more than the call once hundreds are open. And
@@ -13,6 +14,7 @@ an answer that arrives in one piece should wake its caller once.
 from __future__ import annotations
 
 import asyncio
+import select
 from collections import deque
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -36,6 +38,10 @@ class ConnectionBrokenError(Exception):
     """No server answers at the address, or the answer broke off."""
 
 
+class CannotConnectError(ConnectionBrokenError):
+    """No server answers at the address; nothing was sent."""
+
+
 class BodyTooLargeError(Exception):
     """The answer is larger than the caller's limit."""
 
@@ -45,10 +51,11 @@ class _StaleError(Exception):
 
 
 class Reply:
-    """The status, and the body in pieces."""
+    """The status, the headers, and the body in pieces."""
 
     def __init__(self, connection: _Connection) -> None:
         self.status = connection.status
+        self.headers = connection.headers
         self._connection = connection
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -81,6 +88,7 @@ class _Connection(asyncio.Protocol):
     def _reset(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
         self._pieces: deque[bytes] = deque()
         self._ahead = 0
         self._without_body = 0
@@ -89,17 +97,24 @@ class _Connection(asyncio.Protocol):
         self._complete = False
         self._may_go_on = False
 
-    async def ask(self, request: bytes, *, reused: bool) -> None:
+    async def ask(self, request: bytes, *, reused: bool, once: bool) -> None:
         """Send, and read up to the headers of the answer."""
         assert self._transport is not None
         # Data before the request belongs to no answer, and uvloop's transports raise on a write after the end.
-        if self._broken or self._received:
+        if self._broken or self._received or (reused and once and self._has_news()):
             raise _StaleError if reused else ConnectionBrokenError(self._broken or "it answers before it is asked")
         self._transport.write(request)
         while not self.status:
             if self._broken:
-                raise _StaleError if reused and not self._received else ConnectionBrokenError(self._broken)
+                raise _StaleError if reused and not once and not self._received else ConnectionBrokenError(self._broken)
             await self._news()
+
+    def _has_news(self) -> bool:
+        """Whether the end of the connection, or data, waits for the next turn of the loop."""
+        assert self._transport is not None
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     async def piece(self) -> bytes | None:
         """The next piece of the body; None at its end."""
@@ -179,6 +194,7 @@ class _Connection(asyncio.Protocol):
             raise ValueError("more came than was asked for")  # ends the parsing, and the connection with it
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self._ends_with_connection = False
 
@@ -186,6 +202,8 @@ class _Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status >= _FINAL:
             self.status = status
+        else:
+            self.headers.clear()
 
     def on_body(self, body: bytes) -> None:
         self._without_body = 0
@@ -222,7 +240,7 @@ class _Call:
 class HttpClient:
     """All calls to one server, with one set of headers."""
 
-    def __init__(self, url: str, headers: dict[str, str]) -> None:
+    def __init__(self, url: str, headers: dict[str, str], *, connect_within_s: float = CONNECT_WITHIN_S) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ConfigError(f"{url!r} is no address of an engine; it must be such as http://127.0.0.1:30000.")
@@ -231,6 +249,7 @@ class HttpClient:
         if any(sign in f"{name}{value}" for name, value in named.items() for sign in "\r\n"):
             raise ConfigError(f"The headers of calls to {url} have a line break in them.")
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+        self._connect_within_s = connect_within_s
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
 
@@ -247,12 +266,13 @@ class HttpClient:
 
     # ---- for a call ----
 
-    async def begin(self, request: bytes) -> _Connection:
+    async def begin(self, request: bytes, *, once: bool = False) -> _Connection:
+        """`once`: the call must not run twice."""
         while True:
             reused = bool(self._idle)
             connection = self._idle.pop() if reused else await self._connect()
             try:
-                await connection.ask(request, reused=reused)
+                await connection.ask(request, reused=reused, once=once)
             except _StaleError:
                 self._drop(connection)
             except BaseException:
@@ -270,12 +290,12 @@ class HttpClient:
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_WITHIN_S):
+            async with asyncio.timeout(self._connect_within_s):
                 _, connection = await loop.create_connection(_Connection, self._host, self._port)
         except TimeoutError:
-            raise ConnectionBrokenError(f"no connection within {CONNECT_WITHIN_S:g} s") from None
+            raise CannotConnectError(f"no connection within {self._connect_within_s:g} s") from None
         except OSError as broken:
-            raise ConnectionBrokenError(str(broken) or type(broken).__name__) from broken
+            raise CannotConnectError(str(broken) or type(broken).__name__) from broken
         self._open.add(connection)
         return connection
 

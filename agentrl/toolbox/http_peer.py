@@ -23,6 +23,7 @@ from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 
 from agentrl.toolbox.bounded_lines import KEPT_BYTES, MOST_BYTES, JsonShortener
 from agentrl.toolbox.half_characters import WholeCharacters
+from agentrl.toolbox.http_transport import transport_for
 from agentrl.toolbox.stdio_transport import Activity
 
 SSE_KEPT_BYTES = 200 << 10
@@ -87,7 +88,10 @@ class HttpPeer:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         timeout = httpx2.Timeout(CONNECT_WITHIN_S, read=None)
         hooks: dict[str, list[Callable[..., Any]]] = {"request": [self._leave], "response": [self._look]}
-        return httpx2.AsyncClient(headers=self._headers, limits=limits, timeout=timeout, event_hooks=hooks)
+        transport = transport_for(self._url, connect_within_s=CONNECT_WITHIN_S)
+        return httpx2.AsyncClient(
+            headers=self._headers, limits=limits, timeout=timeout, event_hooks=hooks, transport=transport
+        )
 
     async def _leave(self, request: httpx2.Request) -> None:
         """A hook for every request: a session whose server is gone is not closed there."""
