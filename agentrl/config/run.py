@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from agentrl.config import data_plane, policy_rules
 from agentrl.config.alerts import BUILT_IN_RULES, Alerts
 from agentrl.config.field_types import Bytes, Flag, Secret, Section
+from agentrl.config.hosts import Host, known_words, problem_of
 from agentrl.config.outside_access import OutsideAccess
 from agentrl.config.paths import RUN_NAME_RULE, is_run_name
 from agentrl.config.sidecars import Sidecar, is_endpoint
@@ -92,6 +93,8 @@ class RunConfig(data_plane.DataPlane):
     """The directory for logs and results, relative to the run file. Hosts may share it. Empty means `runs/NAME`."""
     sidecars: dict[str, Sidecar] = Field(default_factory=dict)
     """Groups of foreign commands, by name."""
+    hosts: dict[str, Host] = Field(default_factory=dict)
+    """The hosts that groups may name, by name. Empty: a group may name any host."""
     inherit: tuple[VariableName, ...] = ()
     """Variables of the environment of `agentrl up` that the units of the data plane get, besides the usual ones."""
     mongo: Mongo = Mongo()
@@ -158,6 +161,7 @@ def _problems_between_sections(config: RunConfig) -> Iterator[data_plane.Problem
     for name in config.sidecars:
         yield from _problems_of_name(name)
     yield from _problems_of_after(config)
+    yield from _problems_of_hosts(config)
     yield from _problems_of_alerts(config)
     yield from data_plane.problems_of(config)
     yield from _problems_of_registered_names(config)
@@ -205,6 +209,18 @@ def _problems_of_name(name: str) -> Iterator[data_plane.Problem]:
         yield path, f"is no name of a group: {name} is a word of agentrl itself; take another, such as my-{name}"
     elif re.search(r"-\d+$", name):
         yield path, "is no name of a group: a dash and a number at the end make the name of a unit"
+
+
+def _problems_of_hosts(config: RunConfig) -> Iterator[data_plane.Problem]:
+    for name in config.hosts:
+        key, problem = problem_of(name, config.hosts)
+        if problem:
+            yield ("hosts", name, *((key,) if key else ())), problem
+    known = known_words(config.hosts)
+    for name, sidecar in config.sidecars.items():
+        for word in sidecar.hosts if known else ():
+            if word not in known:
+                yield ("sidecars", name, "hosts"), f"names the unknown host or label {word!r}; {nearest(word, known)}"
 
 
 def _problems_of_after(config: RunConfig) -> Iterator[data_plane.Problem]:

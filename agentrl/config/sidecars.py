@@ -95,7 +95,7 @@ class Sidecar(Section):
     after: Words = ()
     """Groups that must be ready before a unit of this group starts. They are stopped after it."""
     hosts: Words = ()
-    """Hosts on which it may run; empty means any."""
+    """Hosts on which it may run, by name or by label; empty means any."""
     resources: Resources = Resources()
     """What a unit reserves on its host."""
     drain_grace_s: _Grace = 5.0

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 
 from agentrl.config import sidecars
+from agentrl.config.hosts import Host, names_of
 from agentrl.config.run import RunConfig
 from agentrl.control.commands import data_plane_groups
 from agentrl.protocol.specs import GroupSpec, Probe, Resources, Role
@@ -28,7 +29,8 @@ def specs_of(
     only answers queries."""
     ranks = stop_ranks({name: sidecar.after for name, sidecar in config.sidecars.items()})
     groups = tuple(
-        _sidecar(name, sidecar, ranks[name], os.fspath(run_dir)) for name, sidecar in config.sidecars.items()
+        _sidecar(name, sidecar, ranks[name], os.fspath(run_dir), config.hosts)
+        for name, sidecar in config.sidecars.items()
     )
     mongo = (_mongo(os.fspath(state_dir)),) if config.has_mongo else ()
     return (*mongo, *data_plane_groups.groups_of(config, run_dir=os.fspath(run_dir), reading=reading), *groups)
@@ -55,7 +57,9 @@ def stop_ranks(after: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     return {name: min(rank, MONGO_STOP_RANK - 1) for name, rank in ranks.items()}
 
 
-def _sidecar(name: str, sidecar: sidecars.Sidecar, stop_rank: int, run_dir: str) -> GroupSpec:
+def _sidecar(
+    name: str, sidecar: sidecars.Sidecar, stop_rank: int, run_dir: str, hosts: Mapping[str, Host]
+) -> GroupSpec:
     return GroupSpec(
         name=name,
         role=Role.SIDECAR,
@@ -69,7 +73,7 @@ def _sidecar(name: str, sidecar: sidecars.Sidecar, stop_rank: int, run_dir: str)
         live=_probe(sidecar.live),
         metrics=_probe(sidecar.metrics),
         after=sidecar.after,
-        hosts=sidecar.hosts,
+        hosts=names_of(sidecar.hosts, hosts),
         resources=Resources(
             cpus=sidecar.resources.cpus,
             gpus=sidecar.resources.gpus,
