@@ -61,10 +61,10 @@ async def main(unit: Unit) -> None:
         lease = Lease(database, life, unit=unit.name, role="sampler", run=unit.run)
         await lease.open()
         unit.ready()
-        chat = await _first_chat_format(unit, database, lease)
+        chat = await _first_chat_format(unit, config, database, lease)
         if chat is not None:
-            if chat.difference:
-                log.warning("%s", chat.difference)
+            if chat.rewrites:
+                log.warning("%s", chat.rewrites)
             await directory.look()
             waits = WaitMeter(unit)
             sampler = Sampler(
@@ -102,8 +102,9 @@ def _context(
     )
 
 
-async def _first_chat_format(unit: Unit, database: Database, lease: Lease) -> ChatFormat | None:
+async def _first_chat_format(unit: Unit, config: RunConfig, database: Database, lease: Lease) -> ChatFormat | None:
     """Of the first published model. Returns None if this sampler is drained before."""
+    variables = config.model.template if config.model is not None else {}
     keeping = asyncio.create_task(lease.keep(), name="keep the lease")
     waiting = unit.wait("the first weights", on="trainer-0", at_most_s=FIRST_WEIGHTS_WITHIN_S)
     try:
@@ -112,7 +113,7 @@ async def _first_chat_format(unit: Unit, database: Database, lease: Lease) -> Ch
                 if keeping.done():
                     keeping.result()
                 with contextlib.suppress(StoreUnavailableError):
-                    if (chat := await chat_format.published(database, unit.run_dir)) is not None:
+                    if (chat := await chat_format.published(database, unit.run_dir, variables)) is not None:
                         return chat
                 unit.status("waits for the first weights")
                 await unit.sleep_async(LOOK_EVERY_S)

@@ -1,7 +1,10 @@
 """Converts between text and token ids: tokenizers, templates, tool-call parsers.
 
-A conversation is written as ChatML or in a compact form of our own, whichever the tokenizer has tokens for. The model's
-own template is not used; each sampler logs where it differs from what is written.
+    template            messages to ids, one segment at a time
+    own_template        how the model's own chat template writes them; jinja_rendering runs it
+    markups             ChatML and a compact form, for models without a template
+    prefix_check        where a template rewrites what an episode has sampled
+    tool_call_parsers   tool calls in the text of an assistant
 
 Invariants:
 - Text that came from outside (a user, a tool, a model) never becomes a control token.

@@ -9,166 +9,149 @@ Invariants:
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
 
+from agentrl.chat import jinja_rendering, prefix_check
+from agentrl.chat.jinja_rendering import ANY, Part
+from agentrl.chat.markups import markup_of
+from agentrl.chat.own_template import OwnTemplate
 from agentrl.chat.tokenizer import Tokenizer
+from agentrl.chat.tool_call_parsers import Call
 from agentrl.chat.tool_specs import ToolSpec
-from agentrl.errors import ConfigError
-
-Part = tuple[Literal["control", "text"], str]
 
 
-@dataclass(frozen=True, slots=True)
-class Markup:
-    """How one family of models writes a conversation."""
+class Writer(Protocol):
+    """How one model writes a conversation. The methods are those of Template, in parts instead of ids."""
 
-    name: str
-    end: str
-    roles: dict[str, tuple[str, str]]
-    """Role -> control token, and the text that follows it."""
-    after_end: str = ""
-    """Text between the end of one message and the beginning of the next."""
-    tool_wrap: tuple[str, str] = ("", "")
-    json_tools: bool = False
+    @property
+    def stops(self) -> Sequence[str]:
+        """Control tokens that end a turn of the assistant; the first one closes a turn that was cut off."""
+        ...
 
+    @property
+    def openings(self) -> Sequence[tuple[str, Sequence[Part]]]:
+        """Roles, and how their messages begin."""
+        ...
 
-COMPACT = Markup(
-    name="compact",
-    end="<|end|>",
-    roles={role: (f"<|{role}|>", "") for role in ("system", "user", "assistant", "tool")},
-)
-CHATML = Markup(
-    name="chatml",
-    end="<|im_end|>",
-    roles={
-        "system": ("<|im_start|>", "system\n"),
-        "user": ("<|im_start|>", "user\n"),
-        "assistant": ("<|im_start|>", "assistant\n"),
-        # These models read all tool results of a turn in one message of the user.
-        "tool": ("<|im_start|>", "user\n"),
-    },
-    after_end="\n",
-    tool_wrap=("<tool_response>\n", "\n</tool_response>"),
-    json_tools=True,
-)
-MARKUPS = (COMPACT, CHATML)
+    @property
+    def tool_wrap(self) -> tuple[str, str]:
+        """Text around each tool result, if all results are one message; otherwise empty."""
+        ...
 
-_HERMES = """# Tools
+    def first(
+        self, system: str, tools: Sequence[ToolSpec], query: str, earlier: Sequence[tuple[str, str]]
+    ) -> list[Part]: ...
 
-You may call one or more functions to assist with the user query.
+    def tool_results(self, results: Sequence[str], calls: Sequence[Call], ended: bool) -> list[Part]: ...
 
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
+    def user(self, text: str, ended: bool) -> list[Part]: ...
 
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
+    def assistant(self, text: str) -> list[Part]: ...
 
 
 class Template:
-    """The template of one tokenizer, whose control tokens decide the markup."""
+    """The template of one model: its own, or the markup that its tokenizer has control tokens for."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, writer: Writer | None = None) -> None:
         self.tokenizer = tokenizer
-        self.markup = _markup_of(tokenizer)
-        self._control = {
-            token: tokenizer.control(token)
-            for token in (self.markup.end, *(token for token, _ in self.markup.roles.values()))
-        }
+        self.writer = writer or markup_of(tokenizer)
+        self._stops = [tokenizer.control(token) for token in self.writer.stops]
+
+    @classmethod
+    def of(cls, directory: Path, variables: Mapping[str, Any] | None = None) -> Template:
+        """Of a model's directory. `variables` are for the model's own template, such as `enable_thinking`."""
+        tokenizer = Tokenizer(directory)
+        source, names = jinja_rendering.source_of(directory)
+        if not source:
+            return cls(tokenizer)
+        rendering = jinja_rendering.Rendering(source, names, tokenizer, variables or {})
+        return cls(tokenizer, OwnTemplate(rendering, jinja_rendering.end_tokens(directory, tokenizer)))
+
+    def rewrites(self) -> list[prefix_check.Rewrite]:
+        """Where the model's own template rewrites earlier turns of a conversation. Raises ConfigError for a template
+        that cannot write a canonical one."""
+        return prefix_check.rewrites(self.writer) if isinstance(self.writer, OwnTemplate) else []
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Ids that end a turn of the assistant."""
-        return (self._control[self.markup.end],)
+        return tuple(self._stops)
 
     def first(
         self, system: str, tools: Sequence[ToolSpec], query: str, *, earlier: Sequence[tuple[str, str]] = ()
     ) -> list[int]:
         """The first prompt: instructions, tools, earlier messages, the query, and the opening of the assistant's
         turn."""
-        instructions = "\n".join(part for part in (system, self._render_tools(tools)) if part)
-        parts = [
-            *(self._message("system", instructions) if instructions else ()),
-            *(part for role, text in earlier for part in self._message(role, text)),
-            *self._message("user", query),
-            *self._opening("assistant"),
-        ]
-        return self._encode(parts)
+        return self._encode(self.writer.first(system, tools, query, earlier))
 
-    def tool_results(self, results: Sequence[str], *, ended: bool = True) -> list[int]:
-        """The ids that the environment adds after a turn of the assistant.
+    def tool_results(self, results: Sequence[str], *, calls: Sequence[Call] = (), ended: bool = True) -> list[int]:
+        """The ids that the environment adds after a turn of the assistant. `calls` are those of the first results.
 
         `ended` is False if the model was cut off before its end token; then the segment begins with that token, which
         belongs to the environment.
         """
-        parts = self._closing(ended)
-        before, after = self.markup.tool_wrap
-        if before:
-            parts += self._message("tool", "\n".join(f"{before}{result}{after}" for result in results))
-        else:
-            parts += [part for result in results for part in self._message("tool", result)]
-        return self._encode([*parts, *self._opening("assistant")])
+        return self._encode(self.writer.tool_results(results, calls, ended))
 
     def user(self, text: str, *, ended: bool = True) -> list[int]:
         """A message of the user after a turn of the assistant, such as an error to correct."""
-        return self._encode([*self._closing(ended), *self._message("user", text), *self._opening("assistant")])
+        return self._encode(self.writer.user(text, ended))
 
     def assistant(self, text: str) -> list[int]:
         """The ids that a model would have sampled for `text`, with the end token; for supervised data."""
-        return self._encode([("text", text), ("control", self.markup.end)])
+        return self._encode(self.writer.assistant(text))
 
     def messages(self, ids: Sequence[int]) -> list[tuple[str, str]]:
         """The role and text of each message in a part of a prompt. Text outside of messages has no role."""
-        openings = {self._control[token]: token for token, _ in self.markup.roles.values()}
-        parts: list[tuple[str, list[int]]] = [("", [])]
+        parts = self._decode(ids)
+        found: list[tuple[str, str]] = []
+        at = 0
+        while at < len(parts):
+            role, text, at = self._message_at(parts, at)
+            if text:
+                found.append((role, text))
+        return found
+
+    def _message_at(self, parts: Sequence[Part], at: int) -> tuple[str, str, int]:
+        """The message that begins here, and where the next one does."""
+        if (begun := self._begun(parts, at)) is None:
+            kind, text = parts[at]
+            return "", text if kind == "text" else "", at + 1
+        role, text, at = begun
+        # A turn of the assistant has the control tokens that the model wrote.
+        while role == "assistant" and at < len(parts) and parts[at][1] not in self.writer.stops:
+            if self._begun(parts, at) is not None:
+                break
+            text, at = text + parts[at][1], at + 1
+        return role, text, at
+
+    def _begun(self, parts: Sequence[Part], at: int) -> tuple[str, str, int] | None:
+        """Role and first text of a message whose opening is here, and what follows; None if none is."""
+        for role, opening in self._openings:
+            if (found := _follows(parts, at, opening)) is not None:
+                return role, *found
+        return None
+
+    @cached_property
+    def _openings(self) -> list[tuple[str, Sequence[Part]]]:
+        """The longest first, for one may begin like another."""
+        return sorted(self.writer.openings, key=lambda item: -sum(len(text) + 1 for _, text in item[1]))
+
+    def _decode(self, ids: Sequence[int]) -> list[Part]:
+        names = {self.tokenizer.control(name): name for name in self.tokenizer.control_tokens()}
+        parts: list[Part] = []
+        texts: list[int] = []
         for token in ids:
-            if token == self._control[self.markup.end]:
-                parts.append(("", []))
-            elif token in openings:
-                parts.append((openings[token], []))
-            else:
-                parts[-1][1].append(token)
-        return [self._role_and_text(opening, self.tokenizer.decode(inside)) for opening, inside in parts if inside]
-
-    def _role_and_text(self, opening: str, text: str) -> tuple[str, str]:
-        for role, (token, begin) in self.markup.roles.items():
-            if token == opening and text.startswith(begin):
-                return role, text.removeprefix(begin)
-        return "", text
-
-    def _closing(self, ended: bool) -> list[Part]:
-        closing: list[Part] = [] if ended else [("control", self.markup.end)]
-        return [*closing, ("text", self.markup.after_end)]
-
-    def _opening(self, role: str) -> list[Part]:
-        token, text = self.markup.roles[role]
-        return [("control", token), ("text", text)]
-
-    def _message(self, role: str, text: str) -> list[Part]:
-        return [
-            *self._opening(role),
-            ("text", text),
-            ("control", self.markup.end),
-            ("text", self.markup.after_end),
-        ]
-
-    def _render_tools(self, tools: Sequence[ToolSpec]) -> str:
-        if not tools:
-            return ""
-        if not self.markup.json_tools:
-            return "\n".join(tool.signature for tool in tools)
-        functions = (
-            {"name": tool.name, "description": tool.description, "parameters": tool.schema or {"type": "object"}}
-            for tool in tools
-        )
-        lines = "\n".join(json.dumps({"type": "function", "function": one}, ensure_ascii=False) for one in functions)
-        return "\n" + _HERMES.format(tools=lines)
+            if token not in names:
+                texts.append(token)
+                continue
+            if texts:
+                parts.append(("text", self.tokenizer.decode(texts)))
+            texts = []
+            parts.append(("control", names[token]))
+        return [*parts, ("text", self.tokenizer.decode(texts))] if texts else parts
 
     def _encode(self, parts: Sequence[Part]) -> list[int]:
         """Joins neighboring texts first, because a model's own template tokenizes a message as a whole."""
@@ -179,21 +162,29 @@ class Template:
                 text += value
                 continue
             ids += self.tokenizer.encode(text) if text else []
-            ids.append(self._control[value])
+            ids.append(self.tokenizer.control(value))
             text = ""
         return ids + (self.tokenizer.encode(text) if text else [])
 
 
-def _markup_of(tokenizer: Tokenizer) -> Markup:
-    for markup in MARKUPS:
-        if all(tokenizer.find(token) is not None for token in _control_tokens(markup)):
-            return markup
-    known = "; ".join(f"{markup.name}: {', '.join(_control_tokens(markup))}" for markup in MARKUPS)
-    raise ConfigError(
-        "The tokenizer lacks the control tokens of every known chat template.",
-        hint=f"Known are {known}. Take a chat model with one of them, such as Qwen.",
-    )
+def _follows(parts: Sequence[Part], at: int, opening: Sequence[Part]) -> tuple[str, int] | None:
+    """The text after this opening, and the place after it; None if the parts do not begin with the opening."""
+    *before, last = opening
+    if len(parts) - at < len(before) or not all(map(_matches, parts[at:], before)):
+        return None
+    at += len(before)
+    if last[0] == "control":
+        if at >= len(parts) or parts[at] != last:
+            return None
+        at, last = at + 1, ("text", "")
+    if at < len(parts) and parts[at][0] == "text":
+        text = parts[at][1]
+        return (text.removeprefix(last[1]), at + 1) if text.startswith(last[1]) else None
+    return ("", at) if not last[1] else None
 
 
-def _control_tokens(markup: Markup) -> list[str]:
-    return sorted({markup.end, *(token for token, _ in markup.roles.values())})
+def _matches(part: Part, pattern: Part) -> bool:
+    begin, any_text, end = pattern[1].partition(ANY)
+    if not any_text:
+        return part == pattern
+    return part[0] == pattern[0] and part[1].startswith(begin) and part[1].endswith(end)

@@ -54,6 +54,11 @@ class Tokenizer:
         found = self._inner.token_to_id(token)
         return None if found is None else int(found)
 
+    def control_tokens(self) -> tuple[str, ...]:
+        """The names of all special tokens: those that text never becomes."""
+        added = self._inner.get_added_tokens_decoder().values()
+        return tuple(token.content for token in added if token.special and token.content)
+
     def control(self, token: str) -> int:
         """The id of a control token. Raises ConfigError if this tokenizer has no such token."""
         found = self.find(token)

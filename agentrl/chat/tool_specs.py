@@ -30,6 +30,12 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
         """`lookup(item)`: the short form in prompts of small models."""
         return f"{self.name}({', '.join(self.arguments)})"
 
+    @property
+    def function(self) -> dict[str, Any]:
+        """As chat APIs and chat templates have it."""
+        inside = {"name": self.name, "description": self.description, "parameters": self.schema or {"type": "object"}}
+        return {"type": "function", "function": inside}
+
     def wants_text(self, argument: str) -> bool:
         """Whether the schema declares this argument as a string."""
         properties = self.schema.get("properties")

@@ -68,6 +68,9 @@ class Model(Section):
     file."""
     build: Literal["", "tiny"] = ""
     """`tiny` builds a model of half a million parameters with a tokenizer of its own, for two processor cores."""
+    template: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the model's own chat template, such as `enable_thinking: false` or `reasoning_effort: low`. `date`
+    is what it gets as today; without it, 2025-01-01."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Model:

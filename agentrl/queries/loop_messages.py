@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 
 from agentrl.chat.template import Template
@@ -58,9 +59,14 @@ def _messages(template: Template, ids: Sequence[int], known: Sequence[str]) -> l
 
 
 def _without_results(template: Template, role: str, text: str, known: Sequence[str]) -> tuple[str, str]:
-    before, after = template.markup.tool_wrap
+    before, after = template.writer.tool_wrap
     if not before:
-        return role, "" if role == "tool" and text in known else text.strip()
+        return role, "" if role in ("", "tool") and _is_result(text, known) else text.strip()
     for result in known:
         text = text.replace(f"{before}{result}{after}", "", 1)
     return role, text.strip()
+
+
+def _is_result(text: str, known: Sequence[str]) -> bool:
+    """Some templates write a result as JSON, or within an object."""
+    return text in known or any(json.dumps(result, ensure_ascii=False) in text for result in known)

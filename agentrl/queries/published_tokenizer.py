@@ -32,8 +32,8 @@ class PublishedTokenizer:
         """Its chat template. None if no tokenizer can be read, or if it has no known markup."""
         if self._template is None:
             try:
-                found = await self.tokenizer()
-                self._template = Template(found) if found else None
+                if (newest := await publications.newest(self._database)) is not None:
+                    self._template = await asyncio.to_thread(Template.of, self._run_dir / newest.path)
             except ConfigError:
                 return None
         return self._template

@@ -6,12 +6,12 @@ Invariant: they are those of the publications that engines serve; all publicatio
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from agentrl.chat import template_comparison
+from agentrl.chat import prefix_check
 from agentrl.chat.template import Template
-from agentrl.chat.tokenizer import Tokenizer
 from agentrl.errors import ConfigError
 from agentrl.store import publications
 from agentrl.store.database import Database
@@ -21,22 +21,22 @@ class ChatFormat(NamedTuple):
     template: Template
     vocabulary: int
     """Ids that the model can sample; more than the tokenizer's if its matrices are padded."""
-    difference: str
-    """Where the model's own chat template writes otherwise, as a sentence; empty if it does not."""
+    rewrites: str
+    """Where the model's own chat template rewrites earlier turns, as a sentence; empty if it does not."""
 
 
-async def published(database: Database, run_dir: Path) -> ChatFormat | None:
+async def published(database: Database, run_dir: Path, variables: Mapping[str, Any]) -> ChatFormat | None:
     """Of the newest publication; None while there is none."""
     newest = await publications.newest(database)
-    return None if newest is None else read(run_dir / newest.path)
+    return None if newest is None else read(run_dir / newest.path, variables)
 
 
-def read(directory: Path) -> ChatFormat:
+def read(directory: Path, variables: Mapping[str, Any] | None = None) -> ChatFormat:
+    """`variables` are those of the chat template."""
     try:
         described = json.loads((directory / "config.json").read_bytes())
         declared = int(described.get("vocab_size") or 0)
     except (OSError, ValueError, AttributeError, TypeError) as broken:
         raise ConfigError(f"The model in {directory} has no config.json that can be read: {broken}.") from broken
-    tokenizer = Tokenizer(directory)
-    template = Template(tokenizer)
-    return ChatFormat(template, max(declared, tokenizer.size), template_comparison.difference(template, directory))
+    template = Template.of(directory, variables)
+    return ChatFormat(template, max(declared, template.tokenizer.size), prefix_check.sentence(template.rewrites()))

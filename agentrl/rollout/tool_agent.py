@@ -35,7 +35,9 @@ class ToolAgent(AgentLoop):
             ids = [
                 *ids,
                 *reply.ids,
-                *episode.template.tool_results([*results, *reply.parsed.errors], ended=reply.ended),
+                *episode.template.tool_results(
+                    [*results, *reply.parsed.errors], calls=reply.parsed.calls, ended=reply.ended
+                ),
             ]
 
     def _end_if_hopeless(self, episode: Episode, reply: Reply) -> None:

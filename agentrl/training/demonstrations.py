@@ -5,13 +5,13 @@ Invariant: the ids of a demonstration are those of an episode with the same text
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from agentrl.chat.template import Template
-from agentrl.chat.tokenizer import Tokenizer
 from agentrl.store.demonstrations import Demonstration, Message, Role
 from agentrl.tokens.spans import ROOT
 from agentrl.training.batch import Segment, Trajectory
@@ -55,9 +55,11 @@ def _runs(messages: Sequence[Message]) -> Iterator[tuple[Role, list[str], bool]]
             texts = []
 
 
-def tokenized(demonstrations: Sequence[Demonstration], model: Path) -> list[Trajectory]:
-    """All demonstrations in the tokens of a model."""
+def tokenized(
+    demonstrations: Sequence[Demonstration], model: Path, variables: Mapping[str, Any] | None = None
+) -> list[Trajectory]:
+    """All demonstrations in the tokens of a model. `variables` are those of its chat template."""
     if not demonstrations:
         return []
-    template = Template(Tokenizer(model))
+    template = Template.of(model, variables)
     return [trajectory_of(one, template, f"demonstration {number}") for number, one in enumerate(demonstrations)]

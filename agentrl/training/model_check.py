@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.chat.template import Template
-from agentrl.chat.tokenizer import Tokenizer
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.architecture import parse_architecture
 from agentrl.errors import ConfigError
@@ -43,7 +42,7 @@ def refuse_model(config: RunConfig) -> None:
             parse_architecture((directory / "config.json").read_bytes(), directory / "config.json")
         except ConfigError as wrong:
             raise ConfigError(wrong.message, hint="`engines: {kind: sglang}` runs other models, on GPUs.") from None
-    Template(Tokenizer(directory))
+    Template.of(directory, config.model.template)
 
 
 def trainable(kind: str) -> None:

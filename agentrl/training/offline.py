@@ -105,7 +105,7 @@ def train_supervised(config: RunConfig, *, out: Path | None, on_step: OnStep) ->
     resumes = (target / PROGRESS_FILE).is_file()
     begin = target if resumes else initial_model.model_directory(config, Path(config.dir), demonstrations)
     learner, progress = _learner(config, begin)
-    shown = tokenized(demonstrations, begin)
+    shown = tokenized(demonstrations, begin, config.model.template if config.model else {})
     size = min(training.batch, len(shown))
     last = training.steps or math.ceil(len(shown) / size)
     order = warmup.order(len(shown), training.random, skip=progress.step * size)

@@ -113,7 +113,8 @@ async def take_over(
     model = await asyncio.to_thread(initial_model.model_directory, config, run_dir, demonstrations)
     source = run_dir / chosen.path if chosen else model
     learner = await asyncio.to_thread(Learner, source, settings_of(config), on_progress=on_progress)
-    trajectories = await asyncio.to_thread(tokenized, demonstrations, source)
+    variables = config.model.template if config.model is not None else {}
+    trajectories = await asyncio.to_thread(tokenized, demonstrations, source, variables)
     warmed_up = False
     if chosen is None:
         warmed_up = await asyncio.to_thread(_warm_up, learner, config, trajectories, report)

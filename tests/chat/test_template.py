@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from agentrl.chat.template import CHATML, Template
-from agentrl.chat.template_comparison import difference
+from agentrl.chat.markups import CHATML
+from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Tokenizer
 from agentrl.chat.tokenizer_training import CONTROL_TOKENS, TAGS, build_tokenizer
 from agentrl.chat.tool_specs import ToolSpec
@@ -101,7 +99,7 @@ def test_a_tool_result_cannot_end_its_message(tokenizer: Tokenizer) -> None:
 
 def test_chatml_is_found_by_its_tokens_and_written_as_its_models_know_it(chatml: Tokenizer) -> None:
     template = Template(chatml)
-    assert template.markup is CHATML
+    assert template.writer is CHATML
     ids = template.first("Sell.", SHOP, "What?") + template.assistant("Hm.") + template.tool_results(["3", "4"])
     text = chatml.decode(ids)
     assert text.startswith("<|im_start|>system\nSell.\n\n# Tools\n")
@@ -113,52 +111,10 @@ def test_chatml_is_found_by_its_tokens_and_written_as_its_models_know_it(chatml:
     )
 
 
-QWEN = """{%- if tools %}
-    {{- '<|im_start|>system\\n' + messages[0].content + '\\n\\n' }}
-    {{- "# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\n" }}
-    {{- "You are provided with function signatures within <tools></tools> XML tags:\\n<tools>" }}
-    {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
-    {{- "\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within " }}
-    {{- "<tool_call></tool_call> XML tags:\\n<tool_call>\\n" }}
-    {{- '{\"name\": <function-name>, \"arguments\": <args-json-object>}\\n</tool_call><|im_end|>\\n' }}
-{%- else %}
-    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages[1:] %}
-    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}"""
-
-
-def test_a_template_that_agrees_or_is_missing_is_not_reported(chatml: Tokenizer, tmp_path: Path) -> None:
-    assert difference(Template(chatml), tmp_path) == ""
-    (tmp_path / "chat_template.jinja").write_text(QWEN)
-    assert difference(Template(chatml), tmp_path) == ""
-
-
-@pytest.mark.parametrize(
-    ("own", "says"),
-    [
-        ("{{ bos_token }}" + QWEN, r"writes a conversation differently from chatml, .* '<s><\|im_start\|>"),
-        (QWEN.replace("# Tools", "# Functions"), "writes a conversation with tools differently"),
-        (QWEN + "<think>", r"<think>' there, "),
-        ("{{ raise_exception('no tools') }}", "cannot be rendered: ValueError: no tools"),
-        ("{% if %}", "cannot be rendered: TemplateSyntaxError"),
-    ],
-    ids=["beginning", "tools", "end", "refuses", "broken"],
-)
-def test_a_template_that_differs_is_reported(chatml: Tokenizer, tmp_path: Path, own: str, says: str) -> None:
-    described = {"chat_template": [{"name": "default", "template": own}], "bos_token": {"content": "<s>"}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(described))
-    assert re.search(says, difference(Template(chatml), tmp_path))
-
-
 def test_a_tokenizer_of_an_unknown_family_is_refused(tmp_path: Path) -> None:
     built = tokenizers.Tokenizer(tokenizers.models.BPE())
     built.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ConfigError, match="every known chat template"):
+    with pytest.raises(ConfigError, match="the control tokens of every known one"):
         Template(Tokenizer(tmp_path))
 
 

@@ -287,7 +287,7 @@ def test_warm_up_that_cannot_be_read_is_an_error_with_its_place(shell: Shell) ->
         (
             {"config.json": QWEN3.replace("qwen3", "llama"), "tokenizer.json": PLAIN_TOKENIZER, **WEIGHTS},
             "sglang",
-            "The tokenizer lacks the control tokens of every known chat template.",
+            "The model has no chat template, and the tokenizer lacks the control tokens of every known one.",
         ),
     ],
 )

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.chat.template import CHATML, COMPACT, Markup, Template
+from agentrl.chat.markups import CHATML, COMPACT, Markup
+from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Tokenizer
 from agentrl.chat.tokenizer_training import build_tokenizer
 from agentrl.queries import loop_messages
@@ -24,7 +25,7 @@ def template(request: pytest.FixtureRequest, tmp_path: Path) -> Template:
         text = file.read_text().replace("<|end|>", "<|im_end|>").replace("<|user|>", "<|im_start|>")
         file.write_text(text)
     found = Template(Tokenizer(file))
-    assert found.markup is markup
+    assert found.writer is markup
     return found
 
 

@@ -1,0 +1,258 @@
+"""Writes conversations with the chat template that comes with a model.
+
+A template renders whole conversations; an episode needs the tokens that each turn adds. They are what the template
+writes after the assistant's turn in a small conversation of the same shape.
+
+Invariants:
+- What is added never depends on what the assistant wrote: sampled ids stay as they are.
+- A role or a list of tools that the template refuses or leaves out is written as text of a message that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from agentrl.chat.jinja_rendering import ANY, Message, Part, RefusedError, Rendering, after, merged
+from agentrl.chat.markups import hermes_tools
+from agentrl.chat.tool_call_parsers import Call
+from agentrl.chat.tool_specs import ToolSpec
+
+_QUESTION: Message = {"role": "user", "content": "Question"}
+_ANSWER = "Answer"
+_TOOL = ToolSpec(name="look_it_up", description="Looks it up.", schema={"type": "object", "properties": {}})
+_ARGUMENT = "Argument"
+_CALL = Call(_TOOL.name, {"key": _ARGUMENT})
+_WRAP = ("<tool_response>\n", "\n</tool_response>")
+"""Around results for a template without messages of tools."""
+
+
+class OwnTemplate:
+    """A `template.Writer`."""
+
+    def __init__(self, rendering: Rendering, ends: Sequence[str] = ()) -> None:
+        """`ends`: control tokens at which the model's own configuration stops. Raises RefusedError for a template
+        that cannot write a question and an answer."""
+        self._rendering = rendering
+        self._opened = rendering.parts([_QUESTION], opening=True)
+        self._plain = self._through_stop([_QUESTION, said(_ANSWER)])
+        self.has_system = self._shows("Instructions", [{"role": "system", "content": "Instructions"}, _QUESTION])
+        self.has_tools = self._shows(_TOOL.name, [_QUESTION], [_TOOL])
+        self.has_results = self._has_results()
+        stops = [self._plain[-1][1], *([self._called([_CALL])[-1][1]] if self.has_results else []), *ends]
+        self.stops = tuple(dict.fromkeys(stops))
+
+    # ---- what an episode adds ----
+
+    def first(
+        self, system: str, tools: Sequence[ToolSpec], query: str, earlier: Sequence[tuple[str, str]]
+    ) -> list[Part]:
+        return self.whole(system, tools, [*(_message(role, text) for role, text in earlier), _message("user", query)])
+
+    def whole(self, system: str, tools: Sequence[ToolSpec], messages: Sequence[Message]) -> list[Part]:
+        """The prompt of a conversation, as the template writes it now: it may leave out thoughts of earlier turns."""
+        if tools and not self.has_tools:
+            system = f"{system}\n\n{hermes_tools(tools)}".strip()
+        listed = list(messages)
+        if system and self.has_system:
+            listed.insert(0, _message("system", system))
+        elif system:
+            at = next(place for place, one in enumerate(listed) if one["role"] == "user")
+            listed[at] = _message("user", f"{system}\n\n{listed[at]['content']}")
+        if not self.has_results:
+            listed = _without_tool_role(listed)
+        return self._rendering.parts(listed, self._functions(tools), opening=True)
+
+    def tool_results(self, results: Sequence[str], calls: Sequence[Call], ended: bool) -> list[Part]:
+        if not self.has_results:
+            return self.user("\n".join(f"{_WRAP[0]}{result}{_WRAP[1]}" for result in results), ended)
+        known = [Call(one.name, _CALL.arguments) for one in calls[: len(results)]]
+        known += [Call("unknown", _CALL.arguments)] * (len(results) - len(known))
+        pairs = zip(results, known, strict=True)
+        messages = [answered(result, call, number) for number, (result, call) in enumerate(pairs)]
+        try:
+            spoken, before = said("", known), self._called(known)
+        except RefusedError:  # some templates allow one call in a turn, and any number of results
+            spoken, before = said("", known[:1]), self._called(known[:1])
+        return self._added(before, [_QUESTION, spoken, *messages], _ARGUMENT, ended)
+
+    def user(self, text: str, ended: bool) -> list[Part]:
+        return self._added(self._plain, [_QUESTION, said(_ANSWER), _message("user", text)], _ANSWER, ended)
+
+    def sampled(self, text: str, calls: Sequence[Call] = ()) -> list[Part]:
+        """What a model would have sampled that writes as the template does."""
+        through = self._through_stop([_QUESTION, said(text, calls)])
+        turn = after(through, self._opened)
+        if turn is not None and text.strip() in "".join(part for _, part in turn):
+            return turn
+        # The template would change or leave out what a model wrote, such as its thoughts.
+        return merged([("text", text), *(self.sampled("", calls) if calls else through[-1:])])
+
+    def assistant(self, text: str) -> list[Part]:
+        """A text with the control tokens of a call is written as it is: it is what a model samples."""
+        parts = list(self._rendering.split(text))
+        written = {token for kind, token in parts if kind == "control"}
+        if written and written <= self._writable:
+            called = self.has_results and not written.isdisjoint(_controls(self._call_turn))
+            return [*parts, ("control", self._called([_CALL])[-1][1] if called else self.stops[0])]
+        return self.sampled(text)
+
+    # ---- how to read it back ----
+
+    @cached_property
+    def openings(self) -> list[tuple[str, list[Part]]]:
+        question = str(_QUESTION["content"])
+        found = [
+            ("user", _until(self.user("Text", True), "Text")),
+            ("assistant", _opening_after(self._opened, question)),
+        ]
+        if self.has_results:
+            result = self.tool_results(["Text"], [_CALL], True)
+            opening = [(kind, text.replace(_CALL.name, ANY)) for kind, text in _until(result, "Text")]
+            found += [("tool", opening), ("assistant", _opening_after(result, "Text"))]
+        if self.has_system:
+            listed = [{"role": "system", "content": "Text"}, _QUESTION]
+            opening = _until(self._rendering.parts(listed), "Text", begins=True)
+            # Some templates write instructions into the first message of the user.
+            if opening != _until(self._opened, question, begins=True):
+                found.append(("system", opening))
+        return found
+
+    @cached_property
+    def tool_wrap(self) -> tuple[str, str]:
+        """Empty unless both results are in one piece of text."""
+        if not self.has_results:
+            return _WRAP
+        for kind, text in self.tool_results(["First", "Second"], [_CALL, _CALL], True):
+            if kind == "text" and "First" in text and "Second" in text:
+                begin, between, _ = text.replace("Second", "First").split("First", 2)
+                cut = next(cut for cut in range(len(between) + 1) if begin.endswith(between[cut:]))
+                return between[cut:], between[:cut]
+        return "", ""
+
+    # ---- parts of small conversations ----
+
+    def _added(self, before: Sequence[Part], messages: Sequence[Message], spoken: str, ended: bool) -> list[Part]:
+        """What follows the assistant's turn, which has the text `spoken`, up to the next opening."""
+        parts = self._rendering.parts(messages, opening=True)
+        stop = before[-1]
+        left = after(parts, before)
+        if left is None:  # the template writes the turn in another way once something follows it
+            tail = _from(parts, spoken)
+            if not tail:
+                raise RefusedError("The model's chat template leaves out the turn that another message follows.")
+            at = tail.index(stop) if stop in tail else 0
+            stop, left = tail[at], tail[at + 1 :]
+        return left if ended else [stop, *left]
+
+    def _called(self, calls: Sequence[Call]) -> list[Part]:
+        return self._through_stop([_QUESTION, said("", calls)])
+
+    def _through_stop(self, messages: Sequence[Message]) -> list[Part]:
+        """Through the last control token, which ends the turn of the assistant."""
+        parts = self._rendering.parts(messages)
+        ends = [place for place, (kind, _) in enumerate(parts) if kind == "control"]
+        if len(ends) <= len([kind for kind, _ in self._opened if kind == "control"]):
+            raise RefusedError("The model's chat template ends a turn of the assistant with no control token.")
+        return parts[: ends[-1] + 1]
+
+    @cached_property
+    def _call_turn(self) -> list[Part]:
+        """A call as the model writes it."""
+        called = self._called([_CALL])
+        turn = after(called, self._opened)
+        return called[len(self._opened) :] if turn is None else turn
+
+    @cached_property
+    def _writable(self) -> frozenset[str]:
+        """Control tokens that the assistant writes within its turn."""
+        turns = [after(self._plain, self._opened) or [], self._call_turn if self.has_results else []]
+        opening = _controls(_opening_after(self._opened, str(_QUESTION["content"])))
+        return frozenset(opening.union(*map(_controls, turns)) - set(self.stops))
+
+    def _functions(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+        return [tool.function for tool in tools] if self.has_tools else []
+
+    def _shows(self, text: str, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> bool:
+        try:
+            parts = self._rendering.parts(messages, [tool.function for tool in tools], opening=True)
+        except RefusedError:
+            return False
+        return any(text in part for _, part in parts)
+
+    def _has_results(self) -> bool:
+        messages = [_QUESTION, said("", [_CALL]), answered("Found", _CALL)]
+        try:
+            left = self._added(self._called([_CALL]), messages, _ARGUMENT, ended=True)
+        except RefusedError:
+            return False
+        return any("Found" in text for _, text in left)
+
+
+def _message(role: str, text: str) -> Message:
+    return {"role": role, "content": text}
+
+
+def said(text: str, calls: Sequence[Call] = ()) -> Message:
+    """A message of the assistant."""
+    listed = [
+        {"type": "function", "id": _id(number), "function": {"name": call.name, "arguments": call.arguments}}
+        for number, call in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": text, **({"tool_calls": listed} if listed else {})}
+
+
+def answered(text: str, call: Call, number: int = 0) -> Message:
+    """A message of a tool; `number` is the place of its call within the turn."""
+    return {"role": "tool", "name": call.name, "tool_call_id": _id(number), "content": text}
+
+
+def _id(number: int) -> str:
+    """Nine characters, which templates of Mistral require."""
+    return f"{number:09d}"
+
+
+def _without_tool_role(messages: Sequence[Message]) -> list[Message]:
+    """Results of tools as messages of the user, neighbors joined."""
+    made: list[Message] = []
+    for one in messages:
+        if one["role"] != "tool":
+            made.append({name: value for name, value in one.items() if name != "tool_calls"})
+            continue
+        text = f"{_WRAP[0]}{one['content']}{_WRAP[1]}"
+        if made and made[-1].get("results"):
+            made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n{text}"}
+        else:
+            made.append({"role": "user", "content": text, "results": True})
+    return made
+
+
+def _controls(parts: Sequence[Part]) -> set[str]:
+    return {text for kind, text in parts if kind == "control"}
+
+
+def _until(parts: Sequence[Part], text: str, *, begins: bool = False) -> list[Part]:
+    """How the message with this text begins. `begins`: it is the first message; otherwise text before its first
+    control token belongs to the message before."""
+    place = next(place for place, (kind, part) in enumerate(parts) if kind == "text" and text in part)
+    opening = [*parts[:place], ("text", parts[place][1].partition(text)[0])]
+    if not begins and len(opening) > 1 and opening[0][0] == "text":
+        opening = opening[1:]
+    return merged(opening) or [("text", "")]
+
+
+def _from(parts: Sequence[Part], text: str) -> list[Part]:
+    """What follows the text, from the next control token on."""
+    place = next((place for place, (kind, part) in enumerate(parts) if kind == "text" and text in part), len(parts))
+    return list(parts[place + 1 :])
+
+
+def _opening_after(parts: Sequence[Part], text: str) -> list[Part]:
+    """How the assistant's turn begins behind the message with this text."""
+    tail = _from(parts, text)
+    # The first control token ends that message; where it is the only one, it opens the answer too.
+    more = tail[1:]
+    while more and more[0][0] == "text":
+        more = more[1:]
+    return more or tail
