@@ -50,20 +50,25 @@ async def list_steps(
 async def show_step(
     cli: Cli, step: Annotated[str, typer.Argument(metavar="STEP", help="Its id; `agentrl steps list` has them.")]
 ) -> ExitCode:
-    """Show a step with its metrics and the records that it trained."""
+    """Show a step with its metrics, the terms of its loss, and the records that it trained."""
     return await records.show_with_records(cli, "show_step", step, _show_step)
 
 
 def _show_step(cli: Cli, story: Story) -> None:
     from agentrl.cli import output
     from agentrl.formatting.amounts import counted
+    from agentrl.telemetry import loss_terms
 
     step = story.document
     reason = f" ({step['reason']})" if step.get("reason") else ""
     output.say(f"{step['id']} is {step['status']}{reason}, from version {step['base_version']}")
     tasks, records = counted(len(step["tasks"]), "tasks"), counted(len(step["records"]), "records")
     output.say(f"  {tasks}, {len(step['filtered'])} without signal, {records}")
-    _show_metrics(step["metrics"])
+    if terms := loss_terms.in_words(step["metrics"]):
+        output.say("  terms of the loss, with the share of tokens that each touched:")
+        for term in terms:
+            output.say(f"    {term}")
+    _show_metrics({name: value for name, value in step["metrics"].items() if not loss_terms.is_term(name)})
 
 
 def _show_metrics(metrics: Mapping[str, object]) -> None:

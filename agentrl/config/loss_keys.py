@@ -6,12 +6,21 @@ so that a knob cannot bring about what the file must not say.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.config.field_types import SCIENTIFIC_STEP, Flag, Least, Number, Section, Share, named
-from agentrl.policies.loss_settings import Aggregation, Counted, RatioAgainst
+from agentrl.policies.loss_settings import (
+    DEFAULTS_BY_NAME,
+    Aggregation,
+    Counted,
+    RatioAgainst,
+    ReferenceIn,
+    WeightBy,
+)
+
+_Interval = Annotated[tuple[Number, ...], Field(max_length=2)]
 
 
 class DecaySettings(Section):
@@ -31,27 +40,67 @@ class DecaySettings(Section):
     """Every version counts as very old."""
 
 
+class MaskSettings(Section):
+    """Intervals and limits of the quotient of the policy at the start of the step and the one that sampled."""
+
+    token: _Interval = ()
+    """The interval [LOW, HIGH] of a token's quotient; tokens outside add nothing. Empty: no mask."""
+    sequence: _Interval = ()
+    """The same for the product over a record; the whole record adds nothing."""
+    geometric: _Interval = ()
+    """The same for the geometric mean over a record."""
+    k2: Least = 0.0
+    """The highest mean of half the squared log-quotient of a record; 0: no limit."""
+    k3: Least = 0.0
+    """The highest k3 estimate of a record; 0: no limit."""
+
+
 class LossKeys(Section):
     """The loss."""
 
-    loss: Literal["grpo", "sft"] = "grpo"
-    """`grpo`: the policy loss. `sft`: cross-entropy on demonstrations, as a job of `agentrl train`."""
+    loss: Literal["grpo", "gspo", "cispo", "minirl", "ce-grpo", "sft"] = "grpo"
+    """The form of the policy loss: `grpo`, `gspo`, `cispo`, `minirl` or `ce-grpo`; each has defaults of its own. `sft`:
+    cross-entropy on demonstrations, as a job of `agentrl train`."""
     clip_low: Annotated[Share, SCIENTIFIC_STEP] = 0.2
     """How far the ratio may fall before its gradient is cut."""
     clip_high: Annotated[Share, SCIENTIFIC_STEP] = 0.28
     """How far the ratio may rise before its gradient is cut."""
     dual_clip: Least = 0.0
-    """The limit of the ratio for negative advantages; 0: no limit."""
+    """With `grpo`: the limit of the ratio for negative advantages; 0: no limit."""
+    ratio_cap: Least = 0.0
+    """With `cispo` and `minirl`: the highest ratio that weighs a token; 0: 5 with these, none with others."""
+    kept_below: Share = 0.0
+    """With `ce-grpo`: the share of the gradient that stays below the clip."""
+    kept_above: Share = 0.0
+    """With `ce-grpo`: the share of the gradient that stays above the clip."""
     ratio: RatioAgainst = "bypass"
     """`bypass`: relative to the policy that sampled. `decoupled`: relative to the policy at the start of the step."""
     weight_cap: Least = 0.0
     """With `decoupled`: the highest weight of a pair (policy at the start over sampling policy); 0: no weights."""
+    weight_by: WeightBy = "token"
+    """What a weight is of: a `token`, or the whole `sequence` of a record's trained tokens."""
+    weight_normalised: Flag = False
+    """Weights are divided by their mean over an optimizer step."""
+    masks: MaskSettings = MaskSettings()
+    """Which tokens add nothing, by the same quotient as the weights."""
     reference: Literal["none", "initial"] = "none"
     """`initial`: every step measures the distance of the policy from the initial weights (`kl_reference`)."""
     reference_weight: Least = 0.0
-    """With a reference: the weight of the distance in the loss; 0: it is only measured."""
+    """With a reference: the weight of the distance; 0: it is only measured."""
+    reference_in: ReferenceIn = "loss"
+    """Where the distance counts: in the `loss` (k2), there by another estimate (`loss-k3`), or as a part of the score
+    (`reward`, k1)."""
     aggregation: Aggregation = "token-mean"
     """The weight of a token: `token-mean`, `record-mean`, `record-sum`, or `dr-grpo` (a sum over records of
     `sampling.context` tokens each)."""
     denominator: Counted = "all"
-    """With `token-mean`: whether tokens that the bounds of `decay` exclude count (`all`) or not (`kept`)."""
+    """With `token-mean`: whether tokens that `masks` or the bounds of `decay` exclude count (`all`) or not (`kept`)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_form(cls, value: Any) -> Any:
+        """Each form has clips and a mean of its own: those of grpo would never act, or act on everything."""
+        if not isinstance(value, dict):
+            return value
+        form = value.get("loss")
+        return {**DEFAULTS_BY_NAME.get(form, {}), **value} if isinstance(form, str) else value

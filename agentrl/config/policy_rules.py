@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Literal
 
 from agentrl.config.data_plane import DataPlane, Environment, Problem
-from agentrl.config.loss_keys import DecaySettings
+from agentrl.config.loss_keys import DecaySettings, MaskSettings
 from agentrl.config.training import Training
 from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay, Freshness, Strategy
 from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.learning_rates import Schedule
-from agentrl.policies.loss_settings import PolicyLoss
+from agentrl.policies.loss_settings import Interval, Masks, PolicyLoss
 
 _ESTIMATORS: Mapping[str, Literal["grpo", "leave_one_out"]] = {"grpo": "grpo", "leave-one-out": "leave_one_out"}
 
@@ -79,17 +79,45 @@ def decay(settings: DecaySettings) -> Decay:
 def policy_loss(training: Training, *, longest: int, with_decay: Decay | None = None) -> PolicyLoss:
     """Raises ConfigError if the settings contradict each other. `longest`: the most tokens of a record."""
     return PolicyLoss(
+        kind="grpo" if training.loss == "sft" else training.loss,
         clip_low=float(training.clip_low),
         clip_high=float(training.clip_high),
         dual_clip=float(training.dual_clip) or None,
         ratio=training.ratio,
+        ratio_cap=float(training.ratio_cap) or None,
+        kept_below=float(training.kept_below),
+        kept_above=float(training.kept_above),
         weight_cap=float(training.weight_cap) or None,
+        weight_by=training.weight_by,
+        weight_normalised=training.weight_normalised,
+        masks=masks(training.masks),
         reference_weight=float(training.reference_weight),
+        reference_in=training.reference_in,
         decay=with_decay,
         aggregation=training.aggregation,
         longest=longest,
         denominator=training.denominator,
     )
+
+
+def masks(settings: MaskSettings) -> Masks:
+    """Raises ConfigError if an interval has one end, or does not contain 1."""
+    return Masks(
+        token=_interval("token", settings.token),
+        sequence=_interval("sequence", settings.sequence),
+        geometric=_interval("geometric", settings.geometric),
+        k2=float(settings.k2) or None,
+        k3=float(settings.k3) or None,
+    )
+
+
+def _interval(name: str, ends: tuple[float, ...]) -> Interval | None:
+    match ends:
+        case ():
+            return None
+        case (low, high):
+            return float(low), float(high)
+    raise ConfigError(f"masks.{name} must be two numbers, [LOW, HIGH].")
 
 
 def schedule(training: Training) -> Schedule:
@@ -105,7 +133,11 @@ def problems_of(config: DataPlane) -> Iterator[Problem]:
         ("training", "hard_bound"): lambda: freshness(config),
         ("training", "decay"): lambda: decay(config.training.decay),
         ("training", "schedule"): lambda: schedule(config.training),
-        ("training",): lambda: policy_loss(config.training, longest=config.sampling.context),
+        ("training",): lambda: policy_loss(
+            config.training,
+            longest=config.sampling.context,
+            with_decay=decay(config.training.decay) if freshness(config).decays else None,
+        ),
     }
     for place, make in checks.items():
         try:

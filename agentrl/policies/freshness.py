@@ -44,6 +44,11 @@ class Freshness:
         return any(rule.strategy == "wait" for rule in (self, *self.of_environments.values()))
 
     @property
+    def decays(self) -> bool:
+        """Whether bounds of ratios tighten with age in any environment."""
+        return any(rule.strategy == "decay" for rule in (self, *self.of_environments.values()))
+
+    @property
     def oldest(self) -> int:
         """The highest age that trains."""
         if self.strategy == "decay" and self.hard_bound is not None:

@@ -7,6 +7,7 @@ outside its band a metric means a fault (mismatch) or a policy far from the one 
 from __future__ import annotations
 
 from agentrl.telemetry.control_plane_metrics import Metric
+from agentrl.telemetry.loss_terms import TERMS
 
 REWARD = Metric("reward_mean", "", "Mean score of the groups of a step.")
 EVALUATION = Metric("evaluation", "", "Mean score of the last evaluation on held-out tasks.")
@@ -110,6 +111,7 @@ OF_STEPS = (
     ),
     *(TOOL_FAILURES_RISE, LENGTH, LENGTH_JUMP, EVALUATION_FALL, INFRASTRUCTURE, CUT_OFF),
     *(REWARD_LATELY, REWARD_LATELY_MARGIN),
+    *TERMS,
 )
 """Metrics of Step documents. The trainer also reports the newest ones in its row, so that recordings contain them."""
 OF_COLLAPSE = (

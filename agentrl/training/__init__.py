@@ -10,7 +10,7 @@
                                          the model, its attention over packed trees, log-probs of pairs
     activation_checkpoints, memory_limits
                                          what the backward pass computes again; smaller parts when memory is too small
-    losses, optimizers, step_metrics, learner
+    losses, corrections, optimizers, step_metrics, learner
                                          from log-probs to new weights
     weight_files, checkpoints, atomic_directories, disk_retention
                                          weights for engines and for the next life; what is removed again

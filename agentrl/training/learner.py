@@ -6,6 +6,8 @@ Invariants:
 - a batch with a loss or gradient that is not finite leaves weights and optimizer state exactly as they were, however
   many of its optimizer steps were made;
 - π_old is the policy before the first optimizer step;
+- what belongs to a whole record is computed before the first gradient of an optimizer step, because its pairs may be
+  spread over micro-batches;
 - nothing is random: the same batch after the same state gives the same bits on one thread.
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -25,9 +27,10 @@ from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
 
 from agentrl.policies.loss_settings import Aggregation, PolicyLoss
-from agentrl.training import activation_checkpoints, losses, memory_limits, step_metrics
+from agentrl.training import activation_checkpoints, corrections, losses, memory_limits, step_metrics
 from agentrl.training.activation_checkpoints import Recompute
 from agentrl.training.batch import Batch, Segment, Trajectory, split_by_groups
+from agentrl.training.corrections import MASK, Columns, Records
 from agentrl.training.losses import Denominator, PairFacts, Terms
 from agentrl.training.micro_batch import MicroBatch, collate
 from agentrl.training.optimizers import AdamW, Kind, OptimizerSet, make_optimizers
@@ -81,6 +84,8 @@ class _Facts(NamedTuple):
     advantages: Tensor
     decays: Tensor
     """Whether the bounds of a record's ratios tighten with age."""
+    groups: Tensor
+    """The number of each record's group."""
     pairs_of_record: Tensor
     whole: Denominator
     versions: Tensor
@@ -96,8 +101,8 @@ class _Part(NamedTuple):
     facts: _Facts
     micros: list[list[Row]]
     """Rows of one forward pass. They become tensors when their turn comes, because all of them fill no device."""
-    proximal: list[Tensor | None]
-    reference: list[Tensor | None]
+    columns: Columns
+    """Of their pairs: log-probs of other policies, weights, masks."""
     packed_tokens: int
 
 
@@ -127,6 +132,8 @@ class Learner:
         self._companions = read_companions(directory)
         self.accelerator = Accelerator(mixed_precision="bf16" if settings.precision == "bfloat16" else "no")
         self._on_progress = on_progress
+        self._warned = False
+        """Once is enough for a gap between engine and trainer that lasts."""
         # Log-probs are computed in at least float32, for weights of any type.
         self._log_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         model = load_model(directory, dtype=dtype)
@@ -190,7 +197,9 @@ class Learner:
         norms: list[float] = []
         applied = True
         for part in parts:
-            found, norm = self._gradient_within_memory(part, objective, moved=bool(norms))
+            found, norm = self._gradient_within_memory(
+                self._with_sequences(part, objective, moved=bool(norms)), objective, moved=bool(norms)
+            )
             measured.append(found)
             norms.append(norm)
             applied = math.isfinite(measured[-1].loss) and math.isfinite(norms[-1])
@@ -209,14 +218,28 @@ class Learner:
             "packed_tokens": float(sum(part.packed_tokens for part in parts)),
             "unpacked_tokens": float(sum(one.tokens for one in batch.trajectories)),
         }
+        self._warn_of_a_gap(metrics.get("mismatch_mean", 0.0), objective)
         return StepResult(applied, metrics)
 
     def _part(self, batch: Batch, objective: Objective) -> _Part:
         packed = self._packed(batch.trajectories)
         facts = self._facts(batch, packed, objective)
         micros = micro_batches(packed, min(self._tokens, self.settings.tokens_per_batch), self.layout)
-        proximal = self._proximal(micros, objective)
-        return _Part(facts, micros, proximal, self._referenced(micros, objective), sum(map(len, packed)))
+        return _Part(facts, micros, self._columns(micros, facts, objective), sum(map(len, packed)))
+
+    def _warn_of_a_gap(self, gap: float, objective: Objective) -> None:
+        """A difference between engine and trainer moves the ratio of a whole record, and the clip of gspo is narrow."""
+        if objective == "supervised" or objective.kind != "gspo" or self._warned:
+            return
+        narrow = min(objective.clip_low, objective.clip_high)
+        if gap > narrow / 2:
+            self._warned = True
+            log.warning(
+                "Log-probs of engine and trainer differ by %.2g at age 0, more than half of the clip of gspo (%.2g): it "
+                "clips records for that. Widen clip_low and clip_high, or compute both in the same precision.",
+                gap,
+                narrow,
+            )
 
     def _gradient_within_memory(
         self, part: _Part, objective: Objective, *, moved: bool
@@ -246,9 +269,10 @@ class Learner:
     def _gradient(self, part: _Part, objective: Objective, measured: step_metrics.Measures) -> float:
         """Computes the gradient where the optimizers expect it; returns its norm before clipping."""
         self.optimizers.zero_grad()
-        for rows_of, before, first in zip(part.micros, part.proximal, part.reference, strict=True):
+        for number, rows_of in enumerate(part.micros):
             micro = self._collated(rows_of)
-            facts, ages = _of_pairs(micro, part.facts, objective, proximal=before, reference=first)
+            own = {name: column[number] for name, column in part.columns.items()}
+            facts, ages = _of_pairs(micro, part.facts, objective, own)
             scored = self._scorer(micro)
             terms = _terms(scored.log_probs, facts, objective)
             loss = losses.total(terms, facts.weight)
@@ -310,6 +334,7 @@ class Learner:
         return _Facts(
             advantages=torch.tensor([one.advantage for one in batch.trajectories], dtype=dtype, device=device),
             decays=torch.tensor([one.decays for one in batch.trajectories], device=device),
+            groups=torch.tensor(_numbered([one.group_key for one in batch.trajectories]), device=device),
             pairs_of_record=torch.from_numpy(pairs_of).to(device=device, dtype=dtype),
             whole=self._everywhere(len(records), int((pairs_of > 0).sum())),
             versions=torch.tensor(versions, device=device),
@@ -327,34 +352,70 @@ class Learner:
         return collate(part, self.layout, self.accelerator.device, self._log_dtype)
 
     @torch.no_grad()
-    def _proximal(self, micros: Sequence[Sequence[Row]], objective: Objective) -> list[Tensor | None]:
-        """log π_old of every pair, before the first gradient of the batch."""
-        if objective == "supervised" or objective.ratio == "bypass":
-            return [None] * len(micros)
-        return [self._scorer(self._collated(part)).log_probs for part in micros]
+    def _columns(self, micros: Sequence[Sequence[Row]], facts: _Facts, objective: Objective) -> Columns:
+        """What the loss needs besides the policy, before the first gradient of the batch."""
+        if objective == "supervised":
+            return {}
+        columns: Columns = {}
+        if self._reference is not None:
+            with self.accelerator.autocast():
+                columns["reference"] = [self._reference(self._collated(part)).log_probs for part in micros]
+        if not objective.needs_proximal:
+            return columns
+        proximal = columns["proximal"] = [self._scorer(self._collated(part)).log_probs for part in micros]
+        records = self._records(micros, facts)
+        if objective.corrects:
+            log_rho = [old - micro for old, micro in zip(proximal, self._behaviour(micros), strict=True)]
+            columns |= corrections.columns_of(log_rho, records, objective, self._summed)
+        if objective.reference_weight and objective.reference_in == "reward":
+            if "reference" not in columns:
+                raise losses.no_reference()
+            apart = [old - first for old, first in zip(proximal, columns["reference"], strict=True)]
+            columns["shift"] = corrections.reward_shift(apart, records, facts.groups, objective.reference_weight)
+        return columns
 
     @torch.no_grad()
-    def _referenced(self, micros: Sequence[Sequence[Row]], objective: Objective) -> list[Tensor | None]:
-        """log π_ref of every pair."""
-        if objective == "supervised" or self._reference is None:
-            return [None] * len(micros)
-        with self.accelerator.autocast():
-            return [self._reference(self._collated(part)).log_probs for part in micros]
+    def _with_sequences(self, part: _Part, objective: Objective, *, moved: bool) -> _Part:
+        """With the log-ratio of each record at the weights of now, if the loss is one of whole records."""
+        if objective == "supervised" or objective.kind != "gspo":
+            return part
+        proximal = part.columns.get("proximal")
+        if moved or proximal is None:
+            now = [self._scorer(self._collated(rows_of)).log_probs for rows_of in part.micros]
+        else:
+            now = proximal
+        decoupled = objective.ratio == "decoupled" and proximal is not None
+        before = proximal if decoupled and proximal is not None else self._behaviour(part.micros)
+        records = self._records(part.micros, part.facts)
+        mean = records.means([one - other for one, other in zip(now, before, strict=True)])
+        return part._replace(columns=part.columns | {"sequence": records.spread(mean)})
+
+    def _behaviour(self, micros: Sequence[Sequence[Row]]) -> list[Tensor]:
+        device, dtype = self.accelerator.device, self._log_dtype
+        columns = (np.concatenate([row.pairs.behaviour for row in part]) for part in micros)
+        return [torch.from_numpy(column).to(device=device, dtype=dtype) for column in columns]
+
+    def _records(self, micros: Sequence[Sequence[Row]], facts: _Facts) -> Records:
+        columns = (np.concatenate([row.pairs.record for row in part]) for part in micros)
+        return Records([torch.from_numpy(one).to(self.accelerator.device) for one in columns], facts.pairs_of_record)
+
+    def _summed(self, values: Tensor) -> Tensor:
+        summed: Tensor = self.accelerator.reduce(values, "sum")
+        return summed
 
 
 def _in_smaller_parts(part: _Part, tokens: int) -> _Part:
     cuts = memory_limits.cuts_of(part.micros, tokens)
     return part._replace(
         micros=memory_limits.split_rows(part.micros, cuts),
-        proximal=memory_limits.split_pairs(part.proximal, part.micros, cuts),
-        reference=memory_limits.split_pairs(part.reference, part.micros, cuts),
+        columns={name: memory_limits.split_pairs(column, part.micros, cuts) for name, column in part.columns.items()},
     )
 
 
 def _of_pairs(
-    micro: MicroBatch, facts: _Facts, objective: Objective, *, proximal: Tensor | None, reference: Tensor | None
+    micro: MicroBatch, facts: _Facts, objective: Objective, own: Mapping[str, Tensor]
 ) -> tuple[PairFacts, Tensor]:
-    """What the loss needs for each pair, and the age of each pair."""
+    """What the loss needs for each pair, and the age of each pair. `own` are the columns of the micro-batch."""
     how: Aggregation = "token-mean" if objective == "supervised" else objective.aggregation
     longest = 0 if objective == "supervised" else objective.longest
     version = torch.searchsorted(facts.versions, micro.version) if len(facts.versions) else None
@@ -364,13 +425,18 @@ def _of_pairs(
         lower, upper = facts.bounds[version].unbind(-1)
         # Bounds that no ratio leaves, for records that do not decay.
         bounds = torch.where(decays, lower, 0.0), torch.where(decays, upper, math.inf)
+    advantage = facts.advantages[micro.record]
     pairs = PairFacts(
         micro.behaviour,
-        facts.advantages[micro.record],
+        advantage + own["shift"] if "shift" in own else advantage,
         losses.pair_weights(micro.record, facts.pairs_of_record, facts.whole, how, longest=longest),
-        proximal,
-        bounds,
-        reference,
+        proximal=own.get("proximal"),
+        bounds=bounds,
+        reference=own.get("reference"),
+        sequence=own.get("sequence"),
+        correction=own.get("weight"),
+        masks={name.removeprefix(MASK): column for name, column in own.items() if name.startswith(MASK)},
+        at_cap=own.get("at_cap"),
     )
     return pairs, torch.zeros_like(micro.version) if version is None else facts.ages[version]
 
@@ -379,6 +445,12 @@ def _terms(log_probs: Tensor, facts: PairFacts, objective: Objective) -> Terms:
     if objective == "supervised":
         return losses.supervised_terms(log_probs)
     return losses.policy_terms(log_probs, facts, objective)
+
+
+def _numbered(names: Sequence[str]) -> list[int]:
+    """The same number for the same name."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(name, len(numbers)) for name in names]
 
 
 def _optimizers_of(model: transformers.PreTrainedModel, settings: LearnerSettings) -> OptimizerSet:

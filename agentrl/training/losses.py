@@ -3,19 +3,24 @@
 Invariants:
 - log-ratios are clamped before exp;
 - a pair whose mask is 0 has exactly zero gradient;
+- a form of the loss is one entry of a table; what all forms share (decay, weights and masks of ρ, the distance to a
+  reference) is written once;
 - the denominator of an optimizer step is one number, known before its first backward pass and before any mask that
   depends on a ratio, so loss and gradient do not depend on how pairs are spread over micro-batches.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.policies.loss_settings import Aggregation, PolicyLoss
+from agentrl.policies.loss_settings import Aggregation, LossKind, PolicyLoss
 
 LOG_RATIO_LIMIT = 20.0
 _NO_REFERENCE = "A run keeps its reference in RUN_DIR/reference; see training.reference."
@@ -30,12 +35,20 @@ class PairFacts:
     weight: Tensor
     """1 over the denominator; see `pair_weights`."""
     proximal: Tensor | None = None
-    """log π_old, for the decoupled ratio."""
+    """log π_old, for the decoupled ratio, and for weights and masks of ρ."""
     bounds: tuple[Tensor, Tensor] | None = None
     """Lower and upper bound of π_θ/μ for each pair, for decay. They take the place of the clip: behind a clip of
     0.8 to 1.28, bounds that are never tighter would never act. A pair that does not decay has no finite upper bound."""
     reference: Tensor | None = None
     """log π_ref, if there is a reference."""
+    sequence: Tensor | None = None
+    """gspo: the mean of the log-ratio over the record of the pair, before the gradient."""
+    correction: Tensor | None = None
+    """The weight f(ρ)."""
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    """By the name of the term: where a mask of ρ takes the pair out."""
+    at_cap: Tensor | None = None
+    """Where the weight f(ρ) is at its cap."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,45 +57,66 @@ class Terms:
 
     loss: Tensor
     clipped: Tensor
-    """Where the clip cut the gradient."""
+    """Where the clip changed the gradient."""
     masked: Tensor
-    """Where a bound that depends on the ratio masks the pair."""
+    """Where a bound that depends on a ratio masks the pair."""
+    touched: Mapping[str, Tensor] = field(default_factory=dict)
+    """Each active term of the loss, with the pairs that it touched."""
+
+
+class _Pairs(NamedTuple):
+    """What a form of the loss is a function of."""
+
+    log_probs: Tensor
+    r: Tensor
+    """π_θ over the policy that `ratio` names."""
+    low: Tensor
+    high: Tensor
+    """The clip of each pair; 0 and infinity where the bounds of decay take its place."""
+    facts: PairFacts
+
+
+class _Gain(NamedTuple):
+    gain: Tensor
+    """What each pair adds to the objective."""
+    touched: dict[str, Tensor]
 
 
 def ratio(log_probs: Tensor, reference: Tensor) -> Tensor:
-    return (log_probs - reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return clamped(log_probs - reference).exp()
+
+
+def clamped(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def policy_terms(log_probs: Tensor, facts: PairFacts, loss: PolicyLoss) -> Terms:
-    """-min(r A, clip(r) A), with the additions of `loss`. A pair whose bounds decay has no clip: beyond its bounds it
-    adds nothing but its distance to the reference, and within them -r A."""
-    reference = facts.behaviour
-    if loss.ratio == "decoupled":
-        if facts.proximal is None:
-            raise ValueError("the decoupled ratio needs the log-probs of the policy that the step begins with")
-        reference = facts.proximal
-    r = ratio(log_probs, reference)
-    advantage = facts.advantage
-    free = r * advantage
-    decays, masked = _decayed(log_probs, facts)
-    bound = torch.where(decays, free, r.clamp(1 - loss.clip_low, 1 + loss.clip_high) * advantage)
-    gain = torch.minimum(free, bound)
-    clipped = bound < free
-    if loss.dual_clip is not None:
-        floor = loss.dual_clip * advantage
-        cut = (advantage < 0) & (gain < floor)
-        gain, clipped = torch.where(cut, floor, gain), clipped | cut
-    if loss.weight_cap is not None and facts.proximal is not None:
-        gain = gain * ratio(facts.proximal, facts.behaviour).clamp(max=loss.weight_cap)
+    """The chosen form, with what all forms share. A pair whose bounds decay has no clip: beyond its bounds it adds
+    nothing but its distance to the reference."""
+    against = facts.behaviour if loss.ratio == "bypass" else _proximal(facts)
+    decays, outside = _decayed(log_probs, facts)
+    number = log_probs.new_tensor
+    low = torch.where(decays, number(0.0), number(1 - loss.clip_low))
+    high = torch.where(decays, number(math.inf), number(1 + loss.clip_high))
+    gain, touched = _FORMS[loss.kind](_Pairs(log_probs, ratio(log_probs, against), low, high, facts), loss)
+    clipped = torch.zeros_like(outside)
+    for name in ("clip", "dual_clip"):
+        clipped = clipped | touched.get(name, outside.new_zeros(()))
+    if facts.correction is not None:
+        gain = gain * facts.correction
+        touched["weight"] = torch.zeros_like(outside) if facts.at_cap is None else facts.at_cap
+    masked = outside
+    for mask in facts.masks.values():
+        masked = masked | mask
+    touched |= facts.masks
+    if facts.bounds is not None:
+        touched["decay"] = outside
     gain = torch.where(masked, torch.zeros_like(gain), gain)
-    if loss.reference_weight:
-        if facts.reference is None:
-            raise ConfigError(
-                "The loss uses the distance to a reference, but there is no reference.", hint=_NO_REFERENCE
-            )
-        apart = (log_probs - facts.reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        gain = gain - loss.reference_weight * 0.5 * apart**2
-    return Terms(-gain, clipped & ~masked, masked)
+    touched[loss.kind] = ~(clipped | masked) & facts.advantage.ne(0)
+    if loss.reference_weight and loss.reference_in != "reward":
+        gain = gain - loss.reference_weight * _distance(log_probs, facts, loss)
+        touched["reference"] = log_probs.detach().ne(_reference(facts))
+    return Terms(-gain, clipped & ~masked, masked, touched)
 
 
 def supervised_terms(log_probs: Tensor) -> Terms:
@@ -113,6 +147,107 @@ def pair_weights(
         return 1.0 / (whole.records * pairs_of)
     denominator = {"token-mean": whole.pairs, "record-sum": whole.records, "dr-grpo": whole.records * longest}[how]
     return torch.full_like(pairs_of, 1.0 / denominator)
+
+
+# ---- the forms ----
+
+
+def _grpo(pairs: _Pairs, loss: PolicyLoss) -> _Gain:
+    """min(r A, clip(r) A)"""
+    gain, touched = _clipped(pairs.r, pairs)
+    if loss.dual_clip is not None:
+        advantage = pairs.facts.advantage
+        floor = loss.dual_clip * advantage
+        cut = (advantage < 0) & (gain < floor)
+        gain, touched["dual_clip"] = torch.where(cut, floor, gain), cut
+    return _Gain(gain, touched)
+
+
+def _gspo(pairs: _Pairs, loss: PolicyLoss) -> _Gain:
+    """The same with the ratio of the record. Its gradient is that of the token, so micro-batches may split a record."""
+    if pairs.facts.sequence is None:
+        raise ValueError("gspo needs the mean log-ratio of each record")
+    s = clamped(pairs.facts.sequence).exp()
+    return _clipped(s * (pairs.log_probs - pairs.log_probs.detach()).exp(), pairs)
+
+
+def _cispo(pairs: _Pairs, loss: PolicyLoss) -> _Gain:
+    """sg(min(r, C)) A log π: no token loses its gradient."""
+    r = pairs.r.detach()
+    return _Gain(r.clamp(max=loss.ratio_cap) * pairs.facts.advantage * pairs.log_probs, {"cap": _above_cap(r, loss)})
+
+
+def _minirl(pairs: _Pairs, loss: PolicyLoss) -> _Gain:
+    """M sg(min(π_θ/μ, C)) A log π, where M is 0 for what the clip of π_θ/π_old stops."""
+    r, advantage = pairs.r.detach(), pairs.facts.advantage
+    stopped = _beyond(r, pairs)
+    weight = ratio(pairs.log_probs.detach(), pairs.facts.behaviour)
+    gain = weight.clamp(max=loss.ratio_cap) * advantage * pairs.log_probs
+    return _Gain(
+        torch.where(stopped, torch.zeros_like(gain), gain),
+        {"clip": stopped, "cap": _above_cap(weight, loss) & ~stopped},
+    )
+
+
+def _ce_grpo(pairs: _Pairs, loss: PolicyLoss) -> _Gain:
+    """Beyond the clip a share of the gradient at the clip stays; within it r A."""
+    r, advantage = pairs.r, pairs.facts.advantage
+    unit = r / r.detach()
+    beyond = _beyond(r.detach(), pairs)
+    at_clip = torch.where(advantage > 0, loss.kept_above * pairs.high, loss.kept_below * pairs.low)
+    # Infinite bounds of pairs that decay are never reached, but infinity times 0 has no value.
+    held = torch.where(beyond, at_clip, torch.zeros_like(at_clip)) * unit * advantage
+    return _Gain(torch.where(beyond, held, r * advantage), {"clip": beyond})
+
+
+_FORMS: Mapping[LossKind, Callable[[_Pairs, PolicyLoss], _Gain]] = {
+    "grpo": _grpo,
+    "gspo": _gspo,
+    "cispo": _cispo,
+    "minirl": _minirl,
+    "ce-grpo": _ce_grpo,
+}
+
+
+def _clipped(r: Tensor, pairs: _Pairs) -> _Gain:
+    advantage = pairs.facts.advantage
+    free, bound = r * advantage, r.clamp(pairs.low, pairs.high) * advantage
+    return _Gain(torch.minimum(free, bound), {"clip": bound < free})
+
+
+def _beyond(r: Tensor, pairs: _Pairs) -> Tensor:
+    """Where the ratio has moved past the clip in the direction of the advantage."""
+    advantage = pairs.facts.advantage
+    return ((r > pairs.high) & (advantage > 0)) | ((r < pairs.low) & (advantage < 0))
+
+
+def _above_cap(r: Tensor, loss: PolicyLoss) -> Tensor:
+    return r > (math.inf if loss.ratio_cap is None else loss.ratio_cap)
+
+
+# ---- what all forms share ----
+
+
+def _proximal(facts: PairFacts) -> Tensor:
+    if facts.proximal is None:
+        raise ValueError("the decoupled ratio needs the log-probs of the policy that the step begins with")
+    return facts.proximal
+
+
+def _distance(log_probs: Tensor, facts: PairFacts, loss: PolicyLoss) -> Tensor:
+    """k2 or k3 of each pair."""
+    apart = clamped(log_probs - _reference(facts))
+    return torch.expm1(-apart) + apart if loss.reference_in == "loss-k3" else 0.5 * apart**2
+
+
+def _reference(facts: PairFacts) -> Tensor:
+    if facts.reference is None:
+        raise no_reference()
+    return facts.reference
+
+
+def no_reference() -> ConfigError:
+    return ConfigError("The loss uses the distance to a reference, but there is no reference.", hint=_NO_REFERENCE)
 
 
 def _decayed(log_probs: Tensor, facts: PairFacts) -> tuple[Tensor, Tensor]:

@@ -56,14 +56,11 @@ def split_rows(micros: Sequence[Sequence[Row]], cuts: Sequence[Sequence[int]]) -
 
 
 def split_pairs(
-    columns: Sequence[Tensor | None], micros: Sequence[Sequence[Row]], cuts: Sequence[Sequence[int]]
-) -> list[Tensor | None]:
+    columns: Sequence[Tensor], micros: Sequence[Sequence[Row]], cuts: Sequence[Sequence[int]]
+) -> list[Tensor]:
     """The values of pairs of each micro-batch, for its parts."""
-    found: list[Tensor | None] = []
+    found: list[Tensor] = []
     for column, rows, parts in zip(columns, micros, cuts, strict=True):
-        if column is None:
-            found += [None] * len(parts)
-            continue
         edges = itertools.pairwise([0, *itertools.accumulate(parts)])
         sizes = [sum(len(row.pairs) for row in rows[start:stop]) for start, stop in edges]
         found += torch.split(column, sizes)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from agentrl.telemetry import loss_terms
 from agentrl.training.losses import LOG_RATIO_LIMIT, PairFacts, Terms
 from agentrl.training.pair_scores import Scored
 
@@ -47,6 +48,7 @@ class Measures:
             ("age", ages),
             *((("log_reference", facts.reference - scored.log_probs),) if facts.reference is not None else ()),
             ("fresh", (ages == 0) & (not moved)),
+            *((loss_terms.metric_of(name), touched) for name, touched in terms.touched.items()),
         ):
             self._columns.setdefault(name, []).append(column.detach().double().cpu())
 
@@ -83,6 +85,7 @@ class Measures:
                 "age_mean": float(whole["age"].mean()),
                 "age_max": float(whole["age"].max()),
             }
+            | {name: float(column.mean()) for name, column in whole.items() if loss_terms.is_term(name)}
             | ({"kl_reference": _k3(whole["log_reference"])} if "log_reference" in whole else {})
             | _drift(difference)
             | _by_age(difference, whole["age"])

@@ -108,6 +108,11 @@ class FreshnessKnobs:
 
     def _preview_strategy(self, strategy: str) -> str:
         after = self._rules(self._bound.pending, self._hard.pending, strategy)
+        if after.decays:
+            # Not every loss has ratios that the bounds of decay are made for.
+            training = self._config.training
+            bounds = policy_rules.decay(training.decay)
+            policy_rules.policy_loss(training, longest=self._config.sampling.context, with_decay=bounds)
         return f"records at the bound of {after.oldest} are {_AT_THE_BOUND[after.strategy]} from the next step on"
 
 
@@ -212,7 +217,7 @@ class Knobs:
 
     def _next(self) -> Plan:
         freshness, decay = self._freshness.take(), self._decay.take()
-        decays = any(rule.strategy == "decay" for rule in (freshness, *freshness.of_environments.values()))
+        decays = freshness.decays
         _refuse_parts(self._groups.pending, self._optimizer_steps.pending)
         training = self._config.training
         loss = policy_rules.policy_loss(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
 from agentrl.policies.freshness import Freshness
+from agentrl.policies.loss_settings import PolicyLoss
 
 
 def config_of(training: dict[str, Any], **environments: dict[str, Any]) -> RunConfig:
@@ -45,14 +48,59 @@ def test_every_key_about_the_loss_reaches_it() -> None:
         "dual_clip": 3.0,
         "ratio": "decoupled",
         "weight_cap": 2.0,
+        "weight_by": "sequence",
+        "weight_normalised": True,
+        "reference": "initial",
+        "reference_weight": 0.1,
+        "reference_in": "reward",
+        "divide_by_std": False,
         "denominator": "kept",
     }
     usual = policy_rules.policy_loss(config_of({}).training, longest=0)
     changed = policy_rules.policy_loss(config_of(keys).training, longest=0)
-    assert [name for name in keys if getattr(usual, name) == getattr(changed, name)] == []
+    of_loss = keys.keys() - {"reference", "divide_by_std"}
+    assert [name for name in of_loss if getattr(usual, name) == getattr(changed, name)] == []
     assert (usual.dual_clip, usual.weight_cap) == (None, None)
+    given = {"token": [0.5, 5], "sequence": [0.1, 10.0], "geometric": [0.99, 1.01], "k2": 0.1, "k3": 0.2}
+    masks = policy_rules.policy_loss(config_of({"masks": given}).training, longest=0).masks
+    assert [getattr(masks, name) for name in given] == [(0.5, 5.0), (0.1, 10.0), (0.99, 1.01), 0.1, 0.2]
+    assert not usual.masks.active
     fixed = policy_rules.policy_loss(config_of({"aggregation": "dr-grpo"}).training, longest=128)
     assert (fixed.aggregation, fixed.longest) == ("dr-grpo", 128)
+
+
+def test_each_form_of_the_loss_has_defaults_of_its_own_that_the_file_overrides() -> None:
+    def loss_of(training: dict[str, Any]) -> PolicyLoss:
+        return policy_rules.policy_loss(config_of(training).training, longest=0)
+
+    assert loss_of({"loss": "gspo"}) == PolicyLoss(
+        kind="gspo", clip_low=3e-4, clip_high=4e-4, aggregation="record-mean"
+    )
+    assert loss_of({"loss": "gspo", "clip_high": 1e-3}).clip_high == 1e-3
+    assert loss_of({"loss": "cispo"}).ratio_cap == 5
+    minirl = loss_of({"loss": "minirl"})
+    assert (minirl.ratio, minirl.clip_high, minirl.aggregation) == ("decoupled", 0.27, "record-sum")
+    assert not config_of({"loss": "minirl"}).training.divide_by_std
+    ce = loss_of({"loss": "ce-grpo", "kept_below": 0.1, "kept_above": 0.2})
+    assert (ce.kept_below, ce.kept_above) == (0.1, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("training", "why"),
+    [
+        ({"loss": "minirl", "weight_cap": 2.0}, "would count the same difference twice"),
+        ({"loss": "gspo", "aggregation": "token-mean"}, "must be record-mean"),
+        ({"loss": "gspo", "strategy": "decay", "hard_bound": 4}, "gspo has one ratio for a record"),
+        ({"loss": "cispo", "dual_clip": 3.0}, "dual_clip belongs to the loss grpo"),
+        ({"masks": {"token": [0.5]}}, "masks.token must be two numbers"),
+        ({"masks": {"sequence": [2.0, 3.0]}}, "must contain 1"),
+        ({"reference": "initial", "reference_weight": 0.1, "reference_in": "reward"}, "divide_by_std: false"),
+        ({"loss": "gpro"}, "grpo"),
+    ],
+)
+def test_what_counts_twice_or_means_nothing_is_refused_with_a_sentence(training: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        config_of(training)
 
 
 def test_environment_has_the_rules_of_the_run_and_its_own() -> None:

@@ -1,4 +1,4 @@
-"""docs/run-file.md: every example is accepted, and no section of the configuration is left out."""
+"""docs/run-file.md and docs/losses.md: every example is accepted, and nothing of the configuration is left out."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agentrl.config.load import load_config
+from agentrl.config.loss_keys import LossKeys, MaskSettings
 from agentrl.config.placeholders import PLACEHOLDERS
 from agentrl.config.run import RunConfig
 from agentrl.config.show import advice
 from agentrl.config.sidecars import Sidecar
+from agentrl.policies.loss_settings import DEFAULTS_BY_NAME
 
-PAGE = (Path(__file__).parents[2] / "docs" / "run-file.md").read_text()
-EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "run-file.md").read_text()
+LOSSES = (DOCS / "losses.md").read_text()
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE + LOSSES, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
@@ -22,6 +27,17 @@ def test_every_example_is_a_valid_run_file(number: int, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(EXAMPLES[number])
     assert advice(load_config(file, environ={})) == []
+
+
+def test_the_page_of_losses_has_every_form_key_and_term() -> None:
+    for name in (*LossKeys.model_fields, *MaskSettings.model_fields, *DEFAULTS_BY_NAME):
+        assert re.search(rf"`{name}\b|\b{name}:", LOSSES), name
+    for form, defaults in DEFAULTS_BY_NAME.items():
+        (row,) = re.findall(rf"^\| `{form}` \|.*$", LOSSES, re.MULTILINE)
+        for key, value in defaults.items():
+            given = re.search(rf"`{key}: ([^`]+)`", row)
+            assert given is not None, (form, key)
+            assert yaml.safe_load(given[1]) == value or float(given[1]) == value, (form, key)
 
 
 def test_page_has_every_section_group_key_and_placeholder() -> None:

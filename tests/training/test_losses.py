@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +25,17 @@ CASES = {
     "decoupled": PolicyLoss(ratio="decoupled"),
     "decoupled and weighted": PolicyLoss(ratio="decoupled", weight_cap=2.0),
     "held to a reference": PolicyLoss(reference_weight=0.7),
+    "held by k3": PolicyLoss(reference_weight=0.7, reference_in="loss-k3"),
     "narrow": PolicyLoss(clip_low=0.05, clip_high=0.1),
+    "ce-grpo without shares": PolicyLoss(kind="ce-grpo"),
 }
+STOPPED = {
+    "gspo": PolicyLoss(kind="gspo", clip_low=0.1, clip_high=0.2, aggregation="record-mean"),
+    "cispo": PolicyLoss(kind="cispo", ratio_cap=1.5),
+    "minirl": PolicyLoss(kind="minirl", ratio="decoupled", ratio_cap=1.5),
+    "ce-grpo": PolicyLoss(kind="ce-grpo", kept_below=0.3, kept_above=0.6),
+}
+"""Forms with factors that have no gradient: finite differences are those of the rest, with these factors held."""
 
 
 def facts_of(count: int, *, generator: int = 0, bounds: tuple[float, float] | None = None) -> PairFacts:
@@ -72,6 +82,118 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
     expected = finite_difference(value, at)
     assert torch.allclose(gradient(value, at), expected, atol=1e-7)
     assert int((expected != 0).sum()) > 10, "most of it is clipped: nothing was compared"
+
+
+def held_forms(at: torch.Tensor, facts: PairFacts) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """The forms as formulas of their own, with every stopped factor computed at `at`."""
+    assert facts.proximal is not None
+    assert facts.sequence is not None
+    a, mu, old = facts.advantage, facts.behaviour, facts.proximal
+    r, s = (at - mu).exp(), facts.sequence.exp()
+    stopped = (((at - old).exp() > 1.28) & (a > 0)) | (((at - old).exp() < 0.8) & (a < 0))
+    over, under = (r > 1.28) & (a > 0), (r < 0.8) & (a < 0)
+
+    def gspo(x: torch.Tensor) -> torch.Tensor:
+        of_token = s * (x - at).exp()
+        return -torch.minimum(of_token * a, of_token.clamp(0.9, 1.2) * a)
+
+    def ce_grpo(x: torch.Tensor) -> torch.Tensor:
+        ratio = (x - mu).exp()
+        beyond = torch.where(over, 0.6 * 1.28, 0.3 * 0.8).double() * ratio / r
+        return -torch.where(over | under, beyond, ratio) * a
+
+    return {
+        "gspo": gspo,
+        "cispo": lambda x: -r.clamp(max=1.5) * a * x,
+        "minirl": lambda x: -(~stopped).double() * r.clamp(max=1.5) * a * x,
+        "ce-grpo": ce_grpo,
+    }
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_forms_with_stopped_factors_have_the_gradients_of_their_formulas(name: str) -> None:
+    facts = facts_of(80)
+    facts = replace(facts, sequence=(facts.behaviour * 0.1).roll(1))
+    at = near(facts)
+    formula = held_forms(at, facts)[name]
+    expected = finite_difference(lambda x: (formula(x) * facts.weight).sum(), at)
+    terms = policy_terms(at, facts, STOPPED[name])
+    assert torch.allclose(terms.loss, formula(at), atol=1e-12)
+    found = gradient(lambda x: losses.total(policy_terms(x, facts, STOPPED[name]), facts.weight), at)
+    assert torch.allclose(found, expected, atol=1e-7)
+    assert int((expected != 0).sum()) > 10
+    touched = terms.touched["cap" if name == "cispo" else "clip"]
+    assert 5 < int(touched.sum()) < 75, "both sides of the clip were compared"
+
+
+def test_ce_grpo_without_shares_has_the_gradient_of_grpo() -> None:
+    facts = facts_of(200)
+    of_grpo, of_ce = (
+        gradient(
+            lambda x, kind=kind: losses.total(policy_terms(x, facts, PolicyLoss(kind=kind)), facts.weight), near(facts)
+        )
+        for kind in ("grpo", "ce-grpo")
+    )
+    assert torch.allclose(of_grpo, of_ce, atol=1e-12)
+    assert 20 < int((of_grpo == 0).sum()) < 180
+
+
+def test_the_token_form_of_gspo_has_the_gradient_of_the_sequence_form() -> None:
+    """One record of constant advantage, and the mean over it."""
+    loss = replace(STOPPED["gspo"], clip_low=0.9, clip_high=9.0)
+    behaviour = -torch.rand(9, dtype=torch.float64)
+    at = behaviour + 0.1 * torch.randn(9, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    sequence = (at - behaviour).mean().expand(9)
+    facts = PairFacts(behaviour, torch.full_like(at, -0.7), torch.full_like(at, 1 / 9), sequence=sequence)
+    whole = finite_difference(lambda x: 0.7 * (x - behaviour).mean().exp(), at)
+    assert torch.allclose(
+        gradient(lambda x: losses.total(policy_terms(x, facts, loss), facts.weight), at), whole, atol=1e-8
+    )
+
+
+@pytest.mark.parametrize("name", [*CASES, *STOPPED])
+def test_weights_and_masks_of_rho_act_on_every_form(name: str) -> None:
+    loss = (CASES | STOPPED)[name]
+    facts = replace(facts_of(60), sequence=torch.zeros(60, dtype=torch.float64))
+    at = near(facts)
+    mask = torch.arange(60) % 3 == 0
+    found = policy_terms(at, replace(facts, correction=torch.full_like(at, 0.5), masks={"token_mask": mask}), loss)
+    plain = replace(loss, reference_weight=0.0, reference_in="loss")
+    expected = torch.where(mask, 0.0, 0.5 * policy_terms(at, facts, plain).loss)
+    kept = policy_terms(at, facts, loss).loss - policy_terms(at, facts, plain).loss
+    assert torch.allclose(found.loss, expected + kept), "the distance to the reference stays"
+    assert torch.equal(found.masked, mask)
+    assert torch.equal(found.touched["token_mask"], mask)
+
+
+@pytest.mark.parametrize("name", [*CASES, *STOPPED])
+@pytest.mark.parametrize("far", [500.0, -500.0])
+def test_extreme_ratios_and_advantages_of_zero_stay_finite(name: str, far: float) -> None:
+    loss = (CASES | STOPPED)[name]
+    facts = facts_of(12)
+    advantage = facts.advantage.clone()
+    advantage[::2] = 0.0
+    facts = replace(facts, advantage=advantage, sequence=torch.full_like(advantage, far))
+    leaf = (facts.behaviour + far).requires_grad_()
+    terms = policy_terms(leaf, facts, replace(loss, reference_weight=0.0, reference_in="loss"))
+    losses.total(terms, facts.weight).backward()
+    assert leaf.grad is not None
+    assert torch.isfinite(terms.loss).all()
+    assert torch.isfinite(leaf.grad).all()
+    assert torch.equal(leaf.grad[::2], torch.zeros(6, dtype=torch.float64)), "no advantage, no gradient"
+
+
+def test_decay_takes_the_place_of_the_clip_in_other_forms() -> None:
+    ratios = torch.tensor([0.5, 1.5, 2.5], dtype=torch.float64)
+    bounds = torch.full_like(ratios, 0.2), torch.full_like(ratios, 2.2)
+    zero = torch.zeros_like(ratios)
+    facts = PairFacts(zero, torch.ones_like(ratios), torch.ones_like(ratios), proximal=zero, bounds=bounds)
+    for name in ("minirl", "ce-grpo"):
+        by_clip = policy_terms(ratios.log(), replace(facts, bounds=None), STOPPED[name])
+        by_decay = policy_terms(ratios.log(), facts, STOPPED[name])
+        assert by_clip.touched["clip"].tolist() == [False, True, True]
+        assert by_decay.touched["clip"].tolist() == [False, False, False]
+        assert by_decay.touched["decay"].tolist() == [False, False, True]
 
 
 def test_the_supervised_loss_is_cross_entropy() -> None:
@@ -206,11 +328,28 @@ def test_the_denominator_is_one_number(lengths: list[int]) -> None:
     assert fixed.unique().tolist() == [1 / (9 * len(lengths))], "every token weighs the same, also in a long record"
 
 
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"kind": "cispo", "ratio_cap": 5.0, "dual_clip": 3.0}, "dual_clip belongs to the loss grpo"),
+    ({"kept_above": 0.5}, "belong to the loss ce-grpo"),
+    ({"ratio_cap": 5.0}, "belongs to the losses cispo and minirl"),
+    ({"kind": "cispo"}, "needs a ratio_cap"),
+    ({"kind": "gspo"}, "must be record-mean"),
+    ({"kind": "gspo", "aggregation": "record-mean", "decay": Decay(out_of_date_decay=0.5)}, "one ratio for a record"),
+    ({"kind": "minirl", "ratio_cap": 5.0}, "must be decoupled"),
+    ({"kind": "minirl", "ratio_cap": 5.0, "ratio": "decoupled", "weight_cap": 2.0}, "twice"),
+    ({"weight_by": "sequence"}, "weight_cap makes none"),
+    ({"reference_in": "reward"}, "reference_weight is 0"),
+]
+
+
 def test_contradictions_are_refused() -> None:
     with pytest.raises(ConfigError, match="twice"):
         PolicyLoss(weight_cap=2.0)
     with pytest.raises(ConfigError, match="dual_clip"):
         PolicyLoss(dual_clip=1.1)
+    for keys, why in CONTRADICTIONS:
+        with pytest.raises(ConfigError, match=why):
+            PolicyLoss(**keys)
     with pytest.raises(ConfigError, match="longest record"):
         PolicyLoss(aggregation="dr-grpo")
     with pytest.raises(ConfigError, match="mean over tokens"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.policies.loss_settings import PolicyLoss
+from agentrl.policies.loss_settings import Masks, PolicyLoss
 from agentrl.training import memory_limits
 from agentrl.training.batch import Batch
 from agentrl.training.learner import Learner
@@ -19,7 +19,8 @@ from tests.training.conftest import make_learner
 from tests.training.test_packing import agree, packed, two_groups
 from tests.training.trees import batch_of
 
-DECOUPLED = PolicyLoss(ratio="decoupled", weight_cap=2.0)
+DECOUPLED = PolicyLoss(ratio="decoupled", weight_cap=2.0, masks=Masks(sequence=(0.01, 100.0)))
+OF_RECORDS = PolicyLoss(kind="gspo", aggregation="record-mean")
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def with_memory_for(learner: Learner, tokens: int, sizes: list[int]) -> Learner:
     return learner
 
 
-@pytest.mark.parametrize("loss", [PolicyLoss(), DECOUPLED])
+@pytest.mark.parametrize("loss", [PolicyLoss(), DECOUPLED, OF_RECORDS])
 def test_smaller_micro_batches_give_the_same_loss_and_gradient(
     tiny: Path, batch: Batch, loss: PolicyLoss, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from agentrl.formatting import tool_call_text
 from agentrl.formatting.amounts import counted
 from agentrl.protocol.data_commands import Story, ToolErrorGroup
+from agentrl.telemetry import loss_terms
 from tui.model import cell_text
 from tui.model.styled_text import Line, Span, Tone, span, wrapped
 from tui.model.table import Column, order_column
@@ -193,12 +194,14 @@ def _measured(step: Row, width: int) -> list[Line]:
     reason = f" ({step['reason']})" if step.get("reason") else ""
     version = step.get("base_version")
     begun_with = "" if version is None else f", from v{version}"
-    made: list[Line] = [
-        (span(step["id"], Tone.STRONG), span(f"  {step.get('status')}{reason}{begun_with}")),
-        (),
-        (Span("metrics", Tone.ACCENT),),
-    ]
-    measured = [f"{name} {shown(value)}" for name, value in sorted(step.get("metrics", {}).items())]
+    metrics = step.get("metrics", {})
+    made: list[Line] = [(span(step["id"], Tone.STRONG), span(f"  {step.get('status')}{reason}{begun_with}")), ()]
+    if terms := loss_terms.in_words(metrics):
+        made += [(Span("terms of the loss, with the share of tokens that each touched", Tone.ACCENT),)]
+        made += [(span(f"  {line}"),) for term in terms for line in wrapped(term, max(1, width - 2))]
+        made += [()]
+    made += [(Span("metrics", Tone.ACCENT),)]
+    measured = [f"{name} {shown(value)}" for name, value in sorted(metrics.items()) if not loss_terms.is_term(name)]
     column = max((len(text) for text in measured), default=1) + 3
     a_line = max(1, (width - 2) // column)
     starts = range(0, len(measured), a_line)
