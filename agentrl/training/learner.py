@@ -235,8 +235,8 @@ class Learner:
         if gap > narrow / 2:
             self._warned = True
             log.warning(
-                "Log-probs of engine and trainer differ by %.2g at age 0, more than half of the clip of gspo (%.2g): it "
-                "clips records for that. Widen clip_low and clip_high, or compute both in the same precision.",
+                "Log-probs of engine and trainer differ by %.2g at age 0, more than half of the clip of gspo (%.2g); "
+                "records are clipped for that. Widen clip_low and clip_high, or compute both in the same precision.",
                 gap,
                 narrow,
             )
