@@ -63,8 +63,9 @@ async def main(unit: Unit) -> None:
         unit.ready()
         chat = await _first_chat_format(unit, config, database, lease)
         if chat is not None:
-            if chat.rewrites:
-                log.warning("%s", chat.rewrites)
+            for sentence in (chat.rewrites, *chat_format.other_calls(chat, config)):
+                if sentence:
+                    log.warning("%s", sentence)
             await directory.look()
             waits = WaitMeter(unit)
             sampler = Sampler(

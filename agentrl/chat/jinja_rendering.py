@@ -45,7 +45,7 @@ class Rendering:
         self._names = names
         self._variables = {name: value for name, value in variables.items() if name != "date"}
         self._today = datetime.fromisoformat(str(variables.get("date", DATE)))
-        self._control = sorted(tokenizer.control_tokens(), key=len, reverse=True)
+        self.control = sorted(tokenizer.control_tokens(), key=len, reverse=True)
         try:
             self._template = _environment(self._today).from_string(source)
         except Exception as broken:
@@ -55,7 +55,7 @@ class Rendering:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, opening: bool = False
     ) -> list[Part]:
         """What the template writes. `opening`: it ends with the beginning of the assistant's turn."""
-        guard = _Guard(self._control, [messages, tools])
+        guard = _Guard(self.control, [messages, tools])
         try:
             text = self._template.render(
                 messages=guard.hidden(list(messages)),
@@ -82,7 +82,7 @@ class Rendering:
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join(map(re.escape, self._control)) or r"(?!)")
+        return re.compile("|".join(map(re.escape, self.control)) or r"(?!)")
 
 
 def after(parts: Sequence[Part], before: Sequence[Part]) -> list[Part] | None:

@@ -166,10 +166,14 @@ class OwnTemplate:
 
     @cached_property
     def _writable(self) -> frozenset[str]:
-        """Control tokens that the assistant writes within its turn."""
+        """Control tokens that the assistant writes within its turn: those of the template, and those that the
+        template uses for nothing else."""
         turns = [after(self._plain, self._opened) or [], self._call_turn if self.has_results else []]
-        opening = _controls(_opening_after(self._opened, str(_QUESTION["content"])))
-        return frozenset(opening.union(*map(_controls, turns)) - set(self.stops))
+        others = [self._opened, self.user("Text", True)]
+        others += [self.tool_results(["Text"], [_CALL], True)] if self.has_results else []
+        own = _controls(_opening_after(self._opened, str(_QUESTION["content"]))).union(*map(_controls, turns))
+        free = set(self._rendering.control) - set().union(*map(_controls, others))
+        return frozenset((own | free) - set(self.stops))
 
     def _functions(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
         return [tool.function for tool in tools] if self.has_tools else []

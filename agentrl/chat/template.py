@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl.chat import jinja_rendering, prefix_check
+from agentrl.chat import jinja_rendering, prefix_check, tool_call_parsers
 from agentrl.chat.jinja_rendering import ANY, Part
 from agentrl.chat.markups import markup_of
 from agentrl.chat.own_template import OwnTemplate
@@ -74,6 +74,13 @@ class Template:
         """Where the model's own template rewrites earlier turns of a conversation. Raises ConfigError for a template
         that cannot write a canonical one."""
         return prefix_check.rewrites(self.writer) if isinstance(self.writer, OwnTemplate) else []
+
+    def parsers(self) -> tuple[str, ...]:
+        """The parsers that read a call as the model's own template writes it; empty if it writes none."""
+        if not isinstance(self.writer, OwnTemplate) or not self.writer.has_results:
+            return ()
+        call = Call("add", {"a": 1, "b": "two"})
+        return tool_call_parsers.reading("".join(text for _, text in self.writer.sampled("", [call])[:-1]), call)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

@@ -79,6 +79,13 @@ class Model(Section):
         return self
 
 
+# fmt: off
+Parser = Literal[
+    "openai", "qwen", "qwen_coder", "minicpm", "llama", "pythonic", "mistral", "gemma", "gpt_oss", "deepseek"
+]
+# fmt: on
+
+
 class Environment(Section):
     """A family of tasks with its tools, agent loop and scorer."""
 
@@ -97,8 +104,8 @@ class Environment(Section):
     """The scorer, by its registered name; a task may name another."""
     answer_schema: str = "answer"
     """Where the answer is: `boxed`, or the name of a tag (`<answer>...</answer>`); empty: the whole text."""
-    parser: Literal["openai", "qwen", "minicpm"] = "qwen"
-    """How the model writes tool calls."""
+    parser: Parser = "qwen"
+    """How the model writes tool calls; a sampler warns if the model's chat template writes them otherwise."""
     system: str = ""
     """The system prompt."""
     max_turns: Positive = 8

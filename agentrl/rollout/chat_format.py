@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from agentrl.chat import prefix_check
 from agentrl.chat.template import Template
+from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.store import publications
 from agentrl.store.database import Database
@@ -40,3 +41,14 @@ def read(directory: Path, variables: Mapping[str, Any] | None = None) -> ChatFor
         raise ConfigError(f"The model in {directory} has no config.json that can be read: {broken}.") from broken
     template = Template.of(directory, variables)
     return ChatFormat(template, max(declared, template.tokenizer.size), prefix_check.sentence(template.rewrites()))
+
+
+def other_calls(chat: ChatFormat, config: RunConfig) -> list[str]:
+    """A sentence for each environment whose parser does not read the calls that the model's template writes."""
+    kinds = chat.template.parsers()
+    return [
+        f"environments.{name}.parser is {environment.parser}, and the model's chat template writes tool calls that "
+        f"{' or '.join(kinds)} reads."
+        for name, environment in config.environments.items()
+        if kinds and environment.tools and environment.parser not in kinds
+    ]

@@ -120,7 +120,6 @@ def test_too_many_calls_in_a_turn_are_reported() -> None:
 # ---- Python ----
 
 
-@pytest.mark.parametrize("kind", ["minicpm", "pythonic"])
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -143,9 +142,9 @@ def test_too_many_calls_in_a_turn_are_reported() -> None:
         ("shop.other(1, b=-2.5)", [("shop.other", {"0": 1, "b": -2.5})]),
     ],
 )
-def test_python_calls(kind: str, body: str, expected: list[tuple[str, dict[str, Any]]]) -> None:
-    assert calls(kind, f"I think <tool_call>{body}</tool_call>") == expected
-    assert calls(kind, f"I think <|tool_call_start|>\n{body}\n<|tool_call_end|>") == expected
+def test_python_calls(body: str, expected: list[tuple[str, dict[str, Any]]]) -> None:
+    assert calls("minicpm", f"I think <tool_call>{body}</tool_call>") == expected
+    assert calls("minicpm", f"I think <|tool_call_start|>\n{body}\n<|tool_call_end|>") == expected
 
 
 def test_minicpm_thoughts_stay_in_the_content() -> None:
@@ -180,7 +179,7 @@ def test_minicpm_thoughts_stay_in_the_content() -> None:
     ],
 )
 def test_python_that_is_not_a_call_is_reported(body: str, sentence: str) -> None:
-    parsed = parse("pythonic", f"<tool_call>{body}</tool_call>", TOOLS)
+    parsed = parse("minicpm", f"<tool_call>{body}</tool_call>", TOOLS)
     assert parsed.calls == []
     assert len(parsed.errors) == 1
     assert parsed.errors[0].startswith("Malformed tool call: ")
@@ -188,7 +187,7 @@ def test_python_that_is_not_a_call_is_reported(body: str, sentence: str) -> None
 
 
 def test_text_is_never_evaluated() -> None:
-    parsed = parse("pythonic", "<tool_call>lookup(__import__('os').system('false'))</tool_call>", TOOLS)
+    parsed = parse("minicpm", "<tool_call>lookup(__import__('os').system('false'))</tool_call>", TOOLS)
     assert parsed.calls[0].arguments == {"item": "__import__('os').system('false')"}
 
 
@@ -271,6 +270,10 @@ def test_openai_malformed_calls_are_told(text: str, errors: int) -> None:
                     "\n",
                     "\x00",
                 ),
+                *("<|python_tag|>", "<function=a>", "</function>", "<parameter=b>", "</parameter>", ";"),
+                *("[TOOL_CALLS]", "[ARGS]", "```tool_code\n", "print(", "[now(", "to=functions.a", "<|message|>"),
+                *("<|call|>", "<|start|>assistant", "<|channel|>analysis", "<|channel|>final", '"parameters": {'),
+                *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "function"),
                 *('{"tool_calls": [', '"function":', "NaN", "é", "```", "\x00", "\ud800", "'", "pear", " "),
             ]
         )
@@ -287,12 +290,16 @@ def test_parsing_accepts_any_text(kind: str, pieces: list[str]) -> None:
 
 def test_long_texts_are_read_in_time() -> None:
     for kind in KINDS:
-        for piece in ("<tool_call>", "<tool_call>{", "<code>", "```json\n", "[ ", '{"name" :', "<|tool_call_start|>("):
+        for piece in (
+            *("<tool_call>", "<tool_call>{", "<code>", "```json\n", "[ ", '{"name" :', "<|tool_call_start|>("),
+            *("<function=a>", "<parameter=a>", "[TOOL_CALLS]", "a[ARGS]", "```tool_code\n", "<|start|>assistant"),
+            *("to=functions.a", "<|message|>", "<｜tool▁call▁begin｜>", "<|python_tag|>{}", "[a(", "{};", "  "),
+        ):
             began = time.process_time()
             parse(kind, piece * 20_000, TOOLS)
             assert time.process_time() - began < 5, (kind, piece)
 
 
 def test_an_unknown_parser_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigError, match="known are openai, qwen, minicpm"):
+    with pytest.raises(ConfigError, match="known are openai, qwen, qwen_coder, minicpm, llama"):
         parse("yaml", "text")

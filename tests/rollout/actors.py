@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from agentrl.chat.tokenizer import Tokenizer
+from agentrl.chat.template import Template
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Spoken:
 class Engine:
     """`says` is asked for every request. Aborting a request that waits ends it with what `partly` says."""
 
-    tokenizer: Tokenizer
+    template: Template
     says: Callable[[Prompt], Any]
     version: int = 1
     prompts: list[Prompt] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Engine:
     async def _generate(self, request: Request) -> Response:
         body = msgspec.json.decode(await request.body())
         prompt = Prompt(
-            body["rid"], self.tokenizer.decode(body["input_ids"]), body["input_ids"], body["sampling_params"]
+            body["rid"], self.template.tokenizer.decode(body["input_ids"]), body["input_ids"], body["sampling_params"]
         )
         self.prompts.append(prompt)
         reply = self.says(prompt)
@@ -91,9 +91,8 @@ class Engine:
         return saying.result()
 
     def _answer(self, prompt: Prompt, spoken: Spoken) -> dict[str, Any]:
-        ids = self.tokenizer.encode(spoken.text)
-        if spoken.finish == "stop":
-            ids.append(self.tokenizer.control("<|end|>"))
+        ended = spoken.finish == "stop"
+        ids = self.template.assistant(spoken.text) if ended else self.template.tokenizer.encode(spoken.text)
         most = prompt.params["max_new_tokens"]
         finish = "length" if len(ids) > most and spoken.finish == "stop" else spoken.finish
         ids = ids[:most]

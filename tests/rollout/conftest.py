@@ -116,7 +116,7 @@ class Stage:
 
     async def engine(self, says: Callable[..., Any], *, url: str = "", version: int = 1) -> Engine:
         """One that says what it is told, and is in the store as serving."""
-        engine = Engine(self.words.template.tokenizer, says, version)
+        engine = Engine(self.words.template, says, version)
         self.made_engines.append(engine)
         if not url:
             url = await self.stack.enter_async_context(listening(engine.app()))

@@ -1,0 +1,172 @@
+"""What the parsers of tool calls share: calls, errors, JSON and calls written as Python.
+
+Invariants:
+- Text is parsed and never evaluated.
+- What cannot be read raises Malformed, whose message is for the model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from agentrl.chat import python_calls
+from agentrl.chat.tool_specs import ToolSpec
+
+MAX_CALL_LENGTH = 1 << 18
+"""Characters of one call; longer ones are refused."""
+MAX_CALLS = 64
+_MAX_DEPTH = 100
+
+
+class Call(msgspec.Struct):
+    """One tool call."""
+
+    name: str
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Parsed(msgspec.Struct):
+    """The content of a text."""
+
+    calls: list[Call] = msgspec.field(default_factory=list)
+    errors: list[str] = msgspec.field(default_factory=list)
+    """One sentence for each malformed call."""
+    content: str = ""
+    """The text around the calls."""
+
+
+class Malformed(ValueError):
+    """A call that cannot be read. The message is for the model."""
+
+
+_FENCE = re.compile(r"\A\s*```[a-zA-Z]*\n(.*?)\n?```\s*\Z", re.DOTALL)
+
+
+def tagged(text: str, tag: re.Pattern[str], end: str, read: Callable[[str], Iterable[Call]]) -> Parsed:
+    """Calls between tags: the first group of `tag` is what is inside, the second its end, empty if it is missing."""
+    parsed = Parsed()
+    rest: list[str] = []
+    at = 0
+    for match in tag.finditer(text):
+        rest.append(text[at : match.start()])
+        at = match.end()
+        try:
+            if not match[2]:
+                raise Malformed(f"it has no closing {end}")
+            if len(match[1]) > MAX_CALL_LENGTH:
+                raise Malformed(f"it is longer than {MAX_CALL_LENGTH} characters")
+            parsed.calls.extend(read(match[1].strip()))
+        except Malformed as wrong:
+            parsed.errors.append(f"Malformed tool call: {wrong}.")
+    parsed.content = "".join([*rest, text[at:]]).strip()
+    return parsed
+
+
+def read_into(parsed: Parsed, text: str, calls: Iterable[Call]) -> None:
+    """Adds the calls of this text. Those before a malformed one stay."""
+    try:
+        if len(text) > MAX_CALL_LENGTH:
+            raise Malformed(f"it is longer than {MAX_CALL_LENGTH} characters")
+        for call in calls:
+            parsed.calls.append(call)
+    except Malformed as wrong:
+        parsed.errors.append(f"Malformed tool call: {wrong}.")
+
+
+def call_of(value: Any) -> Call:
+    """A call in any of the shapes that models and chat APIs write. Raises Malformed."""
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    if not isinstance(value, dict):
+        raise Malformed('it is not a JSON object with "name" and "arguments"')
+    name = value.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise Malformed('"name" is missing or not a text')
+    arguments = value.get("arguments", value.get("parameters"))
+    if isinstance(arguments, str):
+        # OpenAI's format has the arguments as JSON text.
+        arguments = json_of(arguments) if arguments.strip() else {}
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise Malformed(f'"arguments" of {name} is not a JSON object')
+    return Call(name.strip(), arguments)
+
+
+def calls_in_python(inside: str, tools: dict[str, ToolSpec]) -> Iterator[Call]:
+    """One call as Python or several, also in a fence."""
+    fenced = _FENCE.match(inside)
+    try:
+        found = python_calls.read_calls(fenced[1] if fenced else inside)
+    except ValueError as wrong:
+        raise Malformed(str(wrong)) from None
+    for call in found:
+        yield Call(call.name, _named_arguments(call, tools.get(call.name)))
+
+
+def _named_arguments(call: python_calls.PythonCall, tool: ToolSpec | None) -> dict[str, Any]:
+    """Names positional arguments by the tool's signature; those of an unknown tool keep their numbers."""
+    names = tool.arguments if tool else tuple(map(str, range(len(call.positional))))
+    if len(call.positional) > len(names):
+        raise Malformed(f"{call.name} takes {len(names)} arguments, not {len(call.positional)}")
+    given = [*zip(names, call.positional, strict=False), *call.named]
+    arguments: dict[str, Any] = {}
+    for name, value in given:
+        if name in arguments:
+            raise Malformed(f"{call.name} is given {name} twice")
+        # An argument that the tool declares as text stays text, also if it looks like a number: `lookup(12)`.
+        as_text = tool is not None and tool.wants_text(name) and not isinstance(value.value, str)
+        arguments[name] = value.source if as_text else value.value
+    return arguments
+
+
+def json_of(text: str) -> Any:
+    """The value of a text that is JSON as a whole."""
+    value, end = json_at(text, 0)
+    if text[end:].strip():
+        raise Malformed(f"there is text after its JSON: {_quoted(text[end:].strip())}")
+    return value
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_constant=lambda name: _no_number(name))
+"""Accepts line breaks inside strings, as models write them, but not NaN and Infinity."""
+
+
+def json_at(text: str, start: int) -> tuple[Any, int]:
+    """The value that begins here, and where it ends."""
+    start += len(text[start:]) - len(text[start:].lstrip())
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as wrong:
+        raise Malformed(f"it is not valid JSON ({wrong.msg} at character {wrong.pos - start})") from None
+    except (RecursionError, ValueError) as wrong:
+        raise Malformed(f"it is not valid JSON ({wrong})") from None
+    if _depth(value) > _MAX_DEPTH:
+        raise Malformed(f"it is nested more than {_MAX_DEPTH} deep")
+    return value, end
+
+
+def _depth(value: Any) -> int:
+    depth, layer = 0, [value]
+    while layer and depth <= _MAX_DEPTH:
+        depth += 1
+        layer = [
+            item
+            for one in layer
+            if isinstance(one, dict | list)
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
+    return depth
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _quoted(text: str, most: int = 40) -> str:
+    return repr(text if len(text) <= most else text[:most] + "...")
