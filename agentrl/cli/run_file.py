@@ -116,12 +116,14 @@ def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
     units = sum(loaded.config.sizes.values())
     if cli.json:
         document = {"name": loaded.config.name, "file": str(loaded.path or ""), "units": units, "valid": True}
-        output.emit({**document, "advice": advised})
+        output.emit({**document, "extends": loaded.config.extends, "advice": advised})
     else:
         for line in advised:
             output.note(line)
         more = "" if loaded.config.groups else f" {nothing_to_bring_up(loaded)}"
-        output.say(f"{loaded.path}: the run {loaded.config.name} with {counted(units, 'units')} is valid.{more}")
+        whole = f", with what it extends ({loaded.config.extends})," if loaded.config.extends else ":"
+        what = f"the run {loaded.config.name} with {counted(units, 'units')}"
+        output.say(f"{loaded.path}{whole} {what} is valid.{more}")
     return ExitCode.OK
 
 

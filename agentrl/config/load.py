@@ -1,26 +1,27 @@
-"""Loads the configuration from all its sources: `--set` over environment over file over default.
+"""Loads the configuration from all its sources: `--set` over environment over file over the files that it extends over
+default.
 
 Invariants:
 - Every value has exactly one known source.
-- Relative paths become absolute only here, because the coordinator has another working directory.
+- Relative paths become absolute here, because the coordinator has another working directory.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from agentrl.config import introspection
-from agentrl.config.data_plane import ToolServer
+from agentrl.config import extended_files, introspection
+from agentrl.config.relative_paths import absolute
 from agentrl.config.run import RunConfig, nearest
 from agentrl.config.tool_lock import ToolLock, with_digests
 from agentrl.config.validation_errors import combine, error_of, unknown_key
-from agentrl.config.yaml_reader import Tree, read_tree, read_value
+from agentrl.config.yaml_reader import read_value
 from agentrl.errors import ConfigError
 
 PREFIX = "AGENTRL_"
@@ -65,16 +66,17 @@ def load_config(
     `sets` are the arguments of `--set`, such as `sidecars.web.count=3`.
     """
     file = None if path is None else Path(path).expanduser().absolute()
-    tree = Tree({}) if file is None else read_tree(_text(file), file.name)
+    tree = extended_files.Written() if file is None else extended_files.read(file)
     base = Path.cwd() if file is None else file.parent
     env = os.environ if environ is None else environ
     overrides = [*_from_environment(env, tree.value), *_from_sets(sets)]
     misspelt = [unknown_key(one.path, one.source) for one in overrides if _WHOLE.at(one.path) is None]
+    misspelt += [f"{one.source}: write extends into the run file." for one in overrides if one.path[0] == "extends"]
     misspelt += _of_groups_that_are_not_there(overrides, tree.value)
     if misspelt:
         raise combine(misspelt)
 
-    written = {at: f"{file.name if file else ''}:{line}" for at, line in tree.lines.items()}
+    written, directories = tree.sources, tree.directories
     value = _drop_empty(tree.value, _WHOLE)
     for one in overrides:
         _put(value, one, written)
@@ -85,7 +87,8 @@ def load_config(
     except ValidationError as invalid:
         default = file.name if file else ""
         raise error_of(invalid, lambda at: _source(written, at, nearest=True) or default) from None
-    config = _absolute(config, base)
+    # What a variable or `--set` gives was written in no file.
+    config = absolute(config, lambda at: directories[at] if _is_line(written.get(at, "")) else base)
     if file is not None and config.tools:
         config = with_digests(config, ToolLock.beside(file))
     sources = {
@@ -93,17 +96,6 @@ def load_config(
     }
     given = tuple(key for key, source in sources.items() if source != DEFAULT)
     return Loaded(config, sources, file, given)
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"There is no run file {file}.", hint="Is the path right?") from None
-    except OSError as broken:
-        raise ConfigError(f"The run file {file} cannot be read: {broken.strerror}.") from broken
-    except UnicodeDecodeError as broken:
-        raise ConfigError(f"The run file {file} is not UTF-8 text (byte {broken.start}).") from broken
 
 
 def _from_environment(environ: Mapping[str, str], file: Mapping[str, Any]) -> Iterator[_Override]:
@@ -196,56 +188,10 @@ def _source(written: Mapping[tuple[str, ...], str], at: tuple[str, ...], *, near
     for length in range(len(at) - 1, -1, -1):
         above = written.get(at[:length], "")
         # The first line of a section is not the source of a value that is not in the section.
-        if above and (nearest or not above.rpartition(":")[2].isdecimal()):
+        if above and (nearest or not _is_line(above)):
             return above
     return ""
 
 
-def _absolute(config: RunConfig, base: Path) -> RunConfig:
-    def beside(path: str, default: str) -> str:
-        return os.path.normpath(base / Path(path or default).expanduser())
-
-    sidecars = {
-        name: sidecar.model_copy(update={"cwd": beside(sidecar.cwd, ".")}) for name, sidecar in config.sidecars.items()
-    }
-    coordinator = config.coordinator
-    if coordinator.state_dir:
-        coordinator = coordinator.model_copy(update={"state_dir": beside(coordinator.state_dir, "")})
-    run_dir = beside(config.dir, f"runs/{config.name}")
-    data = _data_paths(config, lambda path: beside(path, "") if path else "")
-    return config.model_copy(update={"dir": run_dir, "sidecars": sidecars, "coordinator": coordinator, **data})
-
-
-def _tool_paths(server: ToolServer, beside: Callable[[str], str]) -> ToolServer:
-    def placed(paths: Sequence[str]) -> tuple[str, ...]:
-        return tuple(path if path.startswith("{run_dir}") else beside(path) for path in paths)
-
-    sandbox = server.sandbox
-    sandbox = sandbox.model_copy(update={"read": placed(sandbox.read), "write": placed(sandbox.write)})
-    paths = {"functions": beside(server.functions), "corpus": placed(server.corpus)}
-    paths["workspace"] = beside(server.workspace)
-    return server.model_copy(update={"cwd": beside(server.cwd or "."), "sandbox": sandbox, **paths})
-
-
-def _data_paths(config: RunConfig, beside: Callable[[str], str]) -> dict[str, object]:
-    """The sections of the data plane that name files."""
-    environments = {
-        name: each.model_copy(update={"dataset": beside(each.dataset), "evaluation": beside(each.evaluation)})
-        for name, each in config.environments.items()
-    }
-    tools = {name: server if server.address else _tool_paths(server, beside) for name, server in config.tools.items()}
-    model = config.model and config.model.model_copy(update={"path": beside(config.model.path)})
-    # A word without a slash is looked for on the PATH.
-    python = config.engines.python
-    engines = config.engines.model_copy(update={"python": beside(python) if "/" in python else python})
-    warmup = config.training.warmup
-    warmup = warmup.model_copy(update={"dataset": beside(warmup.dataset)})
-    training = {"warmup": warmup, "demonstrations": beside(config.training.demonstrations)}
-    return {
-        "environments": environments,
-        "tools": tools,
-        "rollout": config.rollout.model_copy(update={"code": tuple(beside(path) for path in config.rollout.code)}),
-        "model": model,
-        "engines": engines,
-        "training": config.training.model_copy(update=training),
-    }
+def _is_line(source: str) -> bool:
+    return source.rpartition(":")[2].isdecimal()

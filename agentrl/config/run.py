@@ -89,6 +89,8 @@ class RunConfig(data_plane.DataPlane):
 
     name: Annotated[str, AfterValidator(_run_name)]
     """The name of the run, unique per user: small letters, digits and dashes."""
+    extends: str = ""
+    """Another run file: its values hold wherever this one has none. Relative to this file, as its paths are to it."""
     dir: str = ""
     """The directory for logs and results, relative to the run file. Hosts may share it. Empty means `runs/NAME`."""
     sidecars: dict[str, Sidecar] = Field(default_factory=dict)

@@ -24,6 +24,7 @@ EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE + LOSSES, re.MULTILINE | re.
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
 def test_every_example_is_a_valid_run_file(number: int, tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("name: base\n")
     file = tmp_path / "run.yaml"
     file.write_text(EXAMPLES[number])
     assert advice(load_config(file, environ={})) == []

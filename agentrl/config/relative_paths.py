@@ -1,0 +1,94 @@
+"""Makes the relative paths of a configuration absolute.
+
+Invariant: a path is relative to the directory of the file that wrote it; a default, a variable and `--set` are relative
+to the run file itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from agentrl.config.data_plane import ToolServer
+from agentrl.config.run import RunConfig
+
+At = tuple[str, ...]
+Beside = Callable[[At, str], str]
+"""The absolute form of the path at a key; an empty path stays empty."""
+
+
+def absolute(config: RunConfig, directory_of: Callable[[At], Path]) -> RunConfig:
+    def beside(at: At, path: str) -> str:
+        return os.path.normpath(directory_of(at) / Path(path).expanduser()) if path else ""
+
+    sidecars = {
+        # Without a directory of its own, a command runs beside the file that names it.
+        name: sidecar.model_copy(update={"cwd": _cwd(("sidecars", name), sidecar.cwd, beside)})
+        for name, sidecar in config.sidecars.items()
+    }
+    state = beside(("coordinator", "state_dir"), config.coordinator.state_dir)
+    return config.model_copy(
+        update={
+            "extends": beside(("extends",), config.extends),
+            "dir": beside(("dir",), config.dir or f"runs/{config.name}"),
+            "sidecars": sidecars,
+            "coordinator": config.coordinator.model_copy(update={"state_dir": state}),
+            **_data_paths(config, beside),
+        }
+    )
+
+
+def _cwd(at: At, cwd: str, beside: Beside) -> str:
+    return beside((*at, "cwd"), cwd) if cwd else beside((*at, "command"), ".")
+
+
+def _tool_paths(at: At, server: ToolServer, beside: Beside) -> ToolServer:
+    def placed(key: At, paths: Sequence[str]) -> tuple[str, ...]:
+        return tuple(path if path.startswith("{run_dir}") else beside((*at, *key), path) for path in paths)
+
+    sandbox = server.sandbox
+    own = {name: placed(("sandbox", name), getattr(sandbox, name)) for name in ("read", "write")}
+    return server.model_copy(
+        update={
+            "cwd": _cwd(at, server.cwd, beside),
+            "sandbox": sandbox.model_copy(update=own),
+            "functions": beside((*at, "functions"), server.functions),
+            "corpus": placed(("corpus",), server.corpus),
+            "workspace": beside((*at, "workspace"), server.workspace),
+        }
+    )
+
+
+def _data_paths(config: RunConfig, beside: Beside) -> dict[str, object]:
+    """The sections of the data plane that name files."""
+    environments = {
+        name: each.model_copy(
+            update={key: beside(("environments", name, key), getattr(each, key)) for key in ("dataset", "evaluation")}
+        )
+        for name, each in config.environments.items()
+    }
+    tools = {
+        name: server if server.address else _tool_paths(("tools", name), server, beside)
+        for name, server in config.tools.items()
+    }
+    model = config.model and config.model.model_copy(update={"path": beside(("model", "path"), config.model.path)})
+    code = tuple(beside(("rollout", "code"), path) for path in config.rollout.code)
+    # A word without a slash is looked for on the PATH.
+    python = config.engines.python
+    python = beside(("engines", "python"), python) if "/" in python else python
+    training = config.training
+    warmup = beside(("training", "warmup", "dataset"), training.warmup.dataset)
+    return {
+        "environments": environments,
+        "tools": tools,
+        "rollout": config.rollout.model_copy(update={"code": code}),
+        "model": model,
+        "engines": config.engines.model_copy(update={"python": python}),
+        "training": training.model_copy(
+            update={
+                "warmup": training.warmup.model_copy(update={"dataset": warmup}),
+                "demonstrations": beside(("training", "demonstrations"), training.demonstrations),
+            }
+        ),
+    }
