@@ -79,6 +79,7 @@ def test_the_wheel_has_all_packages_and_their_data(wheel: Path) -> None:
         "tui/serving/page.html",
         "tui/serving/page.js",
         "assets/tour.yaml",
+        "assets/recipes/grpo.yaml",
         "assets/units/step_loop.py",
     ):
         assert wanted in names
