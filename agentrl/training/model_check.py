@@ -14,7 +14,7 @@ from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.architecture import parse_architecture
 from agentrl.errors import ConfigError
 
-TREE_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+TREE_MODELS = frozenset({"deepseek_v3", "llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 """Full softmax attention in every layer (unless the configuration differs), logits directly from the head."""
 LINEAR_MODELS = frozenset({"falcon_h1", "gemma2", "gemma3_text", "gpt_oss", "lfm2", "mamba2", "minimax", "qwen3_next"})
 """A state, a convolution or a window runs along the row: only whole branches are correct."""

@@ -42,7 +42,7 @@ def load_model(directory: Path, *, dtype: torch.dtype = torch.float32) -> transf
         try:
             # safetensors only: reading never unpickles.
             model = transformers.AutoModelForCausalLM.from_pretrained(
-                directory, dtype=dtype, attn_implementation="sdpa", use_safetensors=True, local_files_only=True
+                directory, dtype=dtype, use_safetensors=True, local_files_only=True
             )
         except (OSError, ValueError, KeyError) as broken:
             raise ConfigError(f"The model in {directory} cannot be loaded: {broken}.") from broken

@@ -123,8 +123,11 @@ def attention(
         found = flex(query, key, value, block_mask=tree.blocks, scale=scale, enable_gqa=True)
     else:
         groups = query.shape[1] // key.shape[1]
+        # Values of latent attention (DeepSeek) are narrower than keys; the kernel wants one width.
+        width = value.shape[-1]
+        value = torch.nn.functional.pad(value, (0, query.shape[-1] - width))
         keys, values = _repeated(key, groups), _repeated(value, groups)
-        found = _ByRuns.apply(query, keys, values, tree.runs, scale)  # type: ignore[no-untyped-call]
+        found = _ByRuns.apply(query, keys, values, tree.runs, scale)[..., :width]  # type: ignore[no-untyped-call]
     return found.transpose(1, 2).contiguous(), None
 
 
