@@ -47,10 +47,14 @@ def name_of(step: int, lineage: str) -> str:
 
 
 def write_checkpoint(target: Path, learner: Learner, progress: Progress) -> dict[str, CheckpointFile]:
-    """Writes it durably; returns size and hash of its files."""
+    """Writes it durably; returns size and hash of its files. A call of all ranks, of which one writes."""
+    state = learner.optimizer_state()
+    if not learner.leads:
+        learner.weights()
+        return {}
     with whole_directory(target, durable=True) as directory:
         learner.save(directory)
-        save_file(learner.optimizers.tensors(), directory / OPTIMIZER_FILE)
+        save_file(state, directory / OPTIMIZER_FILE)
         whole = msgspec.structs.replace(progress, optimizer=learner.optimizers.names)
         (directory / PROGRESS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1))
         return {file.name: _described(file) for file in sorted(directory.iterdir()) if file.is_file()}

@@ -23,11 +23,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 import transformers
-from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
 
 from agentrl.policies.loss_settings import Aggregation, PolicyLoss
-from agentrl.training import activation_checkpoints, corrections, losses, memory_limits, step_metrics
+from agentrl.training import corrections, losses, memory_limits, parallel, step_metrics
 from agentrl.training.activation_checkpoints import Recompute
 from agentrl.training.batch import Batch, Segment, Trajectory, split_by_groups
 from agentrl.training.corrections import MASK, Columns, Records
@@ -36,13 +35,8 @@ from agentrl.training.micro_batch import MicroBatch, collate
 from agentrl.training.optimizers import AdamW, Kind, OptimizerSet, make_optimizers
 from agentrl.training.packing import Row, micro_batches, rows
 from agentrl.training.pair_scores import PairScorer
-from agentrl.training.policy_model import (
-    compile_layers,
-    layout_of,
-    load_model,
-    read_companions,
-    save_model,
-)
+from agentrl.training.parallel import Parallelism, Plan, Sizes
+from agentrl.training.policy_model import layout_of, load_model, read_companions, save_model
 
 log = logging.getLogger("trainer")
 
@@ -67,6 +61,8 @@ class LearnerSettings:
     """What the backward pass computes again; see `activation_checkpoints`."""
     compiled: bool = False
     """On a GPU: compile the layers."""
+    parallel: Sizes = field(default_factory=Sizes)
+    """The ranks that train together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +126,9 @@ class Learner:
         """The limit of a micro-batch, less once the memory was too small."""
         # Kept in memory for every copy, because the directory may be removed later.
         self._companions = read_companions(directory)
-        self.accelerator = Accelerator(mixed_precision="bf16" if settings.precision == "bfloat16" else "no")
+        self.accelerator = parallel.start(settings.parallel, "bf16" if settings.precision == "bfloat16" else "no")
+        plan = Plan(settings.parallel, settings.recompute, settings.compiled)
+        self._parallelism = Parallelism(plan, self.accelerator)
         self._on_progress = on_progress
         self._warned = False
         """Once is enough for a gap between engine and trainer that lasts."""
@@ -138,18 +136,20 @@ class Learner:
         self._log_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         model = load_model(directory, dtype=dtype)
         self.layout = layout_of(model)
-        compiled = settings.compiled and self.accelerator.device.type == "cuda"
-        if compiled:
-            compile_layers(model)
-        # The compiler itself computes again what is cheap.
-        activation_checkpoints.apply(
-            model, "none" if compiled and settings.recompute == "selective" else settings.recompute
-        )
-        self.optimizers = _optimizers_of(model, settings)
-        prepared = self.accelerator.prepare(PairScorer(model), *self.optimizers.optimizers)
-        self._scorer: PairScorer = prepared[0]
+        self._scorer = self._prepared(model)
         self._reference: PairScorer | None = None
-        self.optimizers.replace(prepared[1:])
+        self.optimizers = self._new_optimizers()
+
+    def _prepared(self, model: transformers.PreTrainedModel) -> PairScorer:
+        scorer = self._parallelism.apply(PairScorer(model))
+        # In evaluation mode accelerate adds precision and device, and no parallelism of its own.
+        prepared: PairScorer = self.accelerator.prepare_model(scorer, evaluation_mode=True)
+        return prepared
+
+    def _new_optimizers(self) -> OptimizerSet:
+        fresh = _optimizers_of(self.model, self.settings)
+        fresh.replace([self.accelerator.prepare_optimizer(one) for one in fresh.optimizers])
+        return fresh
 
     @property
     def model(self) -> transformers.PreTrainedModel:
@@ -159,20 +159,32 @@ class Learner:
 
     def new_optimizers(self, learning_rate: float) -> None:
         """Starts with fresh optimizer state, for another kind of training."""
-        fresh = _optimizers_of(self.model, self.settings)
-        prepared = self.accelerator.prepare(*fresh.optimizers)
-        fresh.replace(prepared if isinstance(prepared, (tuple, list)) else [prepared])
-        fresh.set_learning_rate(learning_rate)
-        self.optimizers = fresh
+        self.optimizers = self._new_optimizers()
+        self.optimizers.set_learning_rate(learning_rate)
 
     def compare_with(self, directory: Path) -> None:
         """Loads the reference model. It is neither trained nor saved."""
-        reference = load_model(directory, dtype=self.model.dtype).requires_grad_(False)
-        self._reference = PairScorer(reference.to(self.accelerator.device))
+        self._reference = self._prepared(load_model(directory, dtype=self.model.dtype).requires_grad_(False))
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank writes what all of them have trained."""
+        return self._parallelism.leads
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights on the rank that leads, each once if several modules share it. A call of all ranks."""
+        own = {name for named in (self.model.named_parameters(), self.model.named_buffers()) for name, _ in named}
+        return self._parallelism.whole({name: one for name, one in self.model.state_dict().items() if name in own})
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """The whole state of the optimizers on the rank that leads. A call of all ranks."""
+        return self._parallelism.whole(self.optimizers.tensors())
 
     def save(self, directory: Path) -> list[str]:
-        """Writes weights, configuration and tokenizer; returns the names of the files."""
-        return save_model(self.model, directory, companions=self._companions)
+        """Writes weights, configuration and tokenizer; returns the names of the files. A call of all ranks, of which one
+        writes."""
+        weights = self.weights()
+        return save_model(self.model, directory, weights, companions=self._companions) if self.leads else []
 
     def train(
         self,
@@ -187,8 +199,7 @@ class Learner:
         if learning_rate is not None:
             self.optimizers.set_learning_rate(learning_rate)
         cut = [self._part(part, objective) for part in split_by_groups(batch, optimizer_steps)]
-        # One process has the whole batch. Ranks that share one must agree here on which parts are empty everywhere:
-        # a rank with fewer optimizer steps leaves the others waiting in a reduction.
+        # Ranks agree on which parts are empty: all have the same number of micro-batches.
         parts = [part for part in cut if part.micros]
         if not parts:
             return StepResult(True, {"pairs": 0.0})
@@ -200,7 +211,7 @@ class Learner:
             found, norm = self._gradient_within_memory(
                 self._with_sequences(part, objective, moved=bool(norms)), objective, moved=bool(norms)
             )
-            measured.append(found)
+            measured.append(found.joined(self._parallelism))
             norms.append(norm)
             applied = math.isfinite(measured[-1].loss) and math.isfinite(norms[-1])
             if not applied:
@@ -215,16 +226,18 @@ class Learner:
             "gradient_norm": max(norms) if applied else norms[-1],
             "optimizer_steps": float(len(norms)),
             "learning_rate": self.optimizers.learning_rate,
-            "packed_tokens": float(sum(part.packed_tokens for part in parts)),
+            "packed_tokens": self._everywhere(sum(part.packed_tokens for part in parts)),
             "unpacked_tokens": float(sum(one.tokens for one in batch.trajectories)),
         }
         self._warn_of_a_gap(metrics.get("mismatch_mean", 0.0), objective)
         return StepResult(applied, metrics)
 
     def _part(self, batch: Batch, objective: Objective) -> _Part:
+        batch = self._parallelism.share(batch)
         packed = self._packed(batch.trajectories)
         facts = self._facts(batch, packed, objective)
-        micros = micro_batches(packed, min(self._tokens, self.settings.tokens_per_batch), self.layout)
+        limit = min(self._tokens, self.settings.tokens_per_batch)
+        micros = self._parallelism.in_step(micro_batches(packed, limit, self.layout))
         return _Part(facts, micros, self._columns(micros, facts, objective), sum(map(len, packed)))
 
     def _warn_of_a_gap(self, gap: float, objective: Objective) -> None:
@@ -250,7 +263,9 @@ class Learner:
             return measured, self._gradient(part, objective, measured)
         except (RuntimeError, MemoryError) as error:
             too_much = memory_limits.largest(part.micros)
-            if not memory_limits.is_out_of_memory(error) or all(len(rows_of) == 1 for rows_of in part.micros):
+            whole = all(len(rows_of) == 1 for rows_of in part.micros)
+            # Other ranks wait in the middle of a pass for what this one cannot compute: all of them must begin again.
+            if not memory_limits.is_out_of_memory(error) or whole or self._parallelism.ranks > 1:
                 raise
         # Not within the handler: the error keeps the tensors of the failed attempt alive.
         self.optimizers.zero_grad()
@@ -276,13 +291,14 @@ class Learner:
             scored = self._scorer(micro)
             terms = _terms(scored.log_probs, facts, objective)
             loss = losses.total(terms, facts.weight)
-            # Data parallelism averages gradients, but the denominator counts all processes: the sum is needed.
-            self.accelerator.backward(loss * self.accelerator.num_processes)
+            # FSDP averages gradients, but the denominator counts the records of all ranks: the sum is needed.
+            self.accelerator.backward(loss * self._parallelism.ranks)
             measured.add(loss, scored, terms, facts, ages)
             self._on_progress()
         if objective != "supervised" and objective.denominator == "kept":
             self._count_kept_only(measured)
-        return float(self.accelerator.clip_grad_norm_(self._scorer.parameters(), self.settings.max_gradient_norm))
+        norm = self.accelerator.clip_grad_norm_(self._scorer.parameters(), self.settings.max_gradient_norm)
+        return parallel.as_number(norm)
 
     def _state(self) -> _State:
         # On the processor: the device of the model has the least room.
@@ -310,8 +326,7 @@ class Learner:
 
     def _count_kept_only(self, measured: step_metrics.Measures) -> None:
         """Scales the whole gradient before it is clipped, so that masked pairs do not count."""
-        counted = torch.tensor([measured.pairs, measured.masked], device=self.accelerator.device)
-        pairs, masked = self.accelerator.reduce(counted, "sum").tolist()
+        pairs, masked = self._everywhere(measured.pairs), self._everywhere(measured.masked)
         if 0 < masked < pairs:
             factor = pairs / (pairs - masked)
             measured.rescale(factor)
@@ -336,17 +351,15 @@ class Learner:
             decays=torch.tensor([one.decays for one in batch.trajectories], device=device),
             groups=torch.tensor(_numbered([one.group_key for one in batch.trajectories]), device=device),
             pairs_of_record=torch.from_numpy(pairs_of).to(device=device, dtype=dtype),
-            whole=self._everywhere(len(records), int((pairs_of > 0).sum())),
+            whole=Denominator(int(self._everywhere(len(records))), int(self._everywhere(int((pairs_of > 0).sum())))),
             versions=torch.tensor(versions, device=device),
             ages=torch.tensor([batch.ages[one] for one in versions], device=device),
             bounds=bounds,
         )
 
-    def _everywhere(self, pairs: int, records: int) -> Denominator:
-        """The sums over all processes; each record belongs to one of them."""
-        here = torch.tensor([pairs, records], device=self.accelerator.device)
-        pairs, records = self.accelerator.reduce(here, "sum").tolist()
-        return Denominator(pairs, records)
+    def _everywhere(self, count: int) -> float:
+        """The sum over all ranks; each record belongs to one of them."""
+        return float(self._parallelism.summed(torch.tensor(count, device=self.accelerator.device)))
 
     def _collated(self, part: Sequence[Row]) -> MicroBatch:
         return collate(part, self.layout, self.accelerator.device, self._log_dtype)
@@ -400,8 +413,7 @@ class Learner:
         return Records([torch.from_numpy(one).to(self.accelerator.device) for one in columns], facts.pairs_of_record)
 
     def _summed(self, values: Tensor) -> Tensor:
-        summed: Tensor = self.accelerator.reduce(values, "sum")
-        return summed
+        return self._parallelism.summed(values)
 
 
 def _in_smaller_parts(part: _Part, tokens: int) -> _Part:

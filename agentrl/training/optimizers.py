@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
+from agentrl.training.parallel import like
 
 Kind = Literal["adamw", "muon"]
 _SEPARATOR = "::"
@@ -93,7 +94,12 @@ class OptimizerSet:
             raise ConfigError(f"The optimizer's state has parameters that the model has not: {min(strange)}, ...")
         for optimizer, names in self._parts.values():
             whole = optimizer.state_dict()
-            whole["state"] = {index: by_parameter[name] for index, name in enumerate(names) if name in by_parameter}
+            parameters = [one for group in optimizer.param_groups for one in group["params"]]
+            whole["state"] = {
+                index: {key: like(parameters[index], value) for key, value in by_parameter[name].items()}
+                for index, name in enumerate(names)
+                if name in by_parameter
+            }
             optimizer.load_state_dict(whole)
 
 

@@ -9,8 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -24,9 +23,8 @@ TIMES_ON_GPU = 4
 """Each chunk adds to the gradient of the whole head, which on a GPU costs as much as the rest of a small chunk."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scored:
-    """The model's output for each pair."""
+class Scored(NamedTuple):
+    """The model's output for each pair. A tuple, because what wraps the model looks for tensors in it."""
 
     log_probs: Tensor
     entropy: Tensor

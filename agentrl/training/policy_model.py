@@ -81,12 +81,19 @@ def read_companions(directory: Path) -> dict[str, bytes]:
     return {name: (directory / name).read_bytes() for name in COMPANIONS if (directory / name).is_file()}
 
 
-def save_model(model: transformers.PreTrainedModel, directory: Path, *, companions: Mapping[str, bytes]) -> list[str]:
-    """Writes configuration, weights and the tokenizer's files; returns the names of all files."""
+def save_model(
+    model: transformers.PreTrainedModel,
+    directory: Path,
+    weights: dict[str, torch.Tensor],
+    *,
+    companions: Mapping[str, bytes],
+) -> list[str]:
+    """Writes configuration, weights and the tokenizer's files; returns the names of all files. `weights` are those of
+    the model's own state, which may be spread over ranks."""
     directory.mkdir(parents=True, exist_ok=True)
     with _quietly():
         # One file of any size, because engines load it whole.
-        model.save_pretrained(directory, max_shard_size="1TB")
+        model.save_pretrained(directory, state_dict=weights, max_shard_size="1TB")
     for name, content in companions.items():
         (directory / name).write_bytes(content)
     return sorted(file.name for file in directory.iterdir() if file.is_file())

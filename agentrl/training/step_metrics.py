@@ -18,6 +18,7 @@ from torch import Tensor
 from agentrl.telemetry import loss_terms
 from agentrl.training.losses import LOG_RATIO_LIMIT, PairFacts, Terms
 from agentrl.training.pair_scores import Scored
+from agentrl.training.parallel import Parallelism
 
 Metrics = dict[str, float]
 OLDEST_AGE = 8
@@ -51,6 +52,14 @@ class Measures:
             *((loss_terms.metric_of(name), touched) for name, touched in terms.touched.items()),
         ):
             self._columns.setdefault(name, []).append(column.detach().double().cpu())
+
+    def joined(self, parallelism: Parallelism) -> Measures:
+        """With what all ranks have measured."""
+        whole = Measures(moved=self._moved)
+        whole.loss = float(parallelism.summed(torch.tensor(self.loss, dtype=torch.float64)))
+        columns = parallelism.joined({name: torch.cat(columns) for name, columns in self._columns.items()})
+        whole._columns = {name: [column] for name, column in columns.items()}
+        return whole
 
     @property
     def pairs(self) -> int:

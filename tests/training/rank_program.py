@@ -1,0 +1,52 @@
+"""What each rank of a test does: it trains a few steps with the others, and saves a checkpoint before and after."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentrl.policies.loss_settings import PolicyLoss
+from agentrl.training import checkpoints
+from agentrl.training.checkpoints import Progress
+from agentrl.training.learner import Learner, LearnerSettings
+from agentrl.training.parallel import Sizes
+from tests.training.trees import batch_of, fork, group
+
+GROUPS = (3, 2, 4, 1, 2)
+"""Members of the groups of a batch: a number that no two or four ranks share evenly."""
+
+
+def train_as_rank(request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """`environment` names the ranks as torch's launcher does."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    sizes = Sizes(**request["parallel"])
+    settings = LearnerSettings(parallel=sizes, **request["settings"])
+    learner = Learner(Path(request["start"]), settings)
+    if request["resumes"]:
+        assert checkpoints.restore_optimizers(Path(request["start"]), learner)
+    learner.compare_with(Path(request["reference"]))
+    before = Path(request["out"]) / "before"
+    checkpoints.write_checkpoint(before, learner, Progress(step=0, version=0))
+    results = [train(learner, number) for number in range(request["first"], request["first"] + request["steps"])]
+    scores = learner.log_probs([[5, 6, 7, 8], [9, 10, 11]])
+    checkpoints.write_checkpoint(Path(request["out"]) / "after", learner, Progress(step=1, version=0))
+    if learner.leads:
+        (Path(request["out"]) / "results.json").write_text(json.dumps({"metrics": results, "scores": scores}))
+
+
+def train(learner: Learner, number: int) -> dict[str, float]:
+    chance = random.Random(number)
+    members = [group(chance, size, name=f"g{index}", make=fork) for index, size in enumerate(GROUPS)]
+    batch = batch_of([one for of_group in members for one in of_group])
+    objective = PolicyLoss(ratio="decoupled") if number % 2 else PolicyLoss()
+    done = learner.train(batch, objective, optimizer_steps=2)
+    assert done.applied
+    return done.metrics
+
