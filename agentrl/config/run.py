@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from agentrl.config import data_plane, policy_rules
+from agentrl.config import data_plane, parallel, policy_rules
 from agentrl.config.alerts import BUILT_IN_RULES, Alerts
 from agentrl.config.field_types import Bytes, Flag, Secret, Section
 from agentrl.config.hosts import Host, known_words, problem_of
@@ -168,6 +168,7 @@ def _problems_between_sections(config: RunConfig) -> Iterator[data_plane.Problem
     yield from data_plane.problems_of(config)
     yield from _problems_of_registered_names(config)
     yield from policy_rules.problems_of(config)
+    yield from parallel.problems_of(config.training.parallel, is_job=not config.environments)
 
 
 def _problems_of_alerts(config: RunConfig) -> Iterator[data_plane.Problem]:

@@ -22,6 +22,7 @@ from agentrl.config.field_types import (
     Share,
 )
 from agentrl.config.loss_keys import DecaySettings, LossKeys
+from agentrl.config.parallel import Parallel
 from agentrl.policies.freshness import Strategy
 from agentrl.policies.learning_rates import ScheduleKind
 from agentrl.policies.outcomes import LimitRule
@@ -147,6 +148,8 @@ class Training(LossKeys):
     work), or whole layers (`full`: a third more work)."""
     compile: Flag = False
     """On GPUs: compile the layers. The first steps take a minute longer, later ones less."""
+    parallel: Parallel = Parallel()
+    """How the trainer is spread over processes."""
     tokens_per_batch: Positive = 16_384
     """Packed tokens of one forward pass."""
     random: Natural = 0

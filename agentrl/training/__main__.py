@@ -1,5 +1,7 @@
 """Training as a job of its own: `python -m agentrl.training RUN.yaml [--from-dump PLACE]`; `agentrl train` shows it.
 
+With `training.parallel` this process starts one of its own kind for each rank and waits for them.
+
 Invariants: stdout has one JSON message per line, and the last one is the result; SIGINT and SIGTERM end the job after
 the current step, with a checkpoint.
 """
@@ -16,14 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.load import load_config
+from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
+from agentrl.training import rank_processes
 
 
 def main() -> int:
     options = _options()
     stop = StopRequest()
     try:
-        ended = _train(options, stop)
+        config = load_config(options.file, sets=tuple(options.set)).config
+        ranks = config.training.parallel.ranks
+        if ranks > 1 and not rank_processes.is_rank():
+            return rank_processes.run_ranks([sys.executable, "-m", "agentrl.training", *sys.argv[1:]], ranks)
+        ended = _train(config, options, stop)
     except AgentrlError as failed:
         _print({"event": "failed", "message": failed.message, "hint": failed.hint, "code": int(failed.exit_code)})
         return failed.exit_code
@@ -43,8 +51,7 @@ class StopRequest:
         self.requested = True
 
 
-def _train(options: argparse.Namespace, stop: StopRequest) -> dict[str, Any]:
-    config = load_config(options.file, sets=tuple(options.set)).config
+def _train(config: RunConfig, options: argparse.Namespace, stop: StopRequest) -> dict[str, Any]:
     if options.from_dump is None and config.training.loss != "sft":
         raise ConfigError(
             "There is nothing to train on.",
@@ -82,7 +89,8 @@ def _train(options: argparse.Namespace, stop: StopRequest) -> dict[str, Any]:
 
 
 def _print(message: dict[str, Any]) -> None:
-    print(json.dumps(message), flush=True)
+    if rank_processes.leads():
+        print(json.dumps(message), flush=True)
 
 
 def _options() -> argparse.Namespace:

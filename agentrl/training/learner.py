@@ -35,13 +35,12 @@ from agentrl.training.micro_batch import MicroBatch, collate
 from agentrl.training.optimizers import AdamW, Kind, OptimizerSet, make_optimizers
 from agentrl.training.packing import Row, micro_batches, rows
 from agentrl.training.pair_scores import PairScorer
-from agentrl.training.parallel import Parallelism, Plan, Sizes
+from agentrl.training.parallel import Parallelism, Plan, Precision, Sizes
 from agentrl.training.policy_model import layout_of, load_model, read_companions, save_model
 
 log = logging.getLogger("trainer")
 
 Objective = PolicyLoss | Literal["supervised"]
-Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +125,7 @@ class Learner:
         """The limit of a micro-batch, less once the memory was too small."""
         # Kept in memory for every copy, because the directory may be removed later.
         self._companions = read_companions(directory)
-        self.accelerator = parallel.start(settings.parallel, "bf16" if settings.precision == "bfloat16" else "no")
+        self.accelerator = parallel.start(settings.parallel, settings.precision)
         plan = Plan(settings.parallel, settings.recompute, settings.compiled)
         self._parallelism = Parallelism(plan, self.accelerator)
         self._on_progress = on_progress
@@ -171,6 +170,10 @@ class Learner:
         """Whether this rank writes what all of them have trained."""
         return self._parallelism.leads
 
+    def agree(self, wish: bool) -> bool:
+        """Whether all ranks wish it."""
+        return self._everywhere(int(wish)) == self._parallelism.ranks
+
     def weights(self) -> dict[str, Tensor]:
         """All weights on the rank that leads, each once if several modules share it. A call of all ranks."""
         own = {name for named in (self.model.named_parameters(), self.model.named_buffers()) for name, _ in named}
@@ -181,8 +184,8 @@ class Learner:
         return self._parallelism.whole(self.optimizers.tensors())
 
     def save(self, directory: Path) -> list[str]:
-        """Writes weights, configuration and tokenizer; returns the names of the files. A call of all ranks, of which one
-        writes."""
+        """Writes weights, configuration and tokenizer; returns the names of the files. A call of all ranks; the one
+        that leads writes."""
         weights = self.weights()
         return save_model(self.model, directory, weights, companions=self._companions) if self.leads else []
 
@@ -342,14 +345,15 @@ class Learner:
         records = np.concatenate([row.pairs.record for row in packed]) if packed else np.empty(0, dtype=np.int64)
         pairs_of = np.bincount(records, minlength=len(batch.trajectories))
         versions = sorted(batch.ages)
+        groups = _numbered([one.group_key for one in batch.trajectories])
         bounds = None
         if objective != "supervised" and objective.decay is not None:
             decay, ages = objective.decay, batch.ages_s or batch.ages
             bounds = torch.tensor([decay.bounds(-ages[one], 0) for one in versions], dtype=dtype, device=device)
         return _Facts(
             advantages=torch.tensor([one.advantage for one in batch.trajectories], dtype=dtype, device=device),
-            decays=torch.tensor([one.decays for one in batch.trajectories], device=device),
-            groups=torch.tensor(_numbered([one.group_key for one in batch.trajectories]), device=device),
+            decays=torch.tensor([one.decays for one in batch.trajectories], dtype=torch.bool, device=device),
+            groups=torch.tensor(groups, dtype=torch.int64, device=device),
             pairs_of_record=torch.from_numpy(pairs_of).to(device=device, dtype=dtype),
             whole=Denominator(int(self._everywhere(len(records))), int(self._everywhere(int((pairs_of > 0).sum())))),
             versions=torch.tensor(versions, device=device),

@@ -26,6 +26,7 @@ from agentrl.training.batch_dumps import DumpedBatch
 from agentrl.training.checkpoints import PROGRESS_FILE, Progress
 from agentrl.training.demonstrations import tokenized
 from agentrl.training.learner import Learner
+from agentrl.training.parallel import lead_first
 from agentrl.training.resume import CHECKPOINTS, settings_of
 
 SUPERVISED = "supervised"
@@ -61,22 +62,21 @@ def train_recorded(
     """Trains every recorded batch after `start`. `as_configured` takes loss, learning rate and optimizer steps from the
     run file instead of the recorded ones."""
     recorded = list(batch_dumps.read(place))
+    settings = settings_of(config)
     torch.set_num_threads(config.training.threads)
-    begin = start or _starting_point(config, recorded)
+    with lead_first(settings.parallel, settings.precision):
+        begin = start or _starting_point(config, recorded)
     learner, progress = _learner(config, begin)
     wanted = [one for one in recorded if one.batch.step > progress.step]
     _refuse_gap(wanted, progress.step, named=start is not None)
     done = 0
     for one in wanted:
-        settings = _as_configured(one, config) if as_configured else one
+        how = _as_configured(one, config) if as_configured else one
         result = learner.train(
-            one.batch,
-            settings.loss,
-            learning_rate=settings.learning_rate,
-            optimizer_steps=settings.optimizer_steps,
+            one.batch, how.loss, learning_rate=how.learning_rate, optimizer_steps=how.optimizer_steps
         )
         done += 1
-        if not on_step(StepReport(one.batch.step, wanted[-1].batch.step, result.metrics)):
+        if not learner.agree(on_step(StepReport(one.batch.step, wanted[-1].batch.step, result.metrics))):
             break
     last = wanted[done - 1].batch.step if done else progress.step
     if out is not None:
@@ -96,14 +96,15 @@ def _as_configured(one: DumpedBatch, config: RunConfig) -> DumpedBatch:
 
 def train_supervised(config: RunConfig, *, out: Path | None, on_step: OnStep) -> Done:
     """Trains cross-entropy on demonstrations, with checkpoints. Continues from a checkpoint in `out`."""
-    training = config.training
+    training, settings = config.training, settings_of(config)
     if not training.demonstrations:
         raise ConfigError("training.demonstrations is missing: there is nothing to learn from.")
     torch.set_num_threads(training.threads)
     target = out or Path(config.dir) / SUPERVISED
     demonstrations = read_demonstrations(training.demonstrations, parser=parser_of(config))
     resumes = (target / PROGRESS_FILE).is_file()
-    begin = target if resumes else initial_model.model_directory(config, Path(config.dir), demonstrations)
+    with lead_first(settings.parallel, settings.precision):
+        begin = target if resumes else initial_model.model_directory(config, Path(config.dir), demonstrations)
     learner, progress = _learner(config, begin)
     shown = tokenized(demonstrations, begin, config.model.template if config.model else {})
     size = min(training.batch, len(shown))
@@ -119,7 +120,7 @@ def train_supervised(config: RunConfig, *, out: Path | None, on_step: OnStep) ->
             raise ConfigError(
                 f"The loss of step {step} is {result.metrics['loss']}.", hint="Lower training.learning_rate."
             )
-        continues = on_step(StepReport(step, last, result.metrics))
+        continues = learner.agree(on_step(StepReport(step, last, result.metrics)))
         if not continues or step == last or step % training.checkpoint_every == 0:
             checkpoints.write_checkpoint(target, learner, Progress(step=step, version=0))
             saved = step

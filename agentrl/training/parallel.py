@@ -1,8 +1,8 @@
 """The plan of parallelism: how a model is spread over ranks, and how ranks share a batch.
 
-`apply` reads top to bottom: each kind is a function that changes the model in place, and leaves it alone if the plan does
-not have that kind. accelerate owns processes, device and precision. The mesh is made here, with all of its dimensions,
-because accelerate knows FSDP2 on GPUs only.
+`apply` reads top to bottom: each kind is a function that changes the model in place, and leaves it alone if the plan
+does not have that kind. accelerate owns processes, device and precision. The mesh is made here, with all of its
+dimensions, because accelerate knows FSDP2 on GPUs only.
 
 Invariants:
 - loss and gradient are those of one process, up to the order of sums;
@@ -14,9 +14,10 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
@@ -36,6 +37,8 @@ from agentrl.training.policy_model import compile_layers, layers_of
 
 if TYPE_CHECKING:
     from agentrl.training.pair_scores import PairScorer
+
+Precision = Literal["float32", "bfloat16"]
 
 MESH = ("replicate", "shard")
 _NO_INDICES = np.empty(0, dtype=np.int64)
@@ -64,7 +67,7 @@ class Plan:
     """On GPUs only."""
 
 
-def start(sizes: Sizes, precision: str) -> Accelerator:
+def start(sizes: Sizes, precision: Precision) -> Accelerator:
     """Joins the other ranks, which the environment names as torch's launcher does. Raises ConfigError if their number
     is not that of the plan."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -74,7 +77,14 @@ def start(sizes: Sizes, precision: str) -> Accelerator:
             hint="Start as many processes as training.parallel has ranks.",
         )
     # Without the flag, accelerate starts gloo on no processor: it looks for the collectives of a GPU.
-    return Accelerator(mixed_precision=precision, cpu=ranks > 1 and not torch.cuda.is_available())
+    mixed = "bf16" if precision == "bfloat16" else "no"
+    return Accelerator(mixed_precision=mixed, cpu=ranks > 1 and not torch.cuda.is_available())
+
+
+def lead_first(sizes: Sizes, precision: Precision) -> AbstractContextManager[None]:
+    """Within it, the rank that leads is alone; the others follow when it is through."""
+    first: AbstractContextManager[None] = start(sizes, precision).main_process_first()
+    return first
 
 
 class Parallelism:
@@ -118,9 +128,7 @@ class Parallelism:
             loads[lightest] += sum(one.tokens for one in members)
             if lightest == self.rank:
                 mine.add(name)
-        return msgspec.structs.replace(
-            batch, trajectories=[one for one in batch.trajectories if one.group_key in mine]
-        )
+        return msgspec.structs.replace(batch, trajectories=[one for one in batch.trajectories if one.group_key in mine])
 
     def in_step(self, micros: list[list[Row]]) -> list[list[Row]]:
         """The micro-batches of this rank, and as many that train nothing as other ranks have more."""
@@ -201,7 +209,5 @@ def _shard(scorer: PairScorer, mesh: DeviceMesh | None) -> None:
 def _idle_row() -> Row:
     """One token, of which nothing is wanted."""
     one = np.zeros(1, dtype=np.int64)
-    pairs = Pairs(
-        asked=_NO_INDICES, target=_NO_INDICES, record=_NO_INDICES, behaviour=_NO_NUMBERS, version=_NO_INDICES
-    )
+    pairs = Pairs(asked=_NO_INDICES, target=_NO_INDICES, record=_NO_INDICES, behaviour=_NO_NUMBERS, version=_NO_INDICES)
     return Row(ids=one, positions=one, ends=one + 1, asked_at=_NO_INDICES, temperatures=_NO_NUMBERS, pairs=pairs)

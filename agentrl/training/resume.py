@@ -28,6 +28,7 @@ from agentrl.training.batch import Trajectory
 from agentrl.training.demonstrations import tokenized
 from agentrl.training.learner import Learner, LearnerSettings
 from agentrl.training.optimizers import AdamW
+from agentrl.training.parallel import Sizes
 from agentrl.training.warmup import warm_up
 
 log = logging.getLogger("trainer")
@@ -74,6 +75,7 @@ def settings_of(config: RunConfig) -> LearnerSettings:
         precision=training.precision,
         recompute=training.recompute,
         compiled=training.compile,
+        parallel=Sizes(shard=training.parallel.shard, replicate=training.parallel.replicate),
     )
 
 

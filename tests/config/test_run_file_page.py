@@ -1,4 +1,4 @@
-"""docs/run-file.md and docs/losses.md: every example is accepted, and nothing of the configuration is left out."""
+"""docs/run-file.md, losses.md, training.md: every example is accepted, and nothing of the configuration is left out."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from agentrl.config.load import load_config
 from agentrl.config.loss_keys import LossKeys, MaskSettings
+from agentrl.config.parallel import Parallel
 from agentrl.config.placeholders import PLACEHOLDERS
 from agentrl.config.run import RunConfig
 from agentrl.config.show import advice
@@ -19,7 +21,8 @@ from agentrl.policies.loss_settings import DEFAULTS_BY_NAME
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "run-file.md").read_text()
 LOSSES = (DOCS / "losses.md").read_text()
-EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE + LOSSES, re.MULTILINE | re.DOTALL)
+TRAINING = (DOCS / "training.md").read_text()
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE + LOSSES + TRAINING, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
@@ -39,6 +42,19 @@ def test_the_page_of_losses_has_every_form_key_and_term() -> None:
             given = re.search(rf"`{key}: ([^`]+)`", row)
             assert given is not None, (form, key)
             assert yaml.safe_load(given[1]) == value or float(given[1]) == value, (form, key)
+
+
+def test_the_page_of_training_has_every_kind_of_parallelism() -> None:
+    for kind in Parallel.model_fields:
+        assert f"`{kind}`" in TRAINING, kind
+
+
+def test_a_kind_that_is_not_available_is_refused_with_those_that_are() -> None:
+    job = {"name": "shown", "training": {"loss": "sft", "demonstrations": "shown.jsonl"}}
+    for kind in ("tensor", "context", "pipeline", "expert"):
+        job["training"]["parallel"] = {kind: 2}  # type: ignore[index]
+        with pytest.raises(ValidationError, match=f"parallel.{kind} is not available yet; shard and replicate are"):
+            RunConfig.model_validate(job)
 
 
 def test_page_has_every_section_group_key_and_placeholder() -> None:

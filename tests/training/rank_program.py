@@ -20,6 +20,11 @@ from tests.training.trees import batch_of, fork, group
 
 GROUPS = (3, 2, 4, 1, 2)
 """Members of the groups of a batch: a number that no two or four ranks share evenly."""
+OBJECTIVES = (
+    PolicyLoss(),
+    PolicyLoss(ratio="decoupled", weight_cap=2.0, weight_normalised=True, reference_weight=0.1, reference_in="reward"),
+    PolicyLoss(kind="gspo", clip_low=0.1, clip_high=0.2, aggregation="record-mean"),
+)
 
 
 def train_as_rank(request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
@@ -43,10 +48,10 @@ def train_as_rank(request: Mapping[str, Any], environment: Mapping[str, str]) ->
 
 def train(learner: Learner, number: int) -> dict[str, float]:
     chance = random.Random(number)
-    members = [group(chance, size, name=f"g{index}", make=fork) for index, size in enumerate(GROUPS)]
+    members = [
+        group(chance, size, name=f"g{index}", make=fork) for index, size in enumerate(GROUPS if number % 5 else (3,))
+    ]
     batch = batch_of([one for of_group in members for one in of_group])
-    objective = PolicyLoss(ratio="decoupled") if number % 2 else PolicyLoss()
-    done = learner.train(batch, objective, optimizer_steps=2)
+    done = learner.train(batch, OBJECTIVES[number % len(OBJECTIVES)], optimizer_steps=2)
     assert done.applied
     return done.metrics
-

@@ -254,11 +254,13 @@ def test_a_job_from_the_command_line(demonstrated: dict[str, Any], tmp_path: Pat
     assert wrong.stderr.startswith("agentrl: There is nothing to train on.")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "parallel"), [(signal.SIGTERM, {}), (signal.SIGINT, {}), (signal.SIGTERM, {"shard": 2})]
+)
 def test_a_signal_to_the_command_ends_the_job_after_its_step_with_a_checkpoint(
-    demonstrated: dict[str, Any], tmp_path: Path, number: signal.Signals
+    demonstrated: dict[str, Any], tmp_path: Path, number: signal.Signals, parallel: dict[str, int]
 ) -> None:
-    demonstrated["training"] |= {"steps": 100_000}
+    demonstrated["training"] |= {"steps": 100_000, "parallel": parallel}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(demonstrated))
     command = [sys.executable, "-m", "agentrl", "train", "run.yaml", "--json"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True) as process:
