@@ -24,6 +24,7 @@ from agentrl.engines.publication_store import StoredPublications
 from agentrl.engines.sglang.sglang_engine import SglangEngine
 from agentrl.errors import ConfigError
 from agentrl.http.free_ports import free_port
+from agentrl.http.run_hosts import known_as
 from agentrl.http.token_server import listening
 from agentrl.store import run_database
 from agentrl.store.documents import Service
@@ -55,7 +56,7 @@ async def main(unit: Unit) -> None:
             follower = PublicationFollower(
                 running.engine,
                 StoredPublications(database, load_within_s=config.engines.load_s),
-                Service(kind="engine", id=f"{unit.name}.{unit.incarnation}", unit=unit.name, url=running.url),
+                Service(kind="engine", id=f"{unit.name}.{unit.incarnation}", unit=unit.name, url=known_as(running.url)),
                 run_dir=unit.run_dir,
                 second=running.second,
                 evaluates=unit.slot == 0,

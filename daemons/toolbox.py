@@ -20,6 +20,7 @@ from agentrl.config.secrets import files_of_references
 from agentrl.config.serialization import config_to_plain
 from agentrl.errors import ConfigError
 from agentrl.formatting.amounts import counted
+from agentrl.http.run_hosts import known_as
 from agentrl.http.token_server import listening
 from agentrl.mcp_endpoint.mcp_listener import mcp_listening, tokens_of
 from agentrl.store import owners, run_database
@@ -59,7 +60,7 @@ async def main(unit: Unit) -> None:
     database = await run_database.open_database(config, unit.state_dir)
     try:
         async with toolbox.running(), listening(app) as url:
-            me = Service(id=name, unit=unit.name, url=url, slots=quotas.sessions)
+            me = Service(id=name, unit=unit.name, url=known_as(url), slots=quotas.sessions)
             reporter = ServiceReporter(toolbox, database, me)
             _report_servers(unit, toolbox)
             unit.answer(ServedToolCommands(toolbox).answer)

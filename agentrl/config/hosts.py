@@ -1,4 +1,4 @@
-"""Defines the hosts of a run in the configuration: their names and labels.
+"""Defines the hosts of a run in the configuration: their names and labels, what runs there, how others reach them.
 
 Invariants:
 - A word in `hosts` of a group means one host or one label, never both.
@@ -8,9 +8,16 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+from pydantic import Field
 
 from agentrl.config.field_types import Section, Words
 from agentrl.config.this_host import HOST_NAME
+
+MAY_RUN = ("engine", "sampler", "toolbox")
+"""Groups of the data plane that may run on other hosts than the coordinator's. The others need its disk."""
+_Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 
 
 class Host(Section):
@@ -18,6 +25,15 @@ class Host(Section):
 
     labels: Words = ()
     """Words for what the host has, such as `gpu`. A group's `hosts` names hosts or labels."""
+    runs: Words = ()
+    """Groups of the data plane that run here: `engine`, `sampler`, `toolbox`. A group that no host names runs on the
+    host of the coordinator; one that several name is spread over them."""
+    address: str = ""
+    """Name or address by which the other hosts reach it. Empty: the address from which it reaches the coordinator."""
+    bind: str = ""
+    """The address on which its tunnel listens. Empty: `address`."""
+    port: _Port = 0
+    """The port of its tunnel; 0 is any free one."""
 
 
 def names_of(words: Iterable[str], hosts: Mapping[str, Host]) -> tuple[str, ...]:
@@ -34,6 +50,16 @@ def known_words(hosts: Mapping[str, Host]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*hosts, *(label for host in hosts.values() for label in host.labels)]))
 
 
+def hosts_that_run(group: str, hosts: Mapping[str, Host]) -> tuple[str, ...]:
+    """Empty for a group that runs on the host of the coordinator."""
+    return tuple(name for name, host in hosts.items() if group in host.runs)
+
+
+def need_tunnels(hosts: Mapping[str, Host]) -> bool:
+    """Whether services on several hosts call each other."""
+    return any(host.runs for host in hosts.values())
+
+
 def problem_of(name: str, hosts: Mapping[str, Host]) -> tuple[str, str]:
     """Return the key below the host and the message; empty texts if it is right."""
     if not HOST_NAME.fullmatch(name):
@@ -43,4 +69,7 @@ def problem_of(name: str, hosts: Mapping[str, Host]) -> tuple[str, str]:
             return "labels", f"has {label!r}, which is no label: use at most 64 letters, digits, dots and dashes"
         if label in hosts:
             return "labels", f"has {label!r}, which is the name of a host; take another word"
+    for group in hosts[name].runs:
+        if group not in MAY_RUN:
+            return "runs", f"names {group!r}; other hosts than the coordinator's may run {', '.join(MAY_RUN)}"
     return "", ""

@@ -219,6 +219,8 @@ def _problems_of_hosts(config: RunConfig) -> Iterator[data_plane.Problem]:
         key, problem = problem_of(name, config.hosts)
         if problem:
             yield ("hosts", name, *((key,) if key else ())), problem
+        if config.hosts[name].runs and not config.coordinator.listen:
+            yield ("hosts", name, "runs"), "needs coordinator.listen, the address at which hosts join the run"
     known = known_words(config.hosts)
     for name, sidecar in config.sidecars.items():
         for word in sidecar.hosts if known else ():

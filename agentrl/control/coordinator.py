@@ -42,6 +42,7 @@ from agentrl.control.handlers.rollback import Rollback
 from agentrl.control.handlers.units import UnitHandler
 from agentrl.control.host_admission import HostAdmission
 from agentrl.control.host_agent_watch import HostAgentWatch
+from agentrl.control.host_tunnels import HostTunnels
 from agentrl.control.incidents import SHOWN, Incidents
 from agentrl.control.instruction_handler import InstructionHandler
 from agentrl.control.instruction_queue import Executor
@@ -170,13 +171,15 @@ class Coordinator:
         self._incidents = Incidents(context)
         units = UnitHandler(context, requests, self._incidents)
         self._admission = HostAdmission(context, recovery.load_hosts(self._stored), self._state_dir)
-        hosts = HostHandler(context, requests, self._incidents, self._admission)
+        tunnels = HostTunnels(context, self._state_dir)
+        self._admission.on_forgotten = tunnels.forgotten
+        hosts = HostHandler(context, requests, self._incidents, self._admission, tunnels)
         self._settings = ActiveConfig(context, self._state_dir)
         self._queries = Queries(context, requests, lambda all: self._alerting.rows(all))
         self._alerting = AlertService(context, self._queries.chains)
         self._recorder = FeedRecorder(context, self._state_dir)
         shutdown = Shutdown(context, requests, self._ended.set)
-        self._instructions = InstructionHandler(context, self._incidents, units.died, shutdown.all_stopped)
+        self._instructions = InstructionHandler(context, self._incidents, tunnels, units.died, shutdown.all_stopped)
         served = ServedCommands(context, requests)
         tuning = Tuning(context, self._settings, requests, StalenessPreview(context, served.ask).extend)
         rollback = Rollback(context, self._settings, served)
@@ -202,7 +205,8 @@ class Coordinator:
         self._listener = TcpListener(self._hub, self._feed_out, self._metrics_out, self._listener_changed)
         self._settings.may_refuse = self._listener.check
         self._settings.on_times = hosts.send_times
-        self._settings.on_config += [self._alerting.configure, self._listener.configure, self._recorder.configure]
+        configures = (self._alerting, self._listener, self._recorder, tunnels)
+        self._settings.on_config += [each.configure for each in configures]
         self._marker = RunDirMarker(Path(run.run_dir), context.host, self._identity.boot_id, run.name, run.uuid)
 
     def _commands(self, stacks: Stacks) -> dict[str, Prepare]:

@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.config.this_host import HOST_NAME
@@ -42,6 +43,7 @@ class HostAdmission:
         self._context = context
         self._state_dir = state_dir
         self._joined = JoinedHosts(joined)
+        self.on_forgotten: Callable[[str], None] = lambda host: None
         self._began = context.clock.now()
         self._look_at = 0.0
 
@@ -117,6 +119,7 @@ class HostAdmission:
             context.executor.put("host", name, None)
         context.host_leases.end(name)
         context.peers.forget_host(name)
+        self.on_forgotten(name)
         context.observed.hosts.pop(name, None)
         context.happened(events.HostForgotten(host=name, by=by))
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from agentrl.control.context import Context
 from agentrl.control.handlers.units import token_of
+from agentrl.control.host_tunnels import HostTunnels
 from agentrl.control.incidents import Incidents
 from agentrl.protocol import messages
 from agentrl.protocol.rows import UnitState
@@ -27,11 +28,13 @@ class InstructionHandler:
         self,
         context: Context,
         incidents: Incidents,
+        tunnels: HostTunnels,
         died: Callable[[str, int], None],
         all_stopped: Callable[[], None],
     ) -> None:
         self._context = context
         self._incidents = incidents
+        self._tunnels = tunnels
         self._died = died
         self._all_stopped = all_stopped
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -85,6 +88,7 @@ class InstructionHandler:
         if slot is None or slot.spec is None or slot.incarnation != incarnation:
             return
         context.leases.end(unit)
+        self._tunnels.before_spawn(host, slot.spec.role)
         context.peers.send_to_host(
             host,
             messages.Spawn(

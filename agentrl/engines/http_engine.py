@@ -29,6 +29,7 @@ from agentrl.engines.interface import (
     VersionNotServedError,
     WeightsRefusedError,
 )
+from agentrl.http import run_hosts
 from agentrl.http.http_client import BodyTooLargeError, ConnectionBrokenError, HttpClient, Reply
 
 ORDER_WITHIN_S = 30.0
@@ -74,7 +75,7 @@ class HttpEngine:
 
     def __init__(self, url: str, token: str, *, headers: Mapping[str, str] | None = None) -> None:
         self.url = url.rstrip("/")
-        self._http = HttpClient(self.url, {"Authorization": f"Bearer {token}", **(headers or {})})
+        self._http = HttpClient(self.url, {"Authorization": f"Bearer {token}", **(headers or {})}, way=run_hosts.way())
 
     async def close(self) -> None:
         await self._http.close()

@@ -28,6 +28,7 @@ from agentrl.host.log_files import Logs
 from agentrl.host.periodic_tasks import Intervals, PeriodicTasks
 from agentrl.host.process_trees import Attribution, ProcessTree, Sweeper
 from agentrl.host.request_handler import RequestHandler
+from agentrl.host.tunnel_process import TunnelProcess
 from agentrl.protocol import messages, wire
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import (
@@ -86,6 +87,7 @@ class Agent:
             send=self.send,
             on_over=self.check_finished,
         )
+        self.tunnel = TunnelProcess(home, self.send)
         self._requests = RequestHandler(self.services, self.incarnations)
         self._periodic = PeriodicTasks(
             self.services, self.incarnations, times or Intervals(), self._end_if_lonely, restore_files
@@ -114,6 +116,7 @@ class Agent:
         if self.watchdog is not None:
             self.watchdog.stop()
         self._periodic.stop()
+        await self.tunnel.closed()
         for incarnation in self.incarnations.values():
             incarnation.stop_watching()
         for task in tuple(self._tasks):
@@ -196,6 +199,12 @@ class Agent:
                     incarnation.signal(message.signal, leader_only=message.leader_only)
             case messages.KillTree(unit=unit, incarnation=number):
                 self._kill_tree(unit, number)
+            case messages.OpenTunnel():
+                self.tunnel.open(message)
+            case messages.TunnelPeers():
+                self.tunnel.peers(message)
+            case messages.RunSecrets():
+                self.tunnel.secrets(message)
             case messages.Forget(incarnations=names):
                 self._forget(names)
             case messages.Ask():
@@ -221,7 +230,7 @@ class Agent:
             self._repeat(known)
             return
         try:
-            env = spawn_environment.of_unit(spawn, self.home, self.services.heartbeat_s)
+            env = spawn_environment.of_unit(spawn, self.home, self.services.heartbeat_s, tunnel=self.tunnel.entrance)
             cwd = self._folder(spawn)
             command = tuple(spawn_environment.filled(part, self.home, spawn.unit) for part in spawn.spec.command)
             command = (spawn_environment.program(command, env, cwd), *command[1:])

@@ -40,6 +40,7 @@ MARKS = (
     "AGENTRL_HEARTBEAT_S",
     "AGENTRL_ORPHAN_LEASE_S",
     "AGENTRL_KEY",
+    "AGENTRL_TUNNEL",
 )
 """All variables that identify a process of a run. A process that starts another one does not pass them on."""
 

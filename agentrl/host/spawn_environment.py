@@ -22,7 +22,7 @@ from agentrl.config.secrets import is_reference, resolve_secret
 from agentrl.errors import ConfigError
 from agentrl.host import procfs
 from agentrl.protocol.messages import Spawn
-from agentrl.protocol.specs import Probe, incarnation_name, split_unit
+from agentrl.protocol.specs import Probe, Role, incarnation_name, split_unit
 
 INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "TERM", "TZ", "TMPDIR", "LANG", "LANGUAGE", "LC_*"),
@@ -81,7 +81,7 @@ def filled_probe(probe: Probe, home: Home, unit: str) -> Probe:
     )
 
 
-def of_unit(spawn: Spawn, home: Home, heartbeat_s: float) -> dict[str, str]:
+def of_unit(spawn: Spawn, home: Home, heartbeat_s: float, *, tunnel: Path | None = None) -> dict[str, str]:
     """The complete environment of one incarnation. Raises ConfigError if a secret is missing."""
     spec = spawn.spec
     env = inherited()
@@ -105,6 +105,8 @@ def of_unit(spawn: Spawn, home: Home, heartbeat_s: float) -> dict[str, str]:
     }
     if home.key is not None:
         env["AGENTRL_KEY"] = str(home.key)
+    if tunnel is not None and spec.role is not Role.SIDECAR:
+        env["AGENTRL_TUNNEL"] = str(tunnel)
     return env
 
 

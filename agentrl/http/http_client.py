@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from agentrl.errors import ConfigError
+from agentrl.http.run_hosts import Way
 
 CONNECT_WITHIN_S = 5.0
 MOST_BODY_BYTES = 64 << 20
@@ -240,11 +241,22 @@ class _Call:
 class HttpClient:
     """All calls to one server, with one set of headers."""
 
-    def __init__(self, url: str, headers: dict[str, str], *, connect_within_s: float = CONNECT_WITHIN_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: dict[str, str],
+        *,
+        connect_within_s: float = CONNECT_WITHIN_S,
+        way: Way | None = None,
+    ) -> None:
+        """With a `way` the URL may name a host of the run."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ConfigError(f"{url!r} is no address of an engine; it must be such as http://127.0.0.1:30000.")
         self._host, self._port = parts.hostname, parts.port or 80
+        # Names of hosts differ by the case of their letters, which `hostname` does not keep.
+        named_host = parts.netloc.rpartition(":")[0]
+        self._way = (way, named_host) if way is not None and way.leads_to(named_host) else None
         named = {"Host": parts.netloc, "Content-Type": "application/json", **headers}
         if any(sign in f"{name}{value}" for name, value in named.items() for sign in "\r\n"):
             raise ConfigError(f"The headers of calls to {url} have a line break in them.")
@@ -288,16 +300,22 @@ class HttpClient:
             self._drop(connection)
 
     async def _connect(self) -> _Connection:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_within_s):
-                _, connection = await loop.create_connection(_Connection, self._host, self._port)
+                connection = await self._opened(asyncio.get_running_loop())
         except TimeoutError:
             raise CannotConnectError(f"no connection within {self._connect_within_s:g} s") from None
         except OSError as broken:
             raise CannotConnectError(str(broken) or type(broken).__name__) from broken
         self._open.add(connection)
         return connection
+
+    async def _opened(self, loop: asyncio.AbstractEventLoop) -> _Connection:
+        if self._way is None:
+            return (await loop.create_connection(_Connection, self._host, self._port))[1]
+        way, host = self._way
+        end = await way.open(host, self._port)
+        return (await loop.create_unix_connection(_Connection, sock=end))[1]
 
     def _drop(self, connection: _Connection) -> None:
         self._open.discard(connection)

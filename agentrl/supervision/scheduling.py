@@ -2,7 +2,8 @@
 
 Invariants:
 - A unit is placed only on a connected, allowed host that is not draining and has the resources.
-- The data plane is placed only on the host that has the data: the embedded database, checkpoints and weights.
+- The data plane is placed on the host that has the data (the embedded database, checkpoints and weights), but for
+  groups that the run file places elsewhere.
 - A unit that cannot be placed gets one sentence with the reason.
 - A scale-down stops the units whose loss costs least.
 """
@@ -70,7 +71,7 @@ def place(
     spec: GroupSpec, hosts: Mapping[str, HostState], draining: Collection[str], used: Mapping[str, Use], data_host: str
 ) -> tuple[str, str]:
     """Return (host, "") or ("", reason). The host with the fewest units is preferred, then the first name."""
-    allowed = spec.hosts if spec.role is Role.SIDECAR or not data_host else (data_host,)
+    allowed = spec.hosts or ((data_host,) if spec.role is not Role.SIDECAR and data_host else ())
     if not hosts:
         return "", "no host agent is connected"
     refusals: dict[str, list[str]] = {}

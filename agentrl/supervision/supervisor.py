@@ -188,7 +188,7 @@ class Supervisor:
     def _possible_hosts(self, slot: Slot) -> set[str]:
         group = self.state.groups.get(slot.group)
         if group is not None and group.spec.role is not Role.SIDECAR and self.state.data_host:
-            return {self.state.data_host}
+            return {*group.spec.hosts, self.state.data_host}
         return {*self.state.run.hosts, self.state.data_host} - {""}
 
     def _up_since(self, event: events.HostConnected, now: float) -> float:

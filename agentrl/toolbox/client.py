@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from agentrl.http import run_hosts
 from agentrl.http.http_client import BodyTooLargeError, ConnectionBrokenError, HttpClient
 from agentrl.policies.outcomes import tool_call_within_s
 from agentrl.toolbox.api_messages import (
@@ -57,7 +58,7 @@ class ToolboxClient:
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
-        self._http = HttpClient(url, {"Authorization": f"Bearer {token}"})
+        self._http = HttpClient(url, {"Authorization": f"Bearer {token}"}, way=run_hosts.way())
 
     async def __aenter__(self) -> ToolboxClient:
         return self

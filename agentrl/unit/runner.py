@@ -49,7 +49,7 @@ def run_unit(main: Main | AsyncMain, *, term_deadline_s: float = TERM_DEADLINE_S
     After SIGTERM it has `term_deadline_s` to return; `unit.extend_stop` gives it more.
     """
     if inspect.iscoroutinefunction(main):
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             code = runner.run(_run_in_own_loop(main, term_deadline_s))
     else:
         code = _run_blocking(cast(Main, main), term_deadline_s)
@@ -74,7 +74,7 @@ async def arun_unit(main: AsyncMain, *, term_deadline_s: float = TERM_DEADLINE_S
     return process.code
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's if the extra `fast` is installed: it halves the processor time of messages."""
     if importlib.util.find_spec("uvloop") is None:
         return None

@@ -45,3 +45,31 @@ def test_a_wrong_word_is_one_sentence(words: Any, hosts: dict[str, Any], message
     with pytest.raises(ConfigError) as refused:
         config_from_plain(_run(words, hosts))
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "listen", "message"),
+    [
+        ({"b": {"runs": "trainer"}}, "tcp://127.0.0.1:7400", "hosts.b.runs names 'trainer'"),
+        ({"b": {"runs": "engine"}}, "", "hosts.b.runs needs coordinator.listen"),
+        ({"b": {"runs": "engine", "port": 70000}}, "tcp://127.0.0.1:7400", "hosts.b.port"),
+    ],
+)
+def test_groups_that_cannot_run_elsewhere_are_refused(hosts: dict[str, Any], listen: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_from_plain({"name": "r", "hosts": hosts, "coordinator": {"listen": listen}})
+    assert message in str(refused.value)
+
+
+def test_groups_of_the_data_plane_run_where_hosts_run_them() -> None:
+    plain = {
+        "name": "r",
+        "hosts": {"b": {"runs": ["sampler", "engine"]}, "c": {"runs": "engine"}},
+        "coordinator": {"listen": "tcp://127.0.0.1:7400"},
+        "model": {"build": "tiny"},
+        "environments": {"quiz": {"dataset": "quiz.jsonl"}},
+    }
+    specs = {spec.name: spec for spec in specs_of(config_from_plain(plain), run_dir="/r", state_dir="/s")}
+    assert specs["engine"].hosts == ("b", "c")
+    assert specs["sampler"].hosts == ("b",)
+    assert specs["trainer"].hosts == specs["steward"].hosts == specs["mongo"].hosts == ()

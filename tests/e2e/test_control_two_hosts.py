@@ -1,6 +1,6 @@
 """Two hosts and a network between them that breaks and returns.
 
-Each host agent lives in a network namespace of its own; a pair of virtual devices joins them. Only this test sees the
+Each host agent lives in a network namespace of its own. Only this test sees the
 processes of both, so it can count the processes of a unit on both sides of a broken link.
 """
 
@@ -20,10 +20,12 @@ import pytest
 from agentrl.config.this_host import default_name
 from agentrl.errors import ExitCode
 from agentrl.protocol.rows import HostRow, UnitRow, UnitState
+from tests.e2e.networks import Network
 from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import PATIENCE_S, eventually
 
 HERE, THERE = default_name(), "b"
+HOSTS = ("here", "there")
 ADDRESS = "tcp://10.99.0.1:7400"
 LINK_DOWN_S = 6.0
 """Three leases of a host at the pace of these tests."""
@@ -31,47 +33,10 @@ FAR = ("far-0", "far-1", "mute-0")
 """Units that may only run there, and whose writes are not fenced."""
 
 
-class Link:
-    """Two network namespaces and a link between them."""
-
-    def __init__(self, name: str) -> None:
-        self.here, self.there = f"{name}-here", f"{name}-there"
-
-    def lay(self) -> None:
-        for namespace in (self.here, self.there):
-            _ip("netns", "add", namespace)
-            _ip("-n", namespace, "link", "set", "lo", "up")
-        _ip("link", "add", "cable", "netns", self.here, "type", "veth", "peer", "name", "cable", "netns", self.there)
-        for namespace, address in ((self.here, "10.99.0.1/24"), (self.there, "10.99.0.2/24")):
-            _ip("-n", namespace, "address", "add", address, "dev", "cable")
-            _ip("-n", namespace, "link", "set", "cable", "up")
-
-    def cut(self) -> None:
-        _ip("-n", self.here, "link", "set", "cable", "down")
-
-    def mend(self) -> None:
-        _ip("-n", self.here, "link", "set", "cable", "up")
-
-    def remove(self) -> None:
-        for namespace in (self.here, self.there):
-            subprocess.run(["ip", "netns", "delete", namespace], check=False, capture_output=True, timeout=60)
-
-
-def _ip(*arguments: str) -> None:
-    command = ["ip", *arguments]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    except FileNotFoundError:
-        pytest.fail("This test needs the program ip: `apt-get install iproute2`.")
-    except subprocess.CalledProcessError as failed:
-        needs_root = "; run it as root: `sudo make test`" if os.geteuid() else ""
-        pytest.fail(f"{' '.join(command)}: {failed.stderr.strip()}{needs_root}")
-
-
 class TwoHosts:
     """A run whose coordinator is on one side of the link, and a second host agent on the other."""
 
-    def __init__(self, run: Run, link: Link) -> None:
+    def __init__(self, run: Run, link: Network) -> None:
         self.run, self.link = run, link
         self._folder = run.file.parent
         self._log = (self._folder / "agent-b.log").open("w")
@@ -80,7 +45,7 @@ class TwoHosts:
     def up(self) -> None:
         run = self.run
         run.write()
-        command = [*_inside(self.link.here), PYTHON, "-m", "agentrl", "up", str(run.file), "--no-wait", "--json"]
+        command = [*self.link.inside(HOSTS[0]), PYTHON, "-m", "agentrl", "up", str(run.file), "--no-wait", "--json"]
         done = subprocess.run(command, env=run.environ, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
 
@@ -89,7 +54,7 @@ class TwoHosts:
         where = ["--state-dir", "b/state", "--run-dir", "b/run", "--run", self.run.uuid()]
         whom = ["--coordinator", ADDRESS, "--key", "b.key"]
         self.agent = subprocess.Popen(
-            [*_inside(self.link.there), PYTHON, "-m", "agentrl", "daemon", "host", "--name", THERE, *where, *whom],
+            [*self.link.inside(HOSTS[1]), PYTHON, "-m", "agentrl", "daemon", "host", "--name", THERE, *where, *whom],
             cwd=self._folder,
             env=self.run.environ,
             stdout=self._log,
@@ -99,7 +64,7 @@ class TwoHosts:
     def run_agent_elsewhere(self, directory: str, key: str, *more: str) -> subprocess.CompletedProcess[str]:
         """An agent of a further machine, until it ends."""
         where = ["--state-dir", f"{directory}/state", "--run-dir", f"{directory}/run", "--run", self.run.uuid()]
-        command = [*_inside(self.link.there), PYTHON, "-m", "agentrl", "daemon", "host", *where, *more]
+        command = [*self.link.inside(HOSTS[1]), PYTHON, "-m", "agentrl", "daemon", "host", *where, *more]
         return subprocess.run(
             [*command, "--coordinator", ADDRESS, "--key", key],
             cwd=self._folder,
@@ -139,10 +104,6 @@ class TwoHosts:
         return {alert["id"]: alert["state"] for alert in self.run.cli("alerts", "list")}
 
 
-def _inside(namespace: str) -> list[str]:
-    return ["nsenter", f"--net=/run/netns/{namespace}"]
-
-
 def _said(units: dict[str, UnitRow]) -> dict[str, str]:
     return {name: f"{row.state} on {row.host}: {row.reason}" for name, row in units.items()}
 
@@ -154,7 +115,7 @@ def _network(pid: int) -> str:
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
     name = f"t-{uuid.uuid4().hex[:8]}"
-    link = Link(name)
+    link = Network(name, HOSTS)
     try:
         link.lay()
         for run in running(tmp_path_factory.mktemp("net"), name):
@@ -163,7 +124,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
                 _bring_up(hosts)
                 yield hosts
             finally:
-                link.mend()
+                link.mend(HOSTS[1])
                 run.close()
                 hosts.close()
     finally:
@@ -234,8 +195,8 @@ def test_broken_link_makes_units_lost_and_starts_no_unit_twice(
     assert before["fenced-0"].host == THERE
     ghost = f"fenced-0.{before['fenced-0'].incarnation}"
     cut_at = time.monotonic()
-    hosts.link.cut()
-    request.addfinalizer(hosts.link.mend)
+    hosts.link.cut(HOSTS[1])
+    request.addfinalizer(lambda: hosts.link.mend(HOSTS[1]))
     if coordinator_dies:
         run.kill(run.coordinator_pid())
     hosts.wait_host(THERE, "lost")
@@ -250,7 +211,7 @@ def test_broken_link_makes_units_lost_and_starts_no_unit_twice(
     assert {run.unit_row(unit).state for unit in FAR} == {UnitState.LOST}
     assert run.lives_of("far-1") == set()
 
-    hosts.link.mend()
+    hosts.link.mend(HOSTS[1])
     hosts.wait_host(THERE, "up")
     dead = run.wait_incarnation("far-1", above=before["far-1"].incarnation)
     assert dead.last_exit is not None
@@ -283,7 +244,7 @@ def test_host_that_is_gone_for_good_is_forgotten_by_a_command(hosts: TwoHosts) -
     code, refused = run.cli("hosts", "forget", THERE, "--yes", check=False)
     assert code == ExitCode.REFUSED
     assert "is connected" in str(refused)
-    hosts.link.cut()
+    hosts.link.cut(HOSTS[1])
     assert hosts.agent is not None
     hosts.agent.kill()
     hosts.agent.wait(PATIENCE_S)
@@ -298,7 +259,7 @@ def test_host_that_is_gone_for_good_is_forgotten_by_a_command(hosts: TwoHosts) -
     run.cli("hosts", "forget", THERE, "--yes")
     eventually(lambda: f"host/{THERE}" not in run.rows())
     assert all(THERE in run.wait_state(unit, "pending").reason for unit in FAR)
-    hosts.link.mend()
+    hosts.link.mend(HOSTS[1])
     hosts.start_agent()  # under the name that is free again
     after = hosts.all_ready()
     assert {unit: run.lives_of(unit) for unit in FAR} == {u: {f"{u}.{after[u].incarnation}"} for u in FAR}

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 
+from agentrl.config.hosts import hosts_that_run, need_tunnels
 from agentrl.config.run import RunConfig
 from agentrl.config.secrets import variable_of
 from agentrl.config.serialization import config_to_plain
@@ -86,8 +87,9 @@ def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str
         role=role,
         command=("{python}", "-m", f"daemons.{role.value}", *(READ_ONLY if reading and role is Role.STEWARD else ())),
         count=config.sizes[role.value],
-        env={**_inherited(role, config, plain), SETTINGS_VARIABLE: _digest(plain, _READS[role])},
+        env={**_inherited(role, config, plain), SETTINGS_VARIABLE: _digest(plain, _reads(role, config))},
         cwd=run_dir,
+        hosts=hosts_that_run(role.value, config.hosts),
         life=Life.JOB if role is Role.TRAINER else Life.SERVICE,
         speaks=True,
         after=(*(("mongo",) if config.has_mongo else ()), *needs),
@@ -118,6 +120,11 @@ def _texts(plain: object) -> Iterator[str]:
 
 def _gpus(role: Role, config: RunConfig) -> int:
     return gpus_of(config.engines.args) if role is Role.ENGINE and config.engines.kind == "sglang" else 0
+
+
+def _reads(role: Role, config: RunConfig) -> tuple[str, ...]:
+    # Only where it began does a unit learn how services are named, which differs with tunnels.
+    return (*_READS[role], *(("hosts",) if need_tunnels(config.hosts) else ()))
 
 
 def _digest(plain: dict[str, object], sections: tuple[str, ...]) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from agentrl.control.context import Context
 from agentrl.control.host_admission import HostAdmission
+from agentrl.control.host_tunnels import HostTunnels
 from agentrl.control.incidents import Incidents
 from agentrl.control.messaging.peers import Kind, Known
 from agentrl.control.messaging.pending_requests import PendingRequests
@@ -37,10 +38,16 @@ _EVENTS: dict[type[Any], type[Any]] = {
 
 class HostHandler:
     def __init__(
-        self, context: Context, requests: PendingRequests, incidents: Incidents, admission: HostAdmission
+        self,
+        context: Context,
+        requests: PendingRequests,
+        incidents: Incidents,
+        admission: HostAdmission,
+        tunnels: HostTunnels,
     ) -> None:
         self._context = context
         self._admission = admission
+        self._tunnels = tunnels
         self._requests = requests
         self._incidents = incidents
 
@@ -58,6 +65,7 @@ class HostHandler:
             agent_pid=hello.agent_pid, agent_start_ticks=hello.agent_start_ticks
         )
         context.peers.send(peer, self._welcome())
+        self._tunnels.connected(hello.host)
         for entry in hello.inventory:
             if not context.supervisor.holds(hello.host, entry.unit, entry.incarnation):
                 continue
@@ -100,6 +108,8 @@ class HostHandler:
                 context.happened(events.TreeGone(host=known.name, unit=unit, incarnation=incarnation, swept=swept))
             case messages.CoordinatorTrouble() if known.name == context.host:
                 self._incidents.coordinator_ended(known.name, message)
+            case messages.TunnelOpened():
+                self._tunnels.opened(known.name, message)
             case messages.HostStats():
                 self._stats(known.name, message)
             case messages.Scraped(unit, incarnation, values) if context.supervisor.holds(known.name, unit, incarnation):

@@ -41,9 +41,11 @@ from agentrl.protocol.messages.hosts import (
     HostStats,
     KillTree,
     LogChunk,
+    OpenTunnel,
     Probed,
     ProcessState,
     ReadLog,
+    RunSecrets,
     ScanReport,
     ScanRun,
     Scraped,
@@ -52,6 +54,8 @@ from agentrl.protocol.messages.hosts import (
     Spawned,
     SpawnFailed,
     StackReport,
+    TunnelOpened,
+    TunnelPeers,
 )
 from agentrl.protocol.messages.served_commands import ToServingUnit, UnitAnswer
 from agentrl.protocol.messages.shared_parts import (
@@ -110,6 +114,7 @@ __all__ = [
     "KillTree",
     "KnobPreviewed",
     "LogChunk",
+    "OpenTunnel",
     "Permission",
     "PreviewKnob",
     "Probed",
@@ -120,6 +125,7 @@ __all__ = [
     "RepeatedError",
     "Reply",
     "Request",
+    "RunSecrets",
     "ScanReport",
     "ScanRun",
     "Scraped",
@@ -136,6 +142,8 @@ __all__ = [
     "ToCoordinator",
     "ToHost",
     "ToUnit",
+    "TunnelOpened",
+    "TunnelPeers",
     "UnitHello",
     "UnitMetrics",
     "UnitOnHost",
@@ -153,6 +161,7 @@ ToUnit = (
 )
 FromHost = (
     HostHello
+    | TunnelOpened
     | HostBeat
     | HostStats
     | Spawned
@@ -165,7 +174,21 @@ FromHost = (
     | Scraped
     | Answer
 )
-ToHost = Welcome | Refused | WhoAreYou | BeatAck | Spawn | SignalUnit | KillTree | Forget | Ask | AgentExit
+ToHost = (
+    Welcome
+    | Refused
+    | WhoAreYou
+    | BeatAck
+    | OpenTunnel
+    | TunnelPeers
+    | RunSecrets
+    | Spawn
+    | SignalUnit
+    | KillTree
+    | Forget
+    | Ask
+    | AgentExit
+)
 FromClient = ClientHello | Request
 ToClient = Welcome | Refused | WhoAreYou | Reply | ErrorReply | SnapshotRow | SnapshotEnd
 

@@ -32,6 +32,16 @@ class HostHello(Message, tag="host_hello", frozen=True):
     """The public half of the key that its units connect with, on another host than the coordinator's."""
 
 
+class TunnelOpened(Message, tag="tunnel_opened", frozen=True):
+    """The tunnel of this host listens, or its certificate is half over."""
+
+    request: str
+    """A certificate request (PEM) for the key of the tunnel, which the coordinator's authority signs."""
+    port: int
+    address: str = ""
+    """Where other hosts reach this one, as far as it knows; the run file may say it."""
+
+
 class HostBeat(Message, tag="host_beat", frozen=True):
     seq: int
 
@@ -146,6 +156,33 @@ class Spawn(Message, tag="spawn", frozen=True):
     spec: GroupSpec
     coordinator: str
     """The address that the unit connects to; empty for the address that the host agent uses."""
+
+
+class OpenTunnel(Message, tag="open_tunnel", frozen=True):
+    """Units of this run on several hosts call each other: listen for the other hosts. Answered by TunnelOpened."""
+
+    bind: str = ""
+    """Empty: the address from which the host reaches the coordinator."""
+    port: int = 0
+    """0: any free port."""
+
+
+class TunnelPeers(Message, tag="tunnel_peers", frozen=True):
+    """The hosts of the run that have tunnels. Sent to all of them at every change."""
+
+    certificate: str
+    authority: str
+    peers: dict[str, str]
+    """HOST:PORT by the name of the host. Without HOST it is where the coordinator is reached."""
+
+
+class RunSecrets(Message, tag="run_secrets", frozen=True):
+    """What units on another host than the coordinator's need to call services. Sent before they are started."""
+
+    http_token: str
+    mongo_url: str = ""
+    """Of the embedded server, as its own host knows it; empty if the run file has a URL."""
+    mongo_host: str = ""
 
 
 class SignalUnit(Message, tag="signal_unit", frozen=True):

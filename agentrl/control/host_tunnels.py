@@ -1,0 +1,106 @@
+"""The tunnels between the hosts of a run: certificates, addresses, and what units on other hosts need to know.
+
+Invariants:
+- Only a host that was admitted gets a certificate, and only for its own name.
+- Every tunnel knows the hosts of the run, and no host that was forgotten.
+- Secrets go over the encrypted connection to a host agent, before the first unit that needs them.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from agentrl.config.hosts import Host, need_tunnels
+from agentrl.config.http_token import http_token
+from agentrl.config.run import RunConfig
+from agentrl.control.context import Context
+from agentrl.errors import AgentrlError
+from agentrl.protocol.messages import OpenTunnel, RunSecrets, TunnelOpened, TunnelPeers
+from agentrl.protocol.specs import Role
+from agentrl.tunnels.authority import Authority
+
+log = logging.getLogger(__name__)
+_ANY = ("0.0.0.0", "[::]", "*")
+
+
+class HostTunnels:
+    def __init__(self, context: Context, state_dir: Path) -> None:
+        self._context = context
+        self._state_dir = state_dir
+        self._authority: Authority | None = None
+        self._opened: dict[str, TunnelOpened] = {}
+        self._certificates: dict[str, str] = {}
+
+    @property
+    def _needed(self) -> bool:
+        config = self._context.config
+        return config is not None and need_tunnels(config.hosts)
+
+    def configure(self, config: RunConfig) -> None:
+        """The configuration has changed."""
+        if need_tunnels(config.hosts):
+            for host in self._context.peers.hosts():
+                self.connected(host)
+
+    def connected(self, host: str) -> None:
+        """A host agent said hello."""
+        if self._needed:
+            here, bind = self._host(host), self._host(host).bind or self._host(host).address
+            if not bind and host == self._context.host:
+                bind = self._listens_at()
+            self._context.peers.send_to_host(host, OpenTunnel(bind=bind, port=here.port))
+
+    def opened(self, host: str, tunnel: TunnelOpened) -> None:
+        """The tunnel of a host listens, or wants another certificate."""
+        if not self._needed:
+            return
+        try:
+            self._authority = self._authority or Authority(self._state_dir, self._context.run.uuid)
+            self._certificates[host] = self._authority.issue(host, tunnel.request)
+        except AgentrlError as failed:
+            log.error("host %s gets no certificate: %s", host, failed)
+            return
+        self._opened[host] = tunnel
+        self._tell_all()
+
+    def forgotten(self, host: str) -> None:
+        if self._opened.pop(host, None) is not None:
+            self._certificates.pop(host, None)
+            self._tell_all()
+
+    def before_spawn(self, host: str, role: Role) -> None:
+        """A unit is about to start there."""
+        context, config = self._context, self._context.config
+        if host == context.host or role is Role.SIDECAR or config is None:
+            return
+        try:
+            token = http_token(self._state_dir)
+            url = (self._state_dir / "mongo" / "url").read_text().strip() if config.has_mongo else ""
+        except (AgentrlError, OSError) as failed:
+            log.error("the units of host %s cannot be told where the database is: %s", host, failed)
+            return
+        context.peers.send_to_host(host, RunSecrets(http_token=token, mongo_url=url, mongo_host=context.host))
+
+    def _tell_all(self) -> None:
+        if self._authority is None:
+            return
+        peers = {host: f"{self._address(host)}:{tunnel.port}" for host, tunnel in self._opened.items()}
+        for host in self._opened:
+            told = TunnelPeers(self._certificates[host], self._authority.certificate, peers)
+            self._context.peers.send_to_host(host, told)
+
+    def _address(self, host: str) -> str:
+        if given := self._host(host).address:
+            return given
+        return self._listens_at() if host == self._context.host else self._opened[host].address
+
+    def _listens_at(self) -> str:
+        """The address of this host in `coordinator.listen`; empty if that is any address."""
+        config = self._context.config
+        listen = "" if config is None else config.coordinator.listen.removeprefix("tcp://").rpartition(":")[0]
+        return "" if listen in _ANY else listen
+
+    def _host(self, host: str) -> Host:
+        config = self._context.config
+        return Host() if config is None else config.hosts.get(host, Host())

@@ -1,0 +1,61 @@
+"""Hosts on one machine: a network namespace for each, and a switch between them whose cables can be cut."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+PREFIX = "10.99.0"
+
+
+class Network:
+    def __init__(self, name: str, hosts: tuple[str, ...]) -> None:
+        self._switch = f"{name}-switch"
+        self._names = {host: f"{name}-{host}" for host in hosts}
+        self._numbers = {host: number for number, host in enumerate(hosts, 1)}
+
+    def lay(self) -> None:
+        for namespace in (self._switch, *self._names.values()):
+            _ip("netns", "add", namespace)
+            _ip("-n", namespace, "link", "set", "lo", "up")
+        _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", self._switch, "link", "set", "bridge", "up")
+        for host, namespace in self._names.items():
+            plug = self._plug(host)
+            _ip("link", "add", plug, "netns", self._switch, "type", "veth", "peer", "name", "cable", "netns", namespace)
+            _ip("-n", self._switch, "link", "set", plug, "master", "bridge", "up")
+            _ip("-n", namespace, "address", "add", f"{self.address(host)}/24", "dev", "cable")
+            _ip("-n", namespace, "link", "set", "cable", "up")
+
+    def address(self, host: str) -> str:
+        return f"{PREFIX}.{self._numbers[host]}"
+
+    def inside(self, host: str) -> list[str]:
+        """The begin of a command that runs on the host."""
+        return ["nsenter", f"--net=/run/netns/{self._names[host]}"]
+
+    def cut(self, host: str) -> None:
+        _ip("-n", self._switch, "link", "set", self._plug(host), "down")
+
+    def mend(self, host: str) -> None:
+        _ip("-n", self._switch, "link", "set", self._plug(host), "up")
+
+    def remove(self) -> None:
+        for namespace in (*self._names.values(), self._switch):
+            subprocess.run(["ip", "netns", "delete", namespace], check=False, capture_output=True, timeout=60)
+
+    def _plug(self, host: str) -> str:
+        return f"plug{self._numbers[host]}"
+
+
+def _ip(*arguments: str) -> None:
+    command = ["ip", *arguments]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    except FileNotFoundError:
+        pytest.fail("This test needs the program ip: `apt-get install iproute2`.")
+    except subprocess.CalledProcessError as failed:
+        needs_root = "; run it as root: `sudo make test`" if os.geteuid() else ""
+        pytest.fail(f"{' '.join(command)}: {failed.stderr.strip()}{needs_root}")

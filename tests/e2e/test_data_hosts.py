@@ -1,0 +1,130 @@
+"""A run whose data plane is on three hosts learns like one on a single host.
+
+Sampler and toolbox are on one host, the engine on another; trainer, steward and MongoDB on that of the coordinator. The
+hosts share the directory of the run and nothing else: what they say to each other goes through their tunnels.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agentrl.config.this_host import default_name
+from tests.e2e.networks import Network
+from tests.e2e.running import PYTHON, Run, running
+from tests.small_run import data_plane, write_data
+from tests.waiting import PATIENCE_S, eventually
+
+HERE, TOOLS, ENGINES = "here", "b", "c"
+UP_WITHIN_S = 400.0
+STEPS = 5
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+class Hosts:
+    def __init__(self, run: Run, network: Network) -> None:
+        self.run, self.network = run, network
+        self._agents: dict[str, subprocess.Popen[bytes]] = {}
+
+    def up(self) -> None:
+        self.run.write()
+        command = [*self.network.inside(HERE), PYTHON, "-m", "agentrl", "up", str(self.run.file), "--no-wait", "--json"]
+        subprocess.run(command, env=self.run.environ, check=True, capture_output=True, timeout=PATIENCE_S)
+
+    def join(self, host: str) -> None:
+        """Start the host agent, as a person of that host would."""
+        run = self.run
+        folder = run.file.parent
+        key = folder / f"{host}.key"
+        if not key.exists():
+            run.cli("keys", "new", host, "--permission", "host", "--out", str(key))
+        where = ["--state-dir", str(folder / host / "state"), "--run-dir", str(run.dir), "--run", run.uuid()]
+        whom = ["--coordinator", f"tcp://{self.network.address(HERE)}:7400", "--key", str(key), "--name", host]
+        with (folder / f"{host}.log").open("a") as log:
+            self._agents[host] = subprocess.Popen(
+                [*self.network.inside(host), PYTHON, "-m", "agentrl", "daemon", "host", *where, *whom],
+                cwd=folder,
+                env=run.environ,
+                stdout=log,
+                stderr=log,
+            )
+
+    def agent(self, host: str) -> subprocess.Popen[bytes]:
+        return self._agents[host]
+
+    def listeners(self) -> dict[str, set[str]]:
+        """The addresses on which processes of the run listen, by the module of the process."""
+        found: dict[str, set[str]] = {}
+        for process in self.run.processes():
+            try:
+                sockets = [each for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+                words = process.cmdline()
+            except psutil.NoSuchProcess:
+                continue
+            module = words[words.index("-m") + 1] if "-m" in words else Path(words[0]).name
+            found.setdefault(module, set()).update(each.laddr.ip for each in sockets)
+        return found
+
+    def close(self) -> None:
+        for agent in self._agents.values():
+            if agent.poll() is None:
+                agent.kill()
+                agent.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    network = Network(name, (HERE, TOOLS, ENGINES))
+    try:
+        network.lay()
+        for run in running(tmp_path, name, factor=1.0):
+            hosts = Hosts(run, network)
+            try:
+                yield hosts
+            finally:
+                run.close()
+                hosts.close()
+    finally:
+        network.remove()
+
+
+def test_run_on_three_hosts_learns_and_nothing_listens_without_keys(hosts: Hosts) -> None:
+    run = hosts.run
+    write_data(run.file.parent)
+    run.config |= data_plane(steps=STEPS)
+    run.config["coordinator"] = {"listen": f"tcp://{hosts.network.address(HERE)}:7400"}
+    run.config["hosts"] = {TOOLS: {"runs": ["sampler", "toolbox"]}, ENGINES: {"runs": "engine"}}
+    hosts.up()
+    waits = f"{ENGINES}: has not registered"
+    eventually(lambda: waits in run.unit_row("engine-0").reason, within_s=UP_WITHIN_S, what="why it waits")
+    for host in (TOOLS, ENGINES):
+        hosts.join(host)
+    run.wait_state("engine-0", "ready", within_s=UP_WITHIN_S)
+    eventually(lambda: run.cli("records", "list", "--limit", "1")["rows"], within_s=UP_WITHIN_S, what="a record")
+
+    units = run.units()
+    elsewhere = {"sampler-0": TOOLS, "toolbox-0": TOOLS, "engine-0": ENGINES}
+    assert {unit: row.host for unit, row in units.items()} == dict.fromkeys(units, default_name()) | elsewhere
+    own = {hosts.network.address(host) for host in (HERE, TOOLS, ENGINES)}
+    for module, addresses in hosts.listeners().items():
+        beyond = addresses - {"127.0.0.1", "::1"}
+        # These two take connections only with a key, or with a certificate of the run.
+        assert not beyond or (module in ("daemons.coordinator", "daemons.tunnel") and beyond <= own), module
+
+    tunnel = next(each for each in run.processes() if "daemons.tunnel" in each.cmdline() and ENGINES in each.cmdline())
+    tunnel.kill()
+    run.wait_state("trainer-0", "stopped", within_s=UP_WITHIN_S)
+    account = run.cli("accounting")
+    assert account["steps"] == {"committed": STEPS}
+    assert account["trained_records"] > 0
+    assert set(run.incarnations().values()) == {1}, "nothing died"
+    down = run.cli("down", "--yes", within_s=UP_WITHIN_S)
+    assert down["proven"]
+    assert [hosts.agent(host).wait(PATIENCE_S) for host in (TOOLS, ENGINES)] == [0, 0]
+    assert not run.processes()

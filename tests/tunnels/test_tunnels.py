@@ -1,0 +1,248 @@
+"""Tunnels between hosts: what passes, and who is refused with which sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ConfigError, ProtocolError
+from agentrl.http.http_client import CannotConnectError, HttpClient
+from agentrl.http.run_hosts import NoWayError, Way, known_as
+from agentrl.tunnels.authority import FILE, Authority
+from agentrl.tunnels.certificates import HostKey
+from agentrl.tunnels.tunnel import Tunnel, forward_path
+
+SIZE = 3 << 20
+
+
+class Hosts:
+    """Tunnels of several hosts in one process, with exits on different ports."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "state").mkdir()
+        self.authority = Authority(folder / "state", "r")
+        self.tunnels: dict[str, Tunnel] = {}
+        self.exits: dict[str, socket.socket] = {}
+        self.keys: dict[str, HostKey] = {}
+        self.open_ports: set[int] = set()
+        self.services: list[asyncio.Server] = []
+        self.calls: list[asyncio.Future[None]] = []
+
+    def entrance(self, host: str) -> Path:
+        return self._folder / f"{host}.sock"
+
+    def way(self, host: str) -> Way:
+        return Way(self.entrance(host), host)
+
+    async def add(self, host: str) -> None:
+        self.keys[host] = HostKey()
+        self.exits[host] = socket.create_server(("127.0.0.1", 0))
+        tunnel = self.tunnels[host] = Tunnel(host, self.entrance(host), is_of_run=self.open_ports.__contains__)
+        await tunnel.open_entrance()
+        contexts = self.contexts(host)
+        tunnel.configure(*contexts, {})
+        await tunnel.open_exit(self.exits[host], contexts[0])
+        self.tell()
+
+    def contexts(self, host: str, authority: Authority | None = None, days: float = 30):  # type: ignore[no-untyped-def]
+        signs = authority or self.authority
+        key = self.keys[host]
+        return key.contexts(signs.issue(host, key.request(), days=days), signs.certificate)
+
+    def address(self, host: str) -> str:
+        return f"127.0.0.1:{self.exits[host].getsockname()[1]}"
+
+    def tell(self, **other: str) -> None:
+        peers = {host: self.address(host) for host in self.tunnels} | other
+        for host, tunnel in self.tunnels.items():
+            tunnel.configure(*self.contexts(host), peers)
+
+    async def echo(self) -> int:
+        """A service; returns its port."""
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while piece := await reader.read(1 << 16):
+                writer.write(piece)
+                await writer.drain()
+            writer.close()
+
+        port = await self.serve(serve)
+        self.open_ports.add(port)
+        return port
+
+    async def serve(self, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> int:
+        def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.calls.append(asyncio.ensure_future(serve(reader, writer)))
+
+        server = await asyncio.start_server(begin, "127.0.0.1", 0)
+        self.services.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        for tunnel in self.tunnels.values():
+            await tunnel.close()
+        for server in self.services:
+            server.close()
+            await server.wait_closed()
+        await asyncio.gather(*self.calls, return_exceptions=True)
+
+
+@pytest.fixture
+async def hosts(tmp_path: Path) -> AsyncIterator[Hosts]:
+    made = Hosts(tmp_path)
+    for host in ("a", "B.example"):
+        await made.add(host)
+    yield made
+    await made.close()
+
+
+async def refusal(hosts: Hosts, port: int, there: str = "B.example") -> str:
+    with pytest.raises(NoWayError) as refused:
+        await hosts.way("a").open(there, port)
+    return str(refused.value)
+
+
+async def back_and_forth(end: socket.socket) -> None:
+    reader, writer = await asyncio.open_unix_connection(sock=end)
+    sent = bytes(range(256)) * (SIZE // 256)
+    writer.write(sent)
+    assert await reader.readexactly(SIZE) == sent
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_bytes_pass_in_both_directions(hosts: Hosts) -> None:
+    port = await hosts.echo()
+    for here, there in (("a", "B.example"), ("B.example", "a"), ("a", "a")):
+        await back_and_forth(await hosts.way(here).open(there, port))
+
+
+async def test_forward_leads_to_one_port(hosts: Hosts) -> None:
+    port = await hosts.echo()
+    await hosts.tunnels["a"].forward("mongo", "B.example", port)
+    path = forward_path(hosts.entrance("a"), "mongo")
+    with socket.socket(socket.AF_UNIX) as end:
+        end.connect(str(path))
+        end.setblocking(False)
+        await back_and_forth(end)
+    for each in (path, hosts.entrance("a")):
+        assert stat.S_IMODE(each.stat().st_mode) == 0o600
+
+
+async def test_http_calls_reach_a_host_by_its_name(hosts: Hosts) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await reader.read()
+        writer.close()
+
+    port = await hosts.serve(serve)
+    client = HttpClient(f"http://B.example:{port}", {}, way=hosts.way("a"))
+    try:
+        with pytest.raises(CannotConnectError, match="No process of the run listens"):
+            async with client.ask("GET", "/"):
+                pass
+        hosts.open_ports.add(port)
+        async with client.ask("GET", "/") as reply:
+            assert await reply.read() == b"ok"
+    finally:
+        await client.close()
+
+
+async def test_service_is_named_by_its_host_only_in_a_run_with_tunnels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert known_as("http://127.0.0.1:7") == "http://127.0.0.1:7"
+    monkeypatch.setenv("AGENTRL_TUNNEL", "/t.sock")
+    monkeypatch.setenv("AGENTRL_HOST", "B.example")
+    assert known_as("http://127.0.0.1:7") == "http://B.example:7"
+
+
+async def test_port_without_a_process_of_the_run_is_no_way(hosts: Hosts) -> None:
+    assert "No process of the run listens on port '22'" in await refusal(hosts, 22)
+
+
+async def test_unknown_host_and_wrong_lines_are_refused(hosts: Hosts) -> None:
+    assert await refusal(hosts, 1, "c") == "Host c has no tunnel now."
+    reader, writer = await asyncio.open_unix_connection(str(hosts.entrance("a")))
+    writer.write(b"\xff\xfe nonsense\n")
+    assert (await reader.readline()).startswith(b"no: ")
+    writer.close()
+
+
+async def test_host_that_answers_at_the_address_of_another_is_refused(hosts: Hosts) -> None:
+    port = await hosts.echo()
+    hosts.tell(c=hosts.address("B.example"))
+    assert "is not host c of this run" in await refusal(hosts, port, "c")
+
+
+Spoil = Callable[[Hosts], Awaitable[None]]
+
+
+async def other_run_there(hosts: Hosts) -> None:
+    folder = hosts.entrance("a").parent / "other"
+    folder.mkdir()
+    other = Authority(folder, "another")
+    hosts.tunnels["B.example"].configure(*hosts.contexts("B.example", other), {"a": ""})
+
+
+async def other_run_here(hosts: Hosts) -> None:
+    """It believes the right authority, and shows the certificate of another."""
+    folder = hosts.entrance("a").parent / "other"
+    folder.mkdir()
+    coming, _ = hosts.contexts("a")
+    key = hosts.keys["a"]
+    _, going = key.contexts(Authority(folder, "another").issue("a", key.request()), hosts.authority.certificate)
+    hosts.tunnels["a"].configure(coming, going, {"B.example": hosts.address("B.example")})
+
+
+async def expired_there(hosts: Hosts) -> None:
+    hosts.tunnels["B.example"].configure(*hosts.contexts("B.example", days=-0.1), {"a": ""})
+
+
+async def expired_here(hosts: Hosts) -> None:
+    peers = {"B.example": hosts.address("B.example")}
+    hosts.tunnels["a"].configure(*hosts.contexts("a", days=-0.1), peers)
+
+
+async def forgotten(hosts: Hosts) -> None:
+    """The coordinator has forgotten host a."""
+    hosts.tunnels["B.example"].configure(*hosts.contexts("B.example"), {"B.example": ""})
+
+
+@pytest.mark.parametrize("spoil", [other_run_there, other_run_here, expired_there, expired_here, forgotten])
+async def test_wrong_certificates_are_refused(hosts: Hosts, spoil: Spoil) -> None:
+    port = await hosts.echo()
+    await spoil(hosts)
+    assert "B.example" in await refusal(hosts, port)
+
+
+async def test_plain_connections_to_an_exit_reach_nothing(hosts: Hosts) -> None:
+    port = await hosts.echo()
+    reader, writer = await asyncio.open_connection("127.0.0.1", hosts.exits["B.example"].getsockname()[1])
+    writer.write(f"{port}\n".encode())
+    assert await reader.read() == b""
+    writer.close()
+
+
+async def test_renewed_certificate_needs_no_restart(hosts: Hosts) -> None:
+    port = await hosts.echo()
+    await expired_there(hosts)
+    await refusal(hosts, port)
+    hosts.tell()
+    await back_and_forth(await hosts.way("a").open("B.example", port))
+
+
+def test_authority_is_kept_and_refuses_damaged_requests(tmp_path: Path) -> None:
+    made = Authority(tmp_path, "r")
+    assert Authority(tmp_path, "r").certificate == made.certificate
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+    with pytest.raises(ProtocolError, match="of host b is not valid"):
+        made.issue("b", "rubbish")
+    (tmp_path / FILE).write_text("rubbish")
+    with pytest.raises(ConfigError, match="is damaged"):
+        Authority(tmp_path, "r")
