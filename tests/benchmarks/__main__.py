@@ -35,6 +35,7 @@ BENCHMARKS = {
     "calls": "tests.benchmarks.call_lists",
     "replay": "tests.benchmarks.replays",
     "tools": "tests.benchmarks.tool_calls",
+    "tunnels": "tests.benchmarks.tunnels",
     "overhead": "tests.benchmarks.overhead",
     "demo": "tests.benchmarks.demo_learning",
 }

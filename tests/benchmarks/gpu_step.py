@@ -27,7 +27,7 @@ PEAK_FLOPS = 989e12
 """Of dense bfloat16 on an H100 or H200 with SXM, by their data sheets."""
 CASES = [
     ("4B", 4096, 8, "none", 8192),
-    ("4B", 4096, 8, "selective", 16_384),
+    ("4B", 4096, 8, "selective", 8192),
     ("4B", 4096, 8, "full", 32_768),
     ("4B", 32_768, 1, "full", 32_768),
     ("0.6B", 4096, 8, "none", 32_768),
