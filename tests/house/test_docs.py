@@ -18,7 +18,7 @@ LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 CODE_PATH = re.compile(r"`([a-z_]+/[\w./]*[\w/])`")
 ROOTS = (CHECKOUT, CHECKOUT / "agentrl")
 # These are directories of a run as well as rooms of the code.
-OF_A_RUN = ("recordings/", "hosts/", "logs/")
+OF_A_RUN = ("runs/", "recordings/", "hosts/", "logs/")
 
 
 def begins_with_a_room(path: str) -> bool:

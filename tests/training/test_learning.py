@@ -180,7 +180,18 @@ def test_a_diverging_warm_up_raises_an_error(tiny: Path) -> None:
         warm_up(learner, group(random.Random(1), 2), steps=3, batch=2, learning_rate=1e-3, chance=0)
 
 
-def test_rewarded_tokens_become_likelier(tiny: Path) -> None:
+@pytest.mark.parametrize(
+    "loss",
+    [
+        PolicyLoss(),
+        PolicyLoss(kind="gspo", clip_low=3e-4, clip_high=4e-4, aggregation="record-mean"),
+        PolicyLoss(kind="cispo", ratio_cap=5.0),
+        PolicyLoss(kind="minirl", ratio="decoupled", ratio_cap=5.0, aggregation="record-sum"),
+        PolicyLoss(kind="ce-grpo", kept_below=0.2, kept_above=0.2),
+    ],
+    ids=lambda loss: loss.kind,
+)
+def test_rewarded_tokens_become_likelier(tiny: Path, loss: PolicyLoss) -> None:
     """On-policy: samples from the model, rewards one token, trains; a few times."""
     learner = make_learner(tiny, exact=False, optimizer="muon", learning_rate=5e-3)
     prompt, wanted = [9, 8, 7], 42
@@ -192,7 +203,7 @@ def test_rewarded_tokens_become_likelier(tiny: Path) -> None:
         drawn = [*torch.multinomial(spread.exp(), 15, generator=generator).tolist(), wanted]
         mean = sum(token == wanted for token in drawn) / len(drawn)
         batch = batch_of([answer(prompt, token, float(spread[token]), (token == wanted) - mean) for token in drawn])
-        result = learner.train(batch, PolicyLoss())
+        result = learner.train(batch, loss)
         assert result.metrics["mismatch_max"] < 1e-4
         assert result.metrics["weight_mean"] == pytest.approx(1.0, abs=1e-3)
     assert likelihood(learner.log_probs([[*prompt, wanted]])) > 5 * before

@@ -5,16 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
-from agentrl.policies.loss_settings import Masks, PolicyLoss
+from agentrl.policies.loss_settings import DEFAULTS_BY_NAME, Masks, PolicyLoss
+from agentrl.store.database import Database
+from agentrl.telemetry.loss_terms import is_term, metric_of
 from agentrl.training import learner as learning
 from agentrl.training.batch import Batch
 from agentrl.training.learner import Learner
 from tests.training.conftest import make_learner
+from tests.training.rollouts import closed_groups, configuration, trainer
 from tests.training.test_packing import agree, context_of, gradients, packed, two_groups
 from tests.training.trees import batch_of
 
@@ -176,3 +180,26 @@ def test_metrics_name_the_active_terms_with_their_shares(exact: Learner, batch: 
     assert all(0 <= share <= 1 for share in shares.values())
     assert 0 < shares["term_token_mask"] <= metrics["masked_share"] < 1
     assert shares["term_grpo"] == pytest.approx(metrics["accepted_share"])
+
+
+@pytest.mark.parametrize(
+    ("training", "terms"),
+    [
+        ({"loss": "minirl", "optimizer_steps": 2}, {"minirl", "clip", "cap"}),
+        ({"loss": "gspo", "masks": {"sequence": [0.0, 1e6]}}, {"gspo", "clip", "sequence_mask"}),
+        ({"ratio": "decoupled", "weight_cap": 2.0, "dual_clip": 3.0}, {"grpo", "clip", "dual_clip", "weight"}),
+        (
+            {"loss": "cispo", "strategy": "decay", "reference": "initial", "reference_weight": 0.1},
+            {"cispo", "cap", "decay", "reference"},
+        ),
+    ],
+)
+async def test_a_run_file_reaches_the_loss_and_the_step_says_what_was_active(
+    db: Database, tiny: Path, tmp_path: Path, training: dict[str, Any], terms: set[str]
+) -> None:
+    await closed_groups(db, 2)
+    await trainer(db, configuration(tmp_path, tiny, steps=1, **training), tmp_path).run()
+    (step,) = await db.find("Step", {})
+    shares = {name: value for name, value in step["metrics"].items() if is_term(name)}
+    assert shares.keys() == {metric_of(name) for name in terms}
+    assert shares[metric_of(next(name for name in terms if name in DEFAULTS_BY_NAME))] > 0
