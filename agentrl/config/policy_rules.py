@@ -12,8 +12,9 @@ from typing import Literal
 
 from agentrl.config.data_plane import DataPlane, Environment, Problem
 from agentrl.config.loss_keys import DecaySettings, MaskSettings
-from agentrl.config.training import Training
+from agentrl.config.training import OverlongSettings, Training
 from agentrl.errors import ConfigError
+from agentrl.policies.advantages import Overlong
 from agentrl.policies.freshness import Decay, Freshness, Strategy
 from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.learning_rates import Schedule
@@ -34,7 +35,15 @@ def group_rule(config: DataPlane) -> GroupRule:
         sign_clip=training.sign_clip,
         cap_malformed=training.cap_malformed,
         turn_spread=float(training.turn_spread),
+        overlong=overlong(training.overlong),
     )
+
+
+def overlong(settings: OverlongSettings) -> Overlong | None:
+    """Raises ConfigError if the penalty has no tokens to grow over."""
+    if not settings.penalty:
+        return None
+    return Overlong(settings.begins, settings.full, float(settings.penalty))
 
 
 def freshness(config: DataPlane) -> Freshness:
@@ -132,6 +141,7 @@ def problems_of(config: DataPlane) -> Iterator[Problem]:
     checks: dict[tuple[str, ...], Callable[[], object]] = {
         ("training", "hard_bound"): lambda: freshness(config),
         ("training", "decay"): lambda: decay(config.training.decay),
+        ("training", "overlong"): lambda: overlong(config.training.overlong),
         ("training", "schedule"): lambda: schedule(config.training),
         ("training",): lambda: policy_loss(
             config.training,

@@ -67,6 +67,17 @@ class ScheduleSettings(Section):
     """The share of the learning rate that is left then."""
 
 
+class OverlongSettings(Section):
+    """What a record loses of its score if it generated almost too many tokens."""
+
+    begins: Natural = 0
+    """Generated tokens of a record up to which nothing is taken."""
+    full: Natural = 0
+    """Tokens from which on the whole penalty is taken; between the two it grows evenly."""
+    penalty: Least = 0.0
+    """How much is taken; 0: nothing."""
+
+
 class Training(LossKeys):
     """The trainer."""
 
@@ -97,6 +108,8 @@ class Training(LossKeys):
     """Records that score at most 0.5 never get a positive advantage, and others never a negative one."""
     cap_malformed: Flag = False
     """Records that continued after malformed calls never get a positive advantage."""
+    overlong: OverlongSettings = OverlongSettings()
+    """A soft penalty for records that are almost too long, before the baseline of their group."""
     turn_spread: Share = 0.0
     """How much the number of turns adds to the scores of a group, from the best to the worst; 0: nothing."""
     optimizer: Literal["adamw", "muon"] = "adamw"

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from agentrl.errors import ConfigError
+
 Estimator = Literal["grpo", "leave_one_out"]
 
 STD_FLOOR = 1e-4
@@ -26,12 +28,46 @@ class Baseline:
     valid: int
 
 
-def shaped(scores: Sequence[float], turns: Sequence[int], spread: float) -> list[float]:
-    """The scores that the baseline is computed from."""
-    if not spread:
-        return list(scores)
-    bonus = turn_bonus(turns, [score > RIGHT_SCORE for score in scores], spread)
-    return [score + more for score, more in zip(scores, bonus, strict=True)]
+@dataclass(frozen=True, slots=True)
+class Overlong:
+    """Takes from the score of a record that generated almost too many tokens."""
+
+    begins: int
+    """Tokens up to which nothing is taken."""
+    full: int
+    """Tokens from which on the whole penalty is taken; between the two it grows evenly."""
+    penalty: float
+
+    def __post_init__(self) -> None:
+        if self.begins >= self.full:
+            raise ConfigError(
+                f"A penalty for long records must grow over some tokens, and it begins at {self.begins} and is full at "
+                f"{self.full}.",
+                hint="Set overlong.begins below overlong.full.",
+            )
+
+    def of(self, tokens: int) -> float:
+        share = (tokens - self.begins) / (self.full - self.begins)
+        return self.penalty * min(max(share, 0.0), 1.0)
+
+
+def shaped(
+    scores: Sequence[float],
+    turns: Sequence[int],
+    spread: float,
+    *,
+    tokens: Sequence[int] = (),
+    overlong: Overlong | None = None,
+) -> list[float]:
+    """The scores that the baseline is computed from. Turns are compared among right and wrong answers, and whether one
+    is right does not depend on its length. `tokens` are needed with `overlong`."""
+    found = list(scores)
+    if spread:
+        bonus = turn_bonus(turns, [score > RIGHT_SCORE for score in scores], spread)
+        found = [score + more for score, more in zip(found, bonus, strict=True)]
+    if overlong is not None:
+        found = [score - overlong.of(length) for score, length in zip(found, tokens, strict=True)]
+    return found
 
 
 def turn_bonus(turns: Sequence[int], right: Sequence[bool], spread: float) -> list[float]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
 from agentrl.policies import outcomes
-from agentrl.policies.advantages import RIGHT_SCORE, Baseline, Estimator, advantage_of, baseline_of, shaped
+from agentrl.policies.advantages import RIGHT_SCORE, Baseline, Estimator, Overlong, advantage_of, baseline_of, shaped
 from agentrl.policies.outcomes import LimitRule, OutcomeClass
 from agentrl.policies.status_tables import RecordStatus
 
@@ -39,6 +39,7 @@ class GroupRule:
     """Records that continued after a malformed call get no positive advantage."""
     turn_spread: float = 0.0
     """Spread between best and worst of what the number of turns adds to the scores; 0 turns it off."""
+    overlong: Overlong | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Member:
     kind: OutcomeClass
     score: float | None = None
     turns: int = 0
+    tokens: int = 0
+    """All that it generated."""
     malformed: bool = False
     """It made malformed calls and continued."""
     late: bool = False
@@ -116,7 +119,13 @@ def close(members: Sequence[Member], n: int, rule: GroupRule, *, trains: bool = 
     needed = required_valid(n, rule.min_valid) if trains else 0
     if len(valid) < needed:
         return Closed(False, False, None, no_shares, f"{len(valid)} of {n} are valid, {needed} are needed")
-    scores = shaped([member.score or 0.0 for member in valid], [member.turns for member in valid], rule.turn_spread)
+    scores = shaped(
+        [member.score or 0.0 for member in valid],
+        [member.turns for member in valid],
+        rule.turn_spread,
+        tokens=[member.tokens for member in valid],
+        overlong=rule.overlong,
+    )
     baseline = baseline_of(scores)
     if not trains:
         return Closed(True, False, baseline, no_shares, "it does not train")

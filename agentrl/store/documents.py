@@ -146,6 +146,10 @@ class Baseline(msgspec.Struct):
     valid: int = 0
     turn_spread: float = 0.0
     """What the number of turns added to the scores that it is made of."""
+    overlong_begins: int = 0
+    overlong_full: int = 0
+    """What long records lost of these scores; nothing if it is 0."""
+    overlong_penalty: float = 0.0
 
 
 class Share(msgspec.Struct):

@@ -7,6 +7,7 @@ closes what is settled and has enough valid members, everything else is the stew
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ Answer = Literal["ready", "requeued", "dead", "open", "gone"]
 """What became of it. `open`: something is still to come. `gone`: it was not admitted, or somebody else was first."""
 
 READ = ["task", "round", "seat", "attempt", "status", "free", "outcome_class", "score", "turns", "malformed"]
-READ += ["requeued_by", "rescore"]
+READ += ["requeued_by", "rescore", "generated_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +242,20 @@ def _settled(attempts: Sequence[Record]) -> bool:
 
 
 def _member(record: Record) -> Member:
-    return Member(record.id, OutcomeClass(record.outcome_class), record.score, record.turns, record.malformed)
+    return Member(
+        record.id,
+        OutcomeClass(record.outcome_class),
+        record.score,
+        turns=record.turns,
+        tokens=record.generated_tokens,
+        malformed=record.malformed,
+    )
 
 
 def _plain_baseline(baseline: Baseline, rule: GroupRule) -> dict[str, float]:
     plain = {"mean": baseline.mean, "std": baseline.std, "valid": baseline.valid}
-    return plain | ({"turn_spread": rule.turn_spread} if rule.turn_spread else {})
+    if rule.turn_spread:
+        plain["turn_spread"] = rule.turn_spread
+    if rule.overlong is not None:
+        plain |= {f"overlong_{name}": value for name, value in dataclasses.asdict(rule.overlong).items()}
+    return plain

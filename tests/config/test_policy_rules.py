@@ -35,6 +35,7 @@ def test_every_key_about_groups_reaches_the_rule() -> None:
         "sign_clip": True,
         "cap_malformed": True,
         "turn_spread": 0.1,
+        "overlong": {"begins": 100, "full": 200, "penalty": 0.5},
     }
     changed = policy_rules.group_rule(config_of(other))
     assert [name for name in usual.__slots__ if getattr(usual, name) == getattr(changed, name)] == []
@@ -96,6 +97,7 @@ def test_each_form_of_the_loss_has_defaults_of_its_own_that_the_file_overrides()
         ({"masks": {"sequence": [2.0, 3.0]}}, "must contain 1"),
         ({"reference": "initial", "reference_weight": 0.1, "reference_in": "reward"}, "divide_by_std: false"),
         ({"loss": "gpro"}, "grpo"),
+        ({"overlong": {"begins": 200, "full": 100, "penalty": 1.0}}, "must grow over some tokens"),
     ],
 )
 def test_what_counts_twice_or_means_nothing_is_refused_with_a_sentence(training: dict[str, Any], why: str) -> None:

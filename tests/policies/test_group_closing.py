@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.policies.advantages import Baseline, Trained, normalized, turn_bonus
+from agentrl.policies.advantages import Baseline, Overlong, Trained, normalized, turn_bonus
 from agentrl.policies.group_closing import (
     REDRAWN,
     GroupRule,
@@ -44,6 +44,7 @@ members = st.lists(
         kind=st.sampled_from(OutcomeClass),
         score=st.none() | st.sampled_from((0.0, 0.1, 0.5, 1.0)) | st.floats(-10, 10) | st.just(math.nan),
         turns=st.integers(0, 5),
+        tokens=st.integers(0, 30),
         malformed=st.booleans(),
         late=st.booleans(),
     ),
@@ -60,6 +61,7 @@ rules = st.builds(
     sign_clip=st.booleans(),
     cap_malformed=st.booleans(),
     turn_spread=st.sampled_from((0.0, 0.2)),
+    overlong=st.none() | st.just(Overlong(10, 20, 0.5)),
 )
 
 
@@ -155,6 +157,21 @@ def test_fewer_turns_are_better_when_right_and_worse_when_wrong() -> None:
     assert turn_bonus([3], [True], 0.2) == [0]
     shaped = close([member("a", 1.0, turns=2), member("b", 1.0, turns=5)], 2, GroupRule(turn_spread=0.2))
     assert shaped.signal, "what all got right can still be done in fewer turns"
+
+
+def test_records_that_are_almost_too_long_lose_of_their_score() -> None:
+    soft = Overlong(begins=100, full=200, penalty=0.5)
+    assert [soft.of(tokens) for tokens in (0, 100, 150, 200, 900)] == [0, 0, 0.25, 0.5, 0.5]
+    lengths = {"short": 50, "long": 150, "longest": 300}
+    some = [replace(member(name, 1.0), tokens=tokens) for name, tokens in lengths.items()]
+    closed = close(some, 3, GroupRule(divide_by_std=False, overlong=soft))
+    assert {name: share.advantage for name, share in closed.shares.items()} == pytest.approx(
+        {"short": 0.25, "long": 0.0, "longest": -0.25}
+    )
+    assert not close(some, 3, GroupRule()).signal
+    for begins in (200, 300):
+        with pytest.raises(ConfigError, match=r"overlong.begins|must grow over some tokens"):
+            Overlong(begins, 200, 0.5)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=8))

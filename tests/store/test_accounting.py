@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.policies.advantages import Overlong
 from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.status_tables import Actor, CallStatus
 from agentrl.store import accounting, groups, indexes, lineages, publications, tasks
@@ -223,6 +224,26 @@ async def test_a_baseline_of_scores_that_turns_add_to_agrees(db: Database) -> No
     assert not (await accounting.account(db)).problems
     await db.update_one("Task", {"_id": task.id}, {"$set": {"baseline.turn_spread": 0.0}})
     assert "baselines" in (await accounting.account(db)).problems[0].what
+
+
+async def test_a_baseline_of_scores_that_length_takes_from_agrees(db: Database) -> None:
+    await sampler(db)
+    (task,) = await queue(db, 1)
+    assert await admit(db, task, n=4)
+    for tokens in (10, 150, 250, 10):
+        claim = await claim_one(db, "sampler-0.1")
+        assert claim is not None
+        assert await end(db, claim, 1.0)
+        await db.update_one("Record", {"_id": claim.record.id}, {"$set": {"generated_tokens": tokens}})
+    rule = GroupRule(overlong=Overlong(100, 200, 0.4))
+    assert await groups.close(db, task.id, rule, Actor.SAMPLER) == "ready"
+    of_baselines = [one.what for one in (await accounting.account(db)).problems if "baselines" in one.what]
+    assert not of_baselines
+    stored = await db.find_one("Task", {"_id": task.id})
+    assert stored is not None
+    assert stored["baseline"]["mean"] == pytest.approx(1 - (0.2 + 0.4) / 4)
+    await db.update_one("Task", {"_id": task.id}, {"$set": {"baseline.overlong_penalty": 0.1}})
+    assert any("baselines" in one.what for one in (await accounting.account(db)).problems)
 
 
 async def test_a_seat_that_is_held_twice_is_told(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ _OF_GROUPS = tuple(
         "limits",
         "min_range",
         "min_valid",
+        "overlong",
         "sign_clip",
         "turn_spread",
     )

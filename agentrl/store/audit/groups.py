@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from agentrl.policies import outcomes
-from agentrl.policies.advantages import baseline_of, shaped
+from agentrl.policies.advantages import Overlong, baseline_of, shaped
 from agentrl.policies.outcomes import OutcomeClass
 from agentrl.store.audit.problems import Problem, listed
 from agentrl.store.database import Database, Plain
@@ -34,7 +34,7 @@ async def wrong_baselines(database: Database) -> Problem | None:
 
 async def _wrong_among(database: Database, tasks: Sequence[Plain]) -> list[str]:
     names = [share["record"] for task in tasks for share in task["shares"]]
-    fields = ["outcome_class", "score", "late", "turns"]
+    fields = ["outcome_class", "score", "late", "turns", "generated_tokens"]
     found = await database.find("Record", {"_id": {"$in": names}}, projection=fields) if names else []
     records = {record["_id"]: record for record in found}
     return [task["_id"] for task in tasks if not _agrees(task, records)]
@@ -60,7 +60,16 @@ def _is_baseline(stored: Mapping[str, float], members: Sequence[Plain]) -> bool:
     if stored["valid"] != len(members):
         return False
     scores = [float(member["score"]) for member in members]
-    computed = baseline_of(shaped(scores, [member["turns"] for member in members], stored.get("turn_spread", 0.0)))
+    full = int(stored.get("overlong_full", 0))
+    computed = baseline_of(
+        shaped(
+            scores,
+            [member["turns"] for member in members],
+            stored.get("turn_spread", 0.0),
+            tokens=[int(member.get("generated_tokens", 0)) for member in members],
+            overlong=Overlong(int(stored["overlong_begins"]), full, stored["overlong_penalty"]) if full else None,
+        )
+    )
     return (
         computed is not None
         and math.isclose(stored["mean"], computed.mean, abs_tol=_SLACK)
