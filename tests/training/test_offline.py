@@ -15,6 +15,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from agentrl.config.loss_keys import MaskSettings
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError, ExitCode
 from agentrl.store import publications, steps
@@ -123,6 +124,12 @@ async def test_one_batch_may_be_tried_with_the_settings_of_the_file(recorded: Ru
     for reports, config, own in ((one, changed, False), (other, changed, True)):
         offline.train_recorded(config, file, start=start, out=None, as_configured=own, on_step=reports)
     assert one.received[0].metrics["clipped_share"] < other.received[0].metrics["clipped_share"]
+    masks = MaskSettings.model_validate({"token": [0.9, 1.1]})
+    masked = recorded.model_copy(update={"training": recorded.training.model_copy(update={"masks": masks})})
+    tried = Reports()
+    offline.train_recorded(masked, file, start=start, out=None, as_configured=True, on_step=tried)
+    assert 0 < tried.received[0].metrics["term_token_mask"] <= 1, "what a mask would take out"
+    assert "term_token_mask" not in one.received[0].metrics
 
 
 async def test_a_step_has_the_rate_of_the_knob_times_the_share_of_the_schedule(
