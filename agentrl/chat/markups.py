@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentrl.chat.jinja_rendering import Part
+from agentrl.chat.jinja_rendering import Message, Part
 from agentrl.chat.tokenizer import Tokenizer
 from agentrl.chat.tool_call_parsers import Call
 from agentrl.chat.tool_specs import ToolSpec
@@ -37,28 +38,34 @@ class Markup:
     def first(
         self, system: str, tools: Sequence[ToolSpec], query: str, earlier: Sequence[tuple[str, str]]
     ) -> list[Part]:
+        messages = [{"role": role, "content": text} for role, text in (*earlier, ("user", query))]
+        return self.whole(system, tools, messages)
+
+    def whole(self, system: str, tools: Sequence[ToolSpec], messages: Sequence[Message]) -> list[Part]:
+        """The prompt of a conversation."""
         instructions = "\n".join(part for part in (system, self._render_tools(tools)) if part)
-        return [
-            *(self._message("system", instructions) if instructions else ()),
-            *(part for role, text in earlier for part in self._message(role, text)),
-            *self._message("user", query),
-            *self._opening("assistant"),
-        ]
+        parts = self._message("system", instructions) if instructions else []
+        for role, ones in itertools.groupby(messages, lambda one: str(one["role"])):
+            texts = [str(one["content"]) for one in ones]
+            parts += (
+                self._results(texts) if role == "tool" else [p for text in texts for p in self._message(role, text)]
+            )
+        return [*parts, *self._opening("assistant")]
 
     def tool_results(self, results: Sequence[str], calls: Sequence[Call], ended: bool) -> list[Part]:
-        parts = self._closing(ended)
-        before, after = self.tool_wrap
-        if before:
-            parts += self._message("tool", "\n".join(f"{before}{result}{after}" for result in results))
-        else:
-            parts += [part for result in results for part in self._message("tool", result)]
-        return [*parts, *self._opening("assistant")]
+        return [*self._closing(ended), *self._results(results), *self._opening("assistant")]
 
     def user(self, text: str, ended: bool) -> list[Part]:
         return [*self._closing(ended), *self._message("user", text), *self._opening("assistant")]
 
     def assistant(self, text: str) -> list[Part]:
         return [("text", text), ("control", self.end)]
+
+    def _results(self, results: Sequence[str]) -> list[Part]:
+        before, after = self.tool_wrap
+        if before:
+            return self._message("tool", "\n".join(f"{before}{result}{after}" for result in results))
+        return [part for result in results for part in self._message("tool", result)]
 
     def _closing(self, ended: bool) -> list[Part]:
         closing: list[Part] = [] if ended else [("control", self.end)]

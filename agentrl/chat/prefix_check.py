@@ -43,7 +43,7 @@ def sentence(rewrites: Sequence[Rewrite]) -> str:
     also = f" Also {'; '.join(other.when for other in others)}." if others else ""
     return (
         f"The model's chat template rewrites earlier turns {first.when}: it writes {first.written!r} where the episode "
-        f"has {first.sampled!r}.{also} Episodes go on from what was sampled."
+        f"has {first.sampled!r}.{also} `history` of an environment says which the model gets."
     )
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentrl.chat import jinja_rendering, prefix_check, tool_call_parsers
-from agentrl.chat.jinja_rendering import ANY, Part
+from agentrl.chat.jinja_rendering import ANY, Message, Part
 from agentrl.chat.markups import markup_of
-from agentrl.chat.own_template import OwnTemplate
+from agentrl.chat.own_template import OwnTemplate, said
 from agentrl.chat.tokenizer import Tokenizer
 from agentrl.chat.tool_call_parsers import Call
 from agentrl.chat.tool_specs import ToolSpec
@@ -44,6 +44,8 @@ class Writer(Protocol):
     def first(
         self, system: str, tools: Sequence[ToolSpec], query: str, earlier: Sequence[tuple[str, str]]
     ) -> list[Part]: ...
+
+    def whole(self, system: str, tools: Sequence[ToolSpec], messages: Sequence[Message]) -> list[Part]: ...
 
     def tool_results(self, results: Sequence[str], calls: Sequence[Call], ended: bool) -> list[Part]: ...
 
@@ -93,6 +95,20 @@ class Template:
         """The first prompt: instructions, tools, earlier messages, the query, and the opening of the assistant's
         turn."""
         return self._encode(self.writer.first(system, tools, query, earlier))
+
+    def rewritten(
+        self, sampled: list[int], system: str, tools: Sequence[ToolSpec], messages: Sequence[Message]
+    ) -> list[int]:
+        """The prompt of this conversation as the template writes it now; `sampled`, which went on from sampled tokens,
+        if that is the same text."""
+        written = self._encode(self.writer.whole(system, tools, messages))
+        return sampled if self.tokenizer.decode(written) == self.tokenizer.decode(sampled) else written
+
+    def said(self, text: str, content: str, calls: Sequence[Call]) -> Message:
+        """A turn of the assistant as a message. Its `text` is kept if no control token is in it; otherwise the template
+        writes its `content` and calls."""
+        controls = any(token in text for token in self.tokenizer.control_tokens())
+        return said(content, calls) if controls else said(text)
 
     def tool_results(self, results: Sequence[str], *, calls: Sequence[Call] = (), ended: bool = True) -> list[int]:
         """The ids that the environment adds after a turn of the assistant. `calls` are those of the first results.

@@ -106,6 +106,9 @@ class Environment(Section):
     """Where the answer is: `boxed`, or the name of a tag (`<answer>...</answer>`); empty: the whole text."""
     parser: Parser = "qwen"
     """How the model writes tool calls; a sampler warns if the model's chat template writes them otherwise."""
+    history: Literal["sampled", "template"] = "sampled"
+    """What the model gets of its earlier turns: the tokens that it sampled, or what its chat template writes of them
+    now, without thoughts for instance. A prompt that differs from what was sampled is a branch."""
     system: str = ""
     """The system prompt."""
     max_turns: Positive = 8

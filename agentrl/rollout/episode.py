@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from agentrl.chat import tool_call_parsers
+from agentrl.chat.jinja_rendering import Message
+from agentrl.chat.own_template import answered
 from agentrl.chat.template import Template
 from agentrl.chat.tool_call_parsers import Call, Parsed
 from agentrl.chat.tool_specs import ToolSpec
@@ -83,6 +85,8 @@ class Episode:
         self.texts: list[str] = []
         """What the model wrote, turn by turn."""
         self.malformed_turns = 0
+        self._history: list[Message] = []
+        """Turns and results after the query, if the template writes them again."""
         self._models = model_calls
         self._tools = tool_calls
         self._random = random
@@ -103,9 +107,29 @@ class Episode:
 
     def first_prompt(self) -> list[int]:
         """System prompt, tools, earlier messages and the query, up to where the assistant begins."""
+        system, earlier = self._instructions()
+        return self.template.first(system, self.tools, self.task.query, earlier=earlier)
+
+    def after_tools(self, prompt: Sequence[int], reply: Reply, results: Sequence[str]) -> list[int]:
+        """The next prompt: what was sampled and these results, or the conversation as the template writes it now."""
+        calls = reply.parsed.calls
+        sampled = [*prompt, *reply.ids, *self.template.tool_results(results, calls=calls, ended=reply.ended)]
+        if self.environment.history == "sampled":
+            return sampled
+        known = [*calls, *([Call("unknown")] * (len(results) - len(calls)))]
+        self._history.append(self.template.said(reply.text, reply.parsed.content, calls))
+        self._history += [
+            answered(text, call, number) for number, (text, call) in enumerate(zip(results, known, strict=True))
+        ]
+        system, earlier = self._instructions()
+        listed = [{"role": role, "content": text} for role, text in (*earlier, ("user", self.task.query))]
+        return self.template.rewritten(sampled, system, self.tools, [*listed, *self._history])
+
+    def _instructions(self) -> tuple[str, list[tuple[str, str]]]:
+        """The system prompt, and the messages before the query."""
         earlier = [(one.role, one.content) for one in self.task.earlier]
         system = earlier.pop(0)[1] if earlier and earlier[0][0] == "system" else self.environment.system
-        return self.template.first(system, self.tools, self.task.query, earlier=earlier)
+        return system, earlier
 
     async def model(self, prompt: Sequence[int], *, may_be_cut: bool = False) -> Reply:
         """The next turn. The episode ends here if there may be none.

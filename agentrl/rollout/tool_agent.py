@@ -32,13 +32,7 @@ class ToolAgent(AgentLoop):
                 return self.ending(reply.text, episode.task)
             self._end_if_hopeless(episode, reply)
             results = await episode.call_tools(reply.parsed.calls) if reply.parsed.calls else []
-            ids = [
-                *ids,
-                *reply.ids,
-                *episode.template.tool_results(
-                    [*results, *reply.parsed.errors], calls=reply.parsed.calls, ended=reply.ended
-                ),
-            ]
+            ids = episode.after_tools(ids, reply, [*results, *reply.parsed.errors])
 
     def _end_if_hopeless(self, episode: Episode, reply: Reply) -> None:
         if reply.parsed.errors:

@@ -68,3 +68,40 @@ async def test_a_parser_that_does_not_read_the_calls_of_the_template_is_told(sta
     assert chat_format.other_calls(stage.words, stage.config) == [
         "environments.shop.parser is qwen, and the model's chat template writes tool calls that mistral reads."
     ]
+
+
+@pytest.mark.parametrize("history", ["sampled", "template"])
+async def test_a_template_that_leaves_out_thoughts_makes_branches_if_it_decides(
+    stage: Stage, tmp_path: Path, history: str
+) -> None:
+    """DeepSeek's template leaves out thoughts of all earlier turns."""
+    play(stage, "deepseek", tmp_path / "model", history=history)
+    text = written("deepseek", CALLS[1:])
+    says = iter(["<think>A pear?</think>" + text, "<think>A plum?</think>" + text, "<answer>3</answer>"])
+    engine = await stage.engine(lambda prompt: next(says))
+    await stage.toolbox()
+    await stage.task("what costs it?", n=1, sampling={"context": 30_000})
+    async with stage.sampler():
+        record = await stage.one()
+    assert (record.outcome, record.turns) == ("answered", 3)
+    prompts = [prompt.text for prompt in engine.prompts]
+    (data,) = await stage.data()
+    sampled = await stage.calls()
+    if history == "sampled":
+        assert ("A pear?" in prompts[2], "A plum?" in prompts[2]) == (True, True)
+        assert [call.base for call in sampled] == ["", sampled[0].id, sampled[1].id]
+    else:
+        assert not any("<think>" in prompt for prompt in prompts)
+        assert [call.base_length for call in sampled[1:]] == [len(prompt.ids) for prompt in engine.prompts[:2]]
+    assert sum(span.length for span in data.spans if span.kind == "model") == record.generated_tokens
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "llama"])
+async def test_a_template_that_writes_what_was_sampled_makes_no_branch(stage: Stage, tmp_path: Path, name: str) -> None:
+    play(stage, name, tmp_path / "model", history="template")
+    record, prompts = await episode(stage, name)
+    assert record.outcome == "answered"
+    first, second = await stage.calls()
+    assert prompts[1].ids[: len(prompts[0].ids)] == prompts[0].ids
+    assert second.base == first.id
+    assert second.base_length == len(prompts[0].ids) + len(unpack_ids(first.output))
