@@ -99,6 +99,8 @@ class Training(LossKeys):
     """Advantages of `grpo` are divided by the standard deviation of their group."""
     normalise: Flag = False
     """Advantages are normalised again over the trained tokens of each environment in a batch."""
+    balance: Flag = False
+    """Then the positive or the negative advantages of a batch shrink, until both have the same sum over the tokens."""
     limits: LimitRule = "cap"
     """The advantage of a record that reached a limit (turns, tokens, repetition): at most 0 (`cap`), none (`mask`), or
     its own (`keep`)."""

@@ -129,6 +129,17 @@ def normalized(records: Sequence[Trained]) -> list[float]:
     return found
 
 
+def balanced(records: Sequence[Trained]) -> list[float]:
+    """Advantages whose positive and negative sums over the trained tokens are equal, in input order: those of the side
+    with the larger sum shrink. A batch with one side only is unchanged."""
+    up = math.fsum(record.advantage * record.tokens for record in records if record.advantage > 0)
+    down = -math.fsum(record.advantage * record.tokens for record in records if record.advantage < 0)
+    if not up or not down:
+        return [record.advantage for record in records]
+    smaller = min(up, down)
+    return [record.advantage * (smaller / (up if record.advantage > 0 else down)) for record in records]
+
+
 def _scale(records: Sequence[Trained], environment: str) -> tuple[float, float]:
     members = [record for record in records if record.environment == environment]
     tokens = sum(record.tokens for record in members)

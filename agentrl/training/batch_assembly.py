@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -69,6 +69,7 @@ async def read_batch(database: Database, leased: Step, look: Look, plan: Plan, t
         plan.freshness,
         environments={name: look.ready[name].task.environment for name in leased.tasks},
         normalise=plan.normalise,
+        balance=plan.balance,
     )
     if not plan.decays_by_time:
         return made
@@ -86,9 +87,11 @@ def assemble(
     *,
     environments: Mapping[str, str] | None = None,
     normalise: bool = False,
+    balance: bool = False,
 ) -> Assembled:
     """`calls` are all calls of these records. Records without an advantage do not train. `environments` names the
-    environment of each task; `normalise` brings the advantages of each environment to one scale."""
+    environment of each task; `normalise` brings the advantages of each environment to one scale; then
+    `balance` makes their positive and negative sums equal."""
     of_record: dict[str, list[DispatchedSamplingTask]] = {}
     for call in calls:
         of_record.setdefault(call.record, []).append(call)
@@ -109,17 +112,22 @@ def assemble(
             made.append(msgspec.structs.replace(trajectory, decays=rule.strategy == "decay"))
         else:
             stale.append(one.id)
-    if normalise:
-        made = _normalized(made, data, environments or {})
+    for wanted, change in ((normalise, advantages.normalized), (balance, advantages.balanced)):
+        if wanted:
+            made = _changed(made, data, environments or {}, change)
     seen = {version for trajectory in made for version in trajectory.versions}
     ages = {version: tree.age(version, base_version) for version in sorted(seen)}
     batch = Batch(step=step, base_version=base_version, trajectories=made, ages=ages)
     return Assembled(batch, tuple(stale), tuple(broken))
 
 
-def _normalized(
-    made: Sequence[Trajectory], data: Sequence[DBRecordData], environments: Mapping[str, str]
+def _changed(
+    made: Sequence[Trajectory],
+    data: Sequence[DBRecordData],
+    environments: Mapping[str, str],
+    change: Callable[[Sequence[advantages.Trained]], list[float]],
 ) -> list[Trajectory]:
+    """With the advantages that `change` makes of all of them."""
     capped = {one.id for one in data if one.capped}
     known = [
         advantages.Trained(
@@ -128,8 +136,7 @@ def _normalized(
         for one in made
     ]
     return [
-        msgspec.structs.replace(one, advantage=advantage)
-        for one, advantage in zip(made, advantages.normalized(known), strict=True)
+        msgspec.structs.replace(one, advantage=advantage) for one, advantage in zip(made, change(known), strict=True)
     ]
 
 

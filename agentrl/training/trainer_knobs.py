@@ -49,6 +49,8 @@ class Plan:
     """The greatest share of forks among the records that train."""
     normalise: bool = False
     """Whether advantages are normalized within each environment."""
+    balance: bool = False
+    """Whether positive and negative advantages of a batch get the same sum."""
     decays_by_time: bool = False
 
     def for_admission(self, hold: str, *, trial: bool = False) -> dict[str, object]:
@@ -234,6 +236,7 @@ class Knobs:
             evaluate_every=self._evaluate.take(),
             intervened_share=self._intervened.take(),
             normalise=training.normalise,
+            balance=training.balance,
             decays_by_time=decays and training.decay.per == "second",
         )
 

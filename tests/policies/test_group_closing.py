@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.policies.advantages import Baseline, Overlong, Trained, normalized, turn_bonus
+from agentrl.policies.advantages import Baseline, Overlong, Trained, balanced, normalized, turn_bonus
 from agentrl.policies.group_closing import (
     REDRAWN,
     GroupRule,
@@ -243,3 +243,17 @@ def test_normalization_never_rewards_a_capped_record() -> None:
     assert normalized(batch)[0] == 0.0
     assert normalized([replace(batch[0], capped=False), batch[1]])[0] > 0
     assert normalized([]) == []
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 50)), max_size=8))
+def test_balance_makes_both_sides_equal_and_nothing_larger(some: list[tuple[float, int]]) -> None:
+    batch = [Trained("shop", "g", advantage, tokens) for advantage, tokens in some]
+    sides = [math.fsum(max(sign * one.advantage, 0) * one.tokens for one in batch) for sign in (1, -1)]
+    found = balanced(batch)
+    for one, advantage in zip(batch, found, strict=True):
+        assert abs(advantage) <= abs(one.advantage) * (1 + 1e-12)
+        assert advantage * one.advantage >= 0, "no side changes"
+    if min(sides) > 1e-6:
+        assert math.fsum(a * one.tokens for a, one in zip(found, batch, strict=True)) == pytest.approx(0, abs=1e-9)
+    elif min(sides) == 0:
+        assert found == [one.advantage for one in batch], "one side alone has nothing to be equal to"

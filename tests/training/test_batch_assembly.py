@@ -116,6 +116,9 @@ def test_advantages_are_brought_to_one_scale_within_an_environment() -> None:
     assert found["b"] == pytest.approx((-3.0 - mean) / spread, rel=1e-5)
     assert found["a"] == 0.0, "capped again: it stood above the mean"
     assert found["c"] == 8.0, "one group alone stays as it is"
+    even = assemble(1, 1, data, calls, TREE, Freshness(), environments=environments, balance=True).batch
+    shrunk = {one.record: one.advantage for one in even.trajectories}
+    assert shrunk == pytest.approx({"a": 0.3, "b": -3.0, "c": 2.4}), "2 · 1 + 8 against 3"
 
 
 def test_records_without_advantage_do_not_train() -> None:
