@@ -34,11 +34,11 @@ class Parallel(Section):
         return math.prod(self.model_dump().values())
 
 
-def problems_of(parallel: Parallel, *, is_job: bool) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What this run cannot do."""
+def problems_of(parallel: Parallel, *, groups: int) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What this run cannot do. `groups`: of one step; 0 if it has none."""
     path = ("training", "parallel")
     for kind in _UNBUILT:
         if getattr(parallel, kind) > 1:
             yield (*path, kind), "is not available yet; shard and replicate are, for models of every architecture"
-    if parallel.ranks > 1 and not is_job:
-        yield path, "is for jobs of `agentrl train`: the trainer of a run with environments has one process"
+    if 0 < groups < parallel.ranks:
+        yield path, f"has {parallel.ranks} ranks, more than training.groups ({groups}): each group is on one rank"

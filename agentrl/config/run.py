@@ -168,7 +168,9 @@ def _problems_between_sections(config: RunConfig) -> Iterator[data_plane.Problem
     yield from data_plane.problems_of(config)
     yield from _problems_of_registered_names(config)
     yield from policy_rules.problems_of(config)
-    yield from parallel.problems_of(config.training.parallel, is_job=not config.environments)
+    yield from parallel.problems_of(
+        config.training.parallel, groups=config.training.groups if config.environments else 0
+    )
 
 
 def _problems_of_alerts(config: RunConfig) -> Iterator[data_plane.Problem]:

@@ -8,7 +8,8 @@
     packing, micro_batch                 from token trees to rows, and to tensors
     policy_model, tree_attention, pair_scores
                                          the model, its attention over packed trees, log-probs of pairs
-    parallel, rank_processes             how a model and a batch are spread over ranks; the processes of a job
+    parallel, ranks, rank_processes, follower
+                                         how a model and a batch are spread over ranks; their calls and processes
     activation_checkpoints, memory_limits
                                          what the backward pass computes again; smaller parts when memory is too small
     losses, corrections, optimizers, step_metrics, learner

@@ -77,7 +77,7 @@ def restore_optimizers(directory: Path, learner: Learner) -> bool:
         tensors = load_file(directory / OPTIMIZER_FILE)
     except (OSError, safetensors.SafetensorError) as broken:
         raise ConfigError(f"{directory / OPTIMIZER_FILE} cannot be read: {broken}.") from broken
-    learner.optimizers.load(tensors)
+    learner.load_optimizers(tensors, directory)
     return True
 
 

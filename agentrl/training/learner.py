@@ -183,6 +183,11 @@ class Learner:
         """The whole state of the optimizers on the rank that leads. A call of all ranks."""
         return self._parallelism.whole(self.optimizers.tensors())
 
+    def load_optimizers(self, tensors: Mapping[str, Tensor], source: Path) -> None:
+        """Restores their whole state, which every rank has read from `source`, and keeps its part. A call of all
+        ranks."""
+        self.optimizers.load(dict(tensors))
+
     def save(self, directory: Path) -> list[str]:
         """Writes weights, configuration and tokenizer; returns the names of the files. A call of all ranks; the one
         that leads writes."""

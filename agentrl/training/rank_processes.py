@@ -1,4 +1,4 @@
-"""The processes of a job on several ranks of this host.
+"""The processes of several ranks on this host: of a job, or of the trainer of a run.
 
 Invariants:
 - the ranks end together: the first that fails ends the others, and its exit code is that of the job;
@@ -7,12 +7,14 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
 from agentrl.errors import ExitCode
@@ -34,13 +36,8 @@ def leads() -> bool:
 
 def run_ranks(command: Sequence[str], count: int) -> int:
     """Starts the command once for each rank, and waits for all. Returns the exit code of the job."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meet_at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(count)}
-    ranks = [
-        subprocess.Popen(command, env=os.environ | meet_at | {RANK: str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(count)
-    ]
+    meet_at = _meeting_place(count)
+    ranks = [_start(command, meet_at, rank) for rank in range(count)]
 
     def forward(number: int, _: FrameType | None) -> None:
         for rank in ranks:
@@ -52,6 +49,45 @@ def run_ranks(command: Sequence[str], count: int) -> int:
         return _first_failure(ranks)
     finally:
         _end(ranks)
+
+
+@contextlib.contextmanager
+def followers(command: Sequence[str], count: int, failed: Callable[[int], None]) -> Iterator[None]:
+    """Makes this process the rank that leads, and starts the others. Calls `failed` with the exit code of a rank that
+    fails. At the end of the context all of them have ended."""
+    meet_at = _meeting_place(count)
+    ranks = [_start(command, meet_at, rank) for rank in range(1, count)]
+    os.environ.update(meet_at | _place_of(0))
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(LOOK_EVERY_S):
+            for rank in ranks:
+                if (code := rank.poll()) and not over.is_set():
+                    failed(code)
+                    return
+
+    threading.Thread(target=watch, name="watch ranks", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+        _end(ranks)
+
+
+def _meeting_place(count: int) -> dict[str, str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+
+
+def _place_of(rank: int) -> dict[str, str]:
+    return {RANK: str(rank), "LOCAL_RANK": str(rank)}
+
+
+def _start(command: Sequence[str], meet_at: Mapping[str, str], rank: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, env={**os.environ, **meet_at, **_place_of(rank)})
 
 
 def _first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int:

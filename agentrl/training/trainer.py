@@ -52,6 +52,7 @@ from agentrl.training.evaluator import Evaluator, has_held_out_tasks
 from agentrl.training.learner import Learner, StepResult
 from agentrl.training.learning_watch import LearningWatch
 from agentrl.training.poison_trials import Suspicion
+from agentrl.training.ranks import Loader
 from agentrl.training.resume import CHECKPOINTS, Start, take_over
 from agentrl.training.scientific_settings import Settings
 from agentrl.training.step_reporting import Curves
@@ -88,7 +89,9 @@ class _Waiting(NamedTuple):
 
 
 class Trainer:
-    def __init__(self, unit: Unit, database: Database, config: RunConfig) -> None:
+    def __init__(self, unit: Unit, database: Database, config: RunConfig, load: Loader = Learner) -> None:
+        """`load` makes the learner, which may be one of several ranks."""
+        self._load = load
         self._unit = unit
         self._database = database
         self._config = config
@@ -488,6 +491,7 @@ class Trainer:
             self._lease.incarnation,
             report=self._unit.status,
             on_progress=self._unit.tick,
+            load=self._load,
         )
         self._unit.metric(WARMUP_UNUSED.name, start.warmup_unused)
         self._unit.metric(CHECKPOINTS_DAMAGED.name, start.damaged)

@@ -57,6 +57,17 @@ def test_a_kind_that_is_not_available_is_refused_with_those_that_are() -> None:
             RunConfig.model_validate(job)
 
 
+def test_a_run_has_no_more_ranks_than_groups_of_a_step() -> None:
+    run = {
+        "name": "spread",
+        "model": {"build": "tiny"},
+        "environments": {"shop": {"dataset": "rows.jsonl"}},
+        "training": {"groups": 3, "parallel": {"shard": 2, "replicate": 2}},
+    }
+    with pytest.raises(ValidationError, match=r"parallel has 4 ranks, more than training.groups \(3\)"):
+        RunConfig.model_validate(run)
+
+
 def test_page_has_every_section_group_key_and_placeholder() -> None:
     whole = "\n".join(EXAMPLES)
     for key in RunConfig.model_fields:

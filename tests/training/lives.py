@@ -17,9 +17,9 @@ import torch
 import transformers.models.qwen3.modeling_qwen3  # noqa: F401 # otherwise each life imports it again
 
 from agentrl.store import database, run_database
-from agentrl.training.trainer import Trainer
 from agentrl.unit.unit import Unit, UnitParts
 from agentrl.unit.unit_environment import UnitEnvironment
+from daemons.trainer import train
 
 MOST_LIVES = 8
 
@@ -30,7 +30,7 @@ async def live(run_dir: Path, url: str, life: int) -> None:
     unit = Unit(UnitParts(environment))
     opened = database.connect(url, config.name)
     try:
-        await Trainer(unit, opened, config).run()
+        await train(unit, opened, config)
     finally:
         await opened.close()
 

@@ -1,0 +1,208 @@
+"""The ranks of a trainer: one leads, and the others do with it what all ranks must do together.
+
+The rank that leads has the loop of the trainer and the store. Before each call that is collective it broadcasts the
+call with its arguments, as a tensor of bytes; the others make the same call on their part of the model.
+
+Invariants:
+- the ranks that follow know no store, and write no files;
+- a call reaches all ranks in the same order; while nothing happens, an idle one keeps the connection known to be alive;
+- if a rank dies, the collectives of the others fail: all of them end, and begin again at the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.policies.loss_settings import PolicyLoss
+from agentrl.training import checkpoints
+from agentrl.training.batch import Batch
+from agentrl.training.learner import Learner, LearnerSettings, Objective, StepResult
+from agentrl.training.parallel import start
+
+IDLE_EVERY_S = 20.0
+SILENT_AT_MOST = timedelta(hours=1)
+"""A rank that leads may compute alone for a long time, for example while it writes a checkpoint."""
+
+
+class Idle(msgspec.Struct, frozen=True, tag=True):
+    """Nothing is to be done."""
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    directory: str
+
+
+class Compare(msgspec.Struct, frozen=True, tag=True):
+    directory: str
+
+
+class Restore(msgspec.Struct, frozen=True, tag=True):
+    directory: str
+
+
+class Fresh(msgspec.Struct, frozen=True, tag=True):
+    """Fresh optimizers."""
+
+    learning_rate: float
+
+
+class Train(msgspec.Struct, frozen=True, tag=True, eq=False):
+    batch: Batch
+    loss: PolicyLoss | None
+    """None: supervised."""
+    learning_rate: float | None
+    optimizer_steps: int
+
+
+class Score(msgspec.Struct, frozen=True, tag=True):
+    sequences: list[list[int]]
+
+
+class Gather(msgspec.Struct, frozen=True, tag=True):
+    optimizers: bool
+    """Their state, not the weights."""
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """The trainer has ended as planned."""
+
+
+Call = Idle | Load | Compare | Restore | Fresh | Train | Score | Gather | End
+
+
+class Channel:
+    """Calls from the rank that leads to the others."""
+
+    def __init__(self, settings: LearnerSettings) -> None:
+        """Waits for all ranks."""
+        self._accelerator = start(settings.parallel, settings.precision)
+        # Of its own, on processors: a rank that waits must not keep its GPU busy.
+        self._group = torch.distributed.new_group(backend="gloo", timeout=SILENT_AT_MOST)
+        self._turn = threading.Lock()
+
+    def send(self, call: Call) -> None:
+        content = msgspec.msgpack.encode(call, enc_hook=lambda array: array.tolist())
+        with self._turn:
+            self._broadcast(torch.tensor(len(content)))
+            self._broadcast(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+
+    def receive(self) -> Call:
+        length = torch.zeros((), dtype=torch.int64)
+        self._broadcast(length)
+        content = torch.empty(int(length), dtype=torch.uint8)
+        self._broadcast(content)
+        call: Call = msgspec.msgpack.decode(
+            content.numpy().tobytes(), type=Call, dec_hook=lambda _, value: np.asarray(value)
+        )
+        return call
+
+    def _broadcast(self, tensor: Tensor) -> None:
+        torch.distributed.broadcast(tensor, src=0, group=self._group)
+
+
+class LeadingLearner(Learner):
+    """The learner of the rank that leads: it announces every collective call."""
+
+    def __init__(self, directory: Path, settings: LearnerSettings, channel: Channel, **options: Any) -> None:
+        self._channel = channel
+        channel.send(Load(str(directory)))
+        super().__init__(directory, settings, **options)
+
+    def new_optimizers(self, learning_rate: float) -> None:
+        self._channel.send(Fresh(learning_rate))
+        super().new_optimizers(learning_rate)
+
+    def load_optimizers(self, tensors: Mapping[str, Tensor], source: Path) -> None:
+        self._channel.send(Restore(str(source)))
+        super().load_optimizers(tensors, source)
+
+    def compare_with(self, directory: Path) -> None:
+        self._channel.send(Compare(str(directory)))
+        super().compare_with(directory)
+
+    def weights(self) -> dict[str, Tensor]:
+        self._channel.send(Gather(optimizers=False))
+        return super().weights()
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        self._channel.send(Gather(optimizers=True))
+        return super().optimizer_state()
+
+    def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        self._channel.send(Score([list(one) for one in sequences]))
+        return super().log_probs(sequences)
+
+    def train(
+        self, batch: Batch, objective: Objective, *, learning_rate: float | None = None, optimizer_steps: int = 1
+    ) -> StepResult:
+        loss = None if objective == "supervised" else objective
+        self._channel.send(Train(batch, loss, learning_rate, optimizer_steps))
+        return super().train(batch, objective, learning_rate=learning_rate, optimizer_steps=optimizer_steps)
+
+
+Loader = Callable[..., Learner]
+"""Makes a learner of a directory, its settings, and `on_progress`."""
+
+
+@contextlib.contextmanager
+def leading(settings: LearnerSettings) -> Iterator[Loader]:
+    """For the rank that leads. The other ranks end with the context, if it ends without an error."""
+    channel = Channel(settings)
+    over = threading.Event()
+
+    def stay_in_touch() -> None:
+        while not over.wait(IDLE_EVERY_S):
+            channel.send(Idle())
+
+    idle = threading.Thread(target=stay_in_touch, name="idle calls", daemon=True)
+    idle.start()
+    try:
+        yield functools.partial(LeadingLearner, channel=channel)
+    finally:
+        over.set()
+    idle.join()
+    channel.send(End())
+
+
+def follow(settings: LearnerSettings, *, on_progress: Callable[[], None] = lambda: None) -> None:
+    """For the other ranks: makes the calls of the rank that leads until that ends."""
+    channel = Channel(settings)
+    learner: Learner | None = None
+    while not isinstance(call := channel.receive(), End):
+        on_progress()
+        if isinstance(call, Load):
+            learner = Learner(Path(call.directory), settings, on_progress=on_progress)
+        elif learner is not None:
+            _make(call, learner)
+
+
+def _make(call: Call, learner: Learner) -> None:
+    match call:
+        case Compare(directory):
+            learner.compare_with(Path(directory))
+        case Restore(directory):
+            checkpoints.restore_optimizers(Path(directory), learner)
+        case Fresh(learning_rate):
+            learner.new_optimizers(learning_rate)
+        case Score(sequences):
+            learner.log_probs(sequences)
+        case Gather(optimizers):
+            learner.optimizer_state() if optimizers else learner.weights()
+        case Train(batch, loss, learning_rate, optimizer_steps):
+            learner.train(
+                batch,
+                "supervised" if loss is None else loss,
+                learning_rate=learning_rate,
+                optimizer_steps=optimizer_steps,
+            )
