@@ -13,8 +13,10 @@ import pytest
 import torch
 import transformers
 
+from agentrl.chat.template import Template
 from agentrl.training.learner import Learner, LearnerSettings
 from agentrl.training.model_check import LINEAR_MODELS, TREE_MODELS
+from tests.chat import families as chat_families
 from tests.training.test_packing import agree, packed, reference, two_groups
 from tests.training.trees import VOCABULARY, batch_of
 
@@ -72,10 +74,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-def learner_of(directory: Path, kind: str, changes: dict[str, Any]) -> Learner:
+def learner_of(directory: Path, kind: str, changes: dict[str, Any], *, generation: bytes = b"") -> Learner:
     torch.manual_seed(7)
     config = transformers.AutoConfig.for_model(kind, **{**SIZES, **changes})
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    if generation:
+        (directory / "generation_config.json").write_bytes(generation)
     experts = any("num_experts_per_tok" in part for part in changes)
     return Learner(directory, LearnerSettings(), dtype=torch.float32 if experts else torch.float64)
 
@@ -93,3 +97,16 @@ def test_the_architectures_of_the_families_are_declared() -> None:
     kinds = {kind for kind, _, _ in FAMILIES.values()}
     assert kinds >= TREE_MODELS, "each one that shares tokens is proven"
     assert kinds <= TREE_MODELS | LINEAR_MODELS
+
+
+def test_what_is_published_has_the_chat_template_and_the_stops_of_the_model(tmp_path: Path) -> None:
+    family = chat_families.FAMILIES["llama"]
+    family.write(tmp_path / "model")
+    size = Template.of(tmp_path / "model").tokenizer.size
+    generation = (tmp_path / "model" / "generation_config.json").read_bytes()
+    learner = learner_of(tmp_path / "model", "llama", {"vocab_size": size}, generation=generation)
+    learner.save(tmp_path / "published")
+    before, after = Template.of(tmp_path / "model"), Template.of(tmp_path / "published")
+    assert after.stop_ids == before.stop_ids
+    assert len(after.stop_ids) == 2
+    assert after.first("Sell.", [], "What?") == before.first("Sell.", [], "What?")
