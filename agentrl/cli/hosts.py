@@ -1,18 +1,74 @@
-"""Defines the command `hosts forget`."""
+"""Defines the commands `hosts list`, `hosts show` and `hosts forget`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentrl.cli.options import Cli, add_command, group
-from agentrl.errors import ExitCode
+from agentrl.errors import ExitCode, UnknownNameError
+
+if TYPE_CHECKING:
+    from agentrl.protocol.rows import HostRow
 
 
 def register(app: typer.Typer) -> None:
-    hosts = group(app, "hosts", "The machines of the run; `status` lists them.")
+    hosts = group(app, "hosts", "The machines of the run and their devices.")
+    add_command(hosts, "list")(list_hosts)
+    add_command(hosts, "show")(show)
     add_command(hosts, "forget", acts=True)(forget)
+
+
+async def list_hosts(cli: Cli) -> ExitCode:
+    """Show all hosts: their state, their load, and how many of their devices are free."""
+    from agentrl.cli import output
+    from agentrl.formatting.device_text import count_of
+
+    async with cli.connect() as client:
+        hosts = (await client.status()).hosts
+    if cli.json:
+        output.emit(hosts)
+        return ExitCode.OK
+    rows = [
+        (row.host, row.state, str(row.units), f"{row.cpu_percent:.0f} %", _memory(row), count_of(row)) for row in hosts
+    ]
+    names = ("host", "state", "units", "cpu", "memory", "devices")
+    output.show(output.table(names, rows, right=("units", "cpu")), cli.color)
+    return ExitCode.OK
+
+
+async def show(cli: Cli, host: Annotated[str, typer.Argument(metavar="HOST", help="A host of the run.")]) -> ExitCode:
+    """Show one host and its devices: who holds them, which processes compute on them, and what they do."""
+    from agentrl.cli import output
+    from agentrl.formatting.device_text import COLUMNS, cells_of
+
+    async with cli.connect() as client:
+        hosts = (await client.status()).hosts
+    row = next((row for row in hosts if row.host == host), None)
+    if row is None:
+        known = ", ".join(sorted(each.host for each in hosts)) or "none yet"
+        raise UnknownNameError(f"There is no host {host}.", hint=f"Hosts of this run: {known}.")
+    if cli.json:
+        output.emit(row)
+        return ExitCode.OK
+    output.say(
+        f"{row.host} is {row.state}: {row.units} units, {row.cpu_percent:.0f} % of its processors, {_memory(row)}."
+    )
+    if row.facts.without_devices:
+        output.say(row.facts.without_devices)
+    if not row.facts.devices:
+        output.say("It has no devices.")
+        return ExitCode.OK
+    output.show(output.table(COLUMNS, cells_of(row), right=("memory", "busy", "°C")), cli.color)
+    return ExitCode.OK
+
+
+def _memory(row: HostRow) -> str:
+    from agentrl.cli import output
+
+    used, total = row.memory_used_bytes, row.facts.memory_bytes
+    return f"{output.size(used)} of {output.size(total)}" if total else output.size(used)
 
 
 async def forget(

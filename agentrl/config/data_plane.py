@@ -22,6 +22,7 @@ from agentrl.config.field_types import (
     Command,
     Env,
     Flag,
+    Gpus,
     Natural,
     Number,
     Positive,
@@ -318,6 +319,8 @@ class Engines(Section):
     """How long an engine may take to load a version, or an SGLang server to start with one; then it is replaced."""
     python: str = "{python}"
     """The Python of the environment that SGLang is installed in; `{python}` is that of the run."""
+    gpus: Gpus | None = None
+    """GPUs of one SGLang server; empty: as many as `args` say. A share such as 0.5 leaves the rest to others."""
     args: Command = ()
     """More arguments of an SGLang server, for its computation, not for what it serves or to whom."""
 
@@ -386,6 +389,10 @@ def problems_of(data: DataPlane) -> Iterator[Problem]:
             yield ("environments", name, "answer_schema"), problem
     if problem := sglang_arguments.problem_of(data.engines.args):
         yield ("engines", "args"), problem
+    elif data.engines.kind == "sglang" and (given := data.engines.gpus) is not None:
+        wanted = sglang_arguments.gpus_of(data.engines.args)
+        if given != wanted and not (wanted == 1 and 0 < given < 1):
+            yield ("engines", "gpus"), f"is {given:g}, but the server computes on {wanted}: change its --tp-size"
     n = data.sampling.n
     if data.training.reference_weight and data.training.reference == "none":
         yield (

@@ -11,7 +11,6 @@ import ast
 import functools
 import inspect
 import itertools
-import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -31,6 +30,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
+from agentrl.config.byte_sizes import parse_bytes
 from agentrl.config.secrets import SecretRef, parse_reference
 from agentrl.protocol.knob import Boundary
 from agentrl.protocol.specs import Role
@@ -130,22 +130,19 @@ def _can_be_written(text: str) -> bool:
     return not any(char == "\0" or "\ud800" <= char <= "\udfff" for char in text)
 
 
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?", re.IGNORECASE)
-_FACTORS = {"": 1, "b": 1} | {
-    f"{letter}{suffix}": base**power
-    for power, letter in enumerate("kmgt", start=1)
-    for suffix, base in (("ib", 1024), ("b", 1000))
-}
+MOST_GPUS = 1000
 
 
-def parse_bytes(value: object) -> object:
-    """`512MiB` -> 536870912. Anything but text is left to the validation of the number."""
-    if not isinstance(value, str):
-        return value
-    match = _BYTES.fullmatch(value.strip())
-    if match is None:
-        raise ValueError("must be a number of bytes such as 1048576 or 512MiB")
-    return int(float(match[1]) * _FACTORS[(match[2] or "").lower()])
+def parse_gpus(value: object) -> object:
+    """A whole number of devices, or a share of one."""
+    wrong = ValueError(f"must be a whole number from 0 to {MOST_GPUS}, or a share such as 0.5")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST_GPUS:
+        raise wrong
+    # A whole number stays one on the wire, which earlier host agents read too.
+    whole = int(value)
+    if value != whole and value > 1:
+        raise wrong
+    return whole if value == whole else round(value, 3)
 
 
 def parse_command(value: object) -> object:
@@ -179,6 +176,11 @@ Seconds = Annotated[float, Field(strict=True, gt=0, le=31_536_000)]
 Number = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=0, le=10_000)]
+Gpus = Annotated[
+    int | float,
+    BeforeValidator(parse_gpus),
+    WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1000}),
+]
 Positive = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Natural = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 Share = Annotated[Number, Field(ge=0, le=1)]

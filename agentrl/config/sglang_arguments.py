@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 ALLOWED = frozenset(
     {
-        # The devices of the server.
-        *("--device", "--base-gpu-id", "--gpu-id-step", "--numa-node"),
+        # The devices of the server. Which ones, the coordinator decides.
+        *("--device", "--numa-node"),
         *("--tp-size", "--tensor-parallel-size", "--pp-size", "--dp-size", "--data-parallel-size", "--ep-size"),
         *("--enable-dp-attention", "--disable-custom-all-reduce", "--enable-p2p-check", "--nccl-port"),
         # Number formats and kernels.

@@ -17,6 +17,7 @@ from agentrl.config.field_types import (
     Count,
     Env,
     Flag,
+    Gpus,
     Number,
     Seconds,
     Section,
@@ -63,8 +64,8 @@ class Resources(Section):
 
     cpus: Annotated[Number, Field(ge=0, le=10_000)] = 0.0
     """Processor cores."""
-    gpus: Annotated[Count, Field(le=1_000)] = 0
-    """Whole GPUs."""
+    gpus: Gpus = 0
+    """GPUs that only this unit gets, or a share of one such as 0.5."""
     memory_max: Bytes = 0
     """A hard limit, in bytes or as `512MiB`. A unit that exceeds it is killed; such deaths are counted separately."""
 

@@ -14,6 +14,7 @@ from agentrl.config.field_types import (
     NEXT_STEP,
     SCIENTIFIC_STEP,
     Flag,
+    Gpus,
     Least,
     Natural,
     Number,
@@ -161,6 +162,8 @@ class Training(LossKeys):
     recompute: Literal["none", "selective", "full"] = "none"
     """What the backward pass computes again to save memory: norms and activation functions (`selective`: little more
     work), or whole layers (`full`: a third more work)."""
+    gpus: Gpus | None = None
+    """GPUs of the trainer; empty: one if the engines compute on GPUs. A share such as 0.5 leaves the rest to others."""
     compile: Flag = False
     """On GPUs: compile the layers. The first steps take a minute longer, later ones less."""
     parallel: Parallel = Parallel()

@@ -118,7 +118,9 @@ class Context:
             self.feed.remove(f"host/{name}")
         else:
             units, full_in_s = self.supervisor.units_on(name), self.disks.full_in_s(name)
-            self.feed.set(f"host/{name}", self.observed.host_row(host, units=units, full_in_s=full_in_s))
+            holders = self.supervisor.holders(name)
+            row = self.observed.host_row(host, units=units, holders=holders, full_in_s=full_in_s)
+            self.feed.set(f"host/{name}", row)
 
     def show_bottleneck(self) -> None:
         now = self.clock.now()

@@ -98,6 +98,7 @@ class InstructionHandler:
                 spec=slot.spec,
                 # On other hosts the host agent passes on the address at which it reached the coordinator.
                 coordinator=self.hub_address if host == context.host else "",
+                devices=slot.devices,
             ),
         )
 

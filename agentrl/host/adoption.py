@@ -68,9 +68,9 @@ def why_dead(entry: Entry) -> str:
 
 def _environment(services: Services, entry: Entry) -> Mapping[str, str]:
     """The environment for probes of an adopted process. Probes run even if a secret is gone."""
-    spawn = Spawn(entry.unit, entry.incarnation, entry.token, entry.spec, coordinator="")
+    spawn = Spawn(entry.unit, entry.incarnation, entry.token, entry.spec, coordinator="", devices=entry.devices)
     try:
-        return spawn_environment.of_unit(spawn, services.home, services.heartbeat_s)
+        return spawn_environment.of_unit(spawn, services.home, services.heartbeat_s, services.accelerators)
     except ConfigError as missing:
         log.warning("Probes of %s run without its secrets: %s", entry.name, missing)
         return spawn_environment.inherited()

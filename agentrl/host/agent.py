@@ -20,6 +20,7 @@ import msgspec
 from agentrl.config.this_host import machine_id
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ProtocolError
 from agentrl.host import adoption, cgroups, procfs, resource_usage, spawn_environment
+from agentrl.host.accelerators import Accelerators
 from agentrl.host.child_processes import ChildProcesses
 from agentrl.host.coordinator_watchdog import CoordinatorWatchdog
 from agentrl.host.incarnation import Incarnation, Services, create_incarnation
@@ -34,6 +35,7 @@ from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
+    Device,
     Spawn,
     SpawnFailed,
     ToHost,
@@ -59,6 +61,7 @@ class Agent:
         times: Intervals | None = None,
         finished: asyncio.Event | None = None,
         restore_files: Callable[[], None] = lambda: None,
+        accelerators: Accelerators | None = None,
     ) -> None:
         self.home = home
         self.processes = ChildProcesses(home.run)
@@ -72,6 +75,7 @@ class Agent:
         self._send = send
         self._restore_files = restore_files
         self._greeted = False
+        self._told_devices: tuple[Device, ...] = ()
         self._exiting = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._searched: set[str] = set()
@@ -84,13 +88,14 @@ class Agent:
             logs=Logs(home.run_dir),
             cgroups=self.cgroups,
             sweeper=Sweeper(attribution),
+            accelerators=accelerators or Accelerators(),
             send=self.send,
             on_over=self.check_finished,
         )
         self.tunnel = TunnelProcess(home, self.send)
         self._requests = RequestHandler(self.services, self.incarnations)
         self._periodic = PeriodicTasks(
-            self.services, self.incarnations, times or Intervals(), self._end_if_lonely, restore_files
+            self.services, self.incarnations, times or Intervals(), self._end_if_lonely, self._before_measurement
         )
 
     # ---- incarnation of the agent ----
@@ -101,6 +106,7 @@ class Agent:
             log.info("Without some cgroups: %s.", "; ".join(self.cgroups.problems))
         self.processes.become_parent_of_orphans()
         self.processes.expect_spawns()
+        self.services.accelerators.start()
         self.ledger.load()
         for incarnation in adoption.adopt_all(self.services):
             self.incarnations[incarnation.name] = incarnation
@@ -117,6 +123,7 @@ class Agent:
             self.watchdog.stop()
         self._periodic.stop()
         await self.tunnel.closed()
+        self.services.accelerators.stop()
         for incarnation in self.incarnations.values():
             incarnation.stop_watching()
         for task in tuple(self._tasks):
@@ -145,8 +152,15 @@ class Agent:
     def connected(self) -> None:
         """A coordinator is connected: send the hello, with the whole ledger."""
         self._restore_files()
+        self._told_devices = self.services.accelerators.devices
         self._greeted = self._send(self.hello())
         self._periodic.greeted(self._greeted)
+
+    def _before_measurement(self) -> None:
+        self._restore_files()
+        if self._greeted and self._told_devices != self.services.accelerators.devices:
+            # A hello says which devices there are: a card failed, or slices were made.
+            self.connected()
 
     def disconnected(self) -> None:
         self._greeted = False
@@ -161,13 +175,14 @@ class Agent:
             host=self.home.host,
             agent_pid=os.getpid(),
             agent_start_ticks=self._periodic.own_start_ticks,
-            facts=resource_usage.facts(self.cgroups),
+            facts=resource_usage.facts(self.cgroups, self.services.accelerators),
             inventory=inventory,
             state_dir=str(self.home.state_dir),
             agent_age_s=procfs.age_s(self._periodic.own_start_ticks),
             key=self.home.host_key,
             machine_id=machine_id(),
             units_key=self.home.units_key,
+            devices=self._periodic.device_use(),
         )
         if len(wire.encode(hello)) <= _HELLO_BYTES:
             return hello
@@ -229,8 +244,17 @@ class Agent:
         if known is not None:
             self._repeat(known)
             return
+        if missing := self.services.accelerators.missing(spawn.devices):
+            self._failed(spawn, missing, final=False)
+            return
         try:
-            env = spawn_environment.of_unit(spawn, self.home, self.services.heartbeat_s, tunnel=self.tunnel.entrance)
+            env = spawn_environment.of_unit(
+                spawn,
+                self.home,
+                self.services.heartbeat_s,
+                accelerators=self.services.accelerators,
+                tunnel=self.tunnel.entrance,
+            )
             cwd = self._folder(spawn)
             command = tuple(spawn_environment.filled(part, self.home, spawn.unit) for part in spawn.spec.command)
             command = (spawn_environment.program(command, env, cwd), *command[1:])

@@ -20,6 +20,7 @@ import msgspec
 
 from agentrl.errors import DiskError
 from agentrl.host import spawn_environment
+from agentrl.host.accelerators import Accelerators
 from agentrl.host.cgroups import Cgroups, Group
 from agentrl.host.child_processes import ChildProcesses, Process
 from agentrl.host.ledger import Entry, Ledger
@@ -50,6 +51,7 @@ class Services:
     logs: Logs
     cgroups: Cgroups
     sweeper: Sweeper
+    accelerators: Accelerators
     send: Callable[[Message], object]
     on_over: Callable[[], None]
     """Called when no process of an incarnation is left."""
@@ -272,6 +274,7 @@ def create_incarnation(services: Services, spawn: Spawn) -> Incarnation:
         incarnation=spawn.incarnation,
         token=spawn.token,
         spec=spawn.spec,
+        devices=spawn.devices,
         cgroup_tree=str(group.tree or ""),
         cgroup_memory=str(group.memory or ""),
     )

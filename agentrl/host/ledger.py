@@ -39,6 +39,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     group_empty: bool = False
     cgroup_tree: str = ""
     cgroup_memory: str = ""
+    devices: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -60,6 +61,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
             tail=self.tail,
             ready=ready,
             group_empty=self.group_empty,
+            devices=self.devices,
         )
 
 

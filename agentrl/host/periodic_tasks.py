@@ -18,7 +18,7 @@ from agentrl.host.incarnation import Incarnation, Services
 from agentrl.host.log_files import cut_if_large
 from agentrl.host.repeated_errors import RepeatedErrors
 from agentrl.host.resource_usage import HostMeter, Strays, Usage, UsageSampler
-from agentrl.protocol.messages import HostBeat, HostStats, ProcessInfo
+from agentrl.protocol.messages import DeviceUse, HostBeat, HostStats, ProcessInfo
 
 log = logging.getLogger(__name__)
 
@@ -142,10 +142,22 @@ class PeriodicTasks:
                 disk_free_bytes=self._meter.disk_free_bytes(),
                 disk_full=services.ledger.trouble or self._meter.full_disk(),
                 strays=self._found,
+                devices=self.device_use(),
             )
         )
         if not self._connected and self._loop.time() - self._lonely_since > self._times.lonely_s:
             self._on_lonely()
+
+    def device_use(self) -> tuple[DeviceUse, ...]:
+        """The devices with the incarnations that compute on them."""
+        living = [incarnation for incarnation in self._incarnations.values() if not incarnation.over]
+        known = {pid: incarnation.name for incarnation in living for pid in incarnation.tree.remembered}
+        home = self._services.home
+
+        def incarnation_of(pid: int) -> str:
+            return known.get(pid) or procfs.incarnation_of(pid, home.run, home.host)
+
+        return self._services.accelerators.use(incarnation_of)
 
     async def _cut_logs(self, living: list[Incarnation]) -> None:
         logs = self._services.logs

@@ -148,6 +148,13 @@ def mark_of(run: str) -> str:
     return hashlib.blake2b(run.encode(), digest_size=16, person=b"agentrl mark").hexdigest()
 
 
+def incarnation_of(pid: int, run: str, host: str) -> str:
+    """The incarnation of this host whose mark the process has; empty if it has none."""
+    found = marks(pid) or {}
+    ours = is_of_run(found, run) and found.get(MARK_HOST) == host.encode()
+    return found.get(MARK_INCARNATION, b"").decode(errors="replace") if ours else ""
+
+
 def is_of_run(marks: Mapping[bytes, bytes], run: str) -> bool:
     """Whether a process with these marks belongs to the run."""
     return marks.get(MARK_RUN) == run.encode() or marks.get(MARK_TOOL) == mark_of(run).encode()

@@ -21,6 +21,7 @@ import psutil
 
 from agentrl import __version__
 from agentrl.host import procfs
+from agentrl.host.accelerators import Accelerators
 from agentrl.host.cgroups import Cgroups
 from agentrl.host.process_trees import ProcessTree, Snapshot
 from agentrl.protocol.messages import HostFacts, ProcessInfo, RepeatedError, UnitStats
@@ -144,23 +145,18 @@ def _free(folder: Path) -> int:
     return fs.f_bavail * fs.f_frsize
 
 
-def facts(cgroups: Cgroups) -> HostFacts:
+def facts(cgroups: Cgroups, accelerators: Accelerators) -> HostFacts:
     return HostFacts(
         cpus=max(1, len(os.sched_getaffinity(0))),
         memory_bytes=psutil.virtual_memory().total,
-        gpus=sum(1 for name in _devices() if name.startswith("nvidia") and name[6:].isdecimal()),
+        gpus=len(accelerators.devices),
         cgroup_kill=cgroups.can_kill,
         cgroup_memory=cgroups.can_limit_memory,
         boot_id=procfs.boot_id(),
         agent_version=__version__,
+        devices=accelerators.devices,
+        without_devices=accelerators.problem,
     )
-
-
-def _devices() -> list[str]:
-    try:
-        return os.listdir("/dev")
-    except OSError:
-        return []
 
 
 @dataclass
@@ -194,9 +190,7 @@ class Strays:
             stat = procfs.read_stat(pid)
             if stat is not None and stat.start_ticks == cached[0]:
                 return ""
-        marks = procfs.marks(pid) or {}
-        ours = procfs.is_of_run(marks, self.run) and marks.get(procfs.MARK_HOST) == self.host.encode()
-        name = marks.get(procfs.MARK_INCARNATION, b"").decode(errors="replace") if ours else ""
+        name = procfs.incarnation_of(pid, self.run, self.host)
         stat = procfs.read_stat(pid)
         if stat is not None and procfs.age_s(stat.start_ticks) > _SETTLED_S:
             self._marks[pid] = (stat.start_ticks, name)

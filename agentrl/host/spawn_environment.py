@@ -3,6 +3,7 @@
 Invariants:
 - Every process carries the mark of its run.
 - A unit gets the variables in INHERITED and those that the run file names, and no other variable of its operator.
+- The devices of a unit are those that the coordinator gave to it, whatever its `env` says.
 - A secret is resolved at the spawn; neither it nor a part of it is ever in a message, a log or an argument list.
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from agentrl.config.secrets import is_reference, resolve_secret
 from agentrl.errors import ConfigError
 from agentrl.host import procfs
+from agentrl.host.accelerators import Accelerators
 from agentrl.protocol.messages import Spawn
 from agentrl.protocol.specs import Probe, Role, incarnation_name, split_unit
 
@@ -81,7 +83,9 @@ def filled_probe(probe: Probe, home: Home, unit: str) -> Probe:
     )
 
 
-def of_unit(spawn: Spawn, home: Home, heartbeat_s: float, *, tunnel: Path | None = None) -> dict[str, str]:
+def of_unit(
+    spawn: Spawn, home: Home, heartbeat_s: float, accelerators: Accelerators, *, tunnel: Path | None = None
+) -> dict[str, str]:
     """The complete environment of one incarnation. Raises ConfigError if a secret is missing."""
     spec = spawn.spec
     env = inherited()
@@ -93,6 +97,7 @@ def of_unit(spawn: Spawn, home: Home, heartbeat_s: float, *, tunnel: Path | None
     env.pop("PYTHONHASHSEED", None)  # only the spec decides about determinism
     env |= {name: _value(name, value, home, spawn.unit) for name, value in spec.env.items()}
     env |= identity_marks(home, spawn.unit, spawn.incarnation)
+    env |= accelerators.variables(spawn.devices)
     env |= {
         "AGENTRL_SLOT": str(split_unit(spawn.unit)[1]),
         "AGENTRL_GROUP": spec.name,

@@ -11,7 +11,7 @@ import enum
 import msgspec
 
 from agentrl.protocol.knob import Knob, KnobValue
-from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, RepeatedError, UnitPart, Wait
+from agentrl.protocol.messages import DeviceUse, ExitStatus, HostFacts, ProcessInfo, RepeatedError, UnitPart, Wait
 
 
 class UnitState(enum.StrEnum):
@@ -104,6 +104,8 @@ class UnitRow(Row, tag="unit", frozen=True):
     desired: bool = True
     incarnation: int = 0
     host: str = ""
+    devices: tuple[str, ...] = ()
+    """The devices that were given to it."""
     pid: int = 0
     ready_at: float = 0.0
     next_at: float = 0.0
@@ -173,6 +175,12 @@ class HostRow(Row, tag="host", frozen=True):
     """Time until the disk is full at the present rate, from the last measurement; None if it does not fill up."""
     draining: bool = False
     strays: tuple[ProcessInfo, ...] = ()
+    devices: tuple[DeviceUse, ...] = ()
+    """The newest measurement of each device in `facts`."""
+    holders: dict[str, tuple[str, ...]] = {}
+    """By device: the incarnations that it was given to."""
+    occupied: dict[str, str] = {}
+    """By device: the process that keeps it from being given to a unit."""
 
 
 class ToolLoad(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -53,7 +53,8 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one unit reserves on its host. Zero reserves nothing."""
 
     cpus: float = 0.0
-    gpus: int = 0
+    gpus: int | float = 0
+    """Whole devices, or a share of one (0.5). A whole number stays one, which earlier agents read too."""
     memory_max_bytes: int = 0
     """Hard limit: enforced by a cgroup where one is writable, otherwise by the host agent's own sampling."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agentrl.protocol.messages import ExitStatus, HostFacts, ProcessInfo, UnitOnHost
+from agentrl.protocol.messages import DeviceUse, ExitStatus, HostFacts, ProcessInfo, UnitOnHost
 from agentrl.protocol.specs import GroupSpec
 
 
@@ -104,6 +104,14 @@ class HostConnected(Event, frozen=True):
     inventory: tuple[UnitOnHost, ...]
     age_s: float = 0.0
     """The age of the host agent."""
+    devices: tuple[DeviceUse, ...] = ()
+
+
+class DevicesHeld(Event, frozen=True):
+    """A host reports which processes compute on its devices."""
+
+    host: str
+    devices: tuple[DeviceUse, ...]
 
 
 class HostSilent(Event, frozen=True):

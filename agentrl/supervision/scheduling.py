@@ -16,6 +16,7 @@ import msgspec
 
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
+from agentrl.supervision.devices import HeldDevices, devices_of, islands_used
 from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_slots import HostState, Slot
 
@@ -26,10 +27,9 @@ _MICRO = 1_000_000
 
 
 class Use(msgspec.Struct):
-    """The resources that the living units of one host use."""
+    """The resources that the living units of one host use, except devices."""
 
     units: int = 0
-    gpus: int = 0
     micro_cpus: int = 0
     """A whole number, so that adding and subtracting leaves no rounding error."""
     memory: int = 0
@@ -40,7 +40,6 @@ class Use(msgspec.Struct):
 
     def change(self, spec: GroupSpec, sign: int) -> None:
         self.units += sign
-        self.gpus += sign * spec.resources.gpus
         self.micro_cpus += sign * round(spec.resources.cpus * _MICRO)
         self.memory += sign * spec.resources.memory_max_bytes
 
@@ -68,24 +67,32 @@ class HostUse:
 
 
 def place(
-    spec: GroupSpec, hosts: Mapping[str, HostState], draining: Collection[str], used: Mapping[str, Use], data_host: str
+    spec: GroupSpec,
+    hosts: Mapping[str, HostState],
+    draining: Collection[str],
+    used: Mapping[str, Use],
+    data_host: str,
+    held: HeldDevices,
 ) -> tuple[str, str]:
-    """Return (host, "") or ("", reason). The host with the fewest units is preferred, then the first name."""
+    """Return (host, "") or ("", reason). The host whose devices are linked is preferred, then the one with the fewest
+    units, then the first name.
+    """
     allowed = spec.hosts or ((data_host,) if spec.role is not Role.SIDECAR and data_host else ())
     if not hosts:
         return "", "no host agent is connected"
     refusals: dict[str, list[str]] = {}
-    fits: list[tuple[int, str]] = []
+    fits: list[tuple[int, int, str]] = []
     for name, host in hosts.items():
         use = used.get(name, _NOTHING)
         if allowed and name not in allowed:
             refusals.setdefault("not among its hosts" if spec.hosts else "has no data of the run", []).append(name)
-        elif refusal := _refusal(spec, host, name in draining, use):
+        elif refusal := _refusal(spec, host, name in draining, use, held):
             refusals.setdefault(refusal, []).append(name)
         else:
-            fits.append((use.units, name))
+            chosen = held.choose(spec.resources.gpus, host)
+            fits.append((islands_used(chosen, devices_of(host.facts)) if chosen else 0, use.units, name))
     if fits:
-        return min(fits)[1], ""
+        return min(fits)[2], ""
     if absent := [name for name in allowed if name not in hosts]:
         refusals["has not registered"] = absent
     return "", f"no host can take it ({_sentence(refusals)})"
@@ -107,14 +114,14 @@ def _sentence(refusals: Mapping[str, list[str]]) -> str:
     return "; ".join(parts)
 
 
-def _refusal(spec: GroupSpec, host: HostState, draining: bool, use: Use) -> str:
+def _refusal(spec: GroupSpec, host: HostState, draining: bool, use: Use, held: HeldDevices) -> str:
     need, facts = spec.resources, host.facts
     if not host.connected:
         return "silent"
     if draining:
         return "draining"
-    if need.gpus > facts.gpus - use.gpus:
-        return f"needs {need.gpus} GPU, {max(0, facts.gpus - use.gpus)} of {facts.gpus} free"
+    if lacking := held.refusal(need.gpus, host):
+        return lacking
     if need.cpus > facts.cpus - use.cpus:
         return f"needs {need.cpus:g} CPU, {max(0.0, facts.cpus - use.cpus):g} of {facts.cpus} free"
     if facts.memory_bytes and need.memory_max_bytes > facts.memory_bytes - use.memory:

@@ -16,8 +16,9 @@ from typing import Any
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import UnitOnHost
 from agentrl.protocol.rows import UnitState as S
-from agentrl.protocol.specs import GroupSpec, Role
+from agentrl.protocol.specs import GroupSpec, Role, incarnation_name
 from agentrl.supervision import desired_state, events, restarts
+from agentrl.supervision.devices import share_of
 from agentrl.supervision.instructions import (
     Died,
     Forget,
@@ -53,6 +54,7 @@ class Supervisor:
             events.DeathVouched: self._death_vouched,
             events.HostConnected: self._host_connected,
             events.HostSilent: self._host_silent,
+            events.DevicesHeld: self._devices_held,
             events.HostForgotten: self._host_forgotten,
             events.Spawned: self._spawned,
             events.SpawnFailed: self._spawn_failed,
@@ -110,6 +112,10 @@ class Supervisor:
     def units_on(self, host: str) -> int:
         return self._life.host_use.units_on(host)
 
+    def holders(self, host: str) -> dict[str, tuple[str, ...]]:
+        """Return by device of the host: the incarnations that hold it."""
+        return self._life.devices.holders(host)
+
     def is_present(self, unit: str, incarnation: int) -> bool:
         """Return whether this is the present incarnation of the unit."""
         slot = self.state.slots.get(unit)
@@ -140,7 +146,8 @@ class Supervisor:
     # ---- hosts ----
 
     def _host_connected(self, event: events.HostConnected, now: float) -> None:
-        self.state.hosts[event.host] = HostState(event.host, event.facts, True, self._up_since(event, now))
+        host = HostState(event.host, event.facts, True, self._up_since(event, now))
+        self.state.hosts[event.host] = host
         self._life.host_changed(event.host)
         self._identify(event)
         if event.host not in self.state.run.hosts:
@@ -159,6 +166,13 @@ class Supervisor:
             for ghost in slot.ghosts:
                 if ghost.host == event.host and (slot.unit, ghost.incarnation) not in on_host:
                     self._life.forget_ghost(slot, ghost.host, ghost.incarnation)
+        # Last, because the ledger of the host says which units hold its devices.
+        self._life.devices_held(host, event.devices)
+
+    def _devices_held(self, event: events.DevicesHeld, now: float) -> None:
+        host = self.state.hosts.get(event.host)
+        if host is not None and host.connected:
+            self._life.devices_held(host, event.devices)
 
     def _identify(self, event: events.HostConnected) -> None:
         """Take incarnation and host of units that the journal could not identify from the ledger of their host."""
@@ -166,14 +180,14 @@ class Supervisor:
             slot = self.state.slots.get(entry.unit)
             if slot is None or entry.group_empty or not (slot.unidentified or slot.host == event.host):
                 continue
-            self._assign(slot, event.host if slot.unidentified else slot.host, entry.incarnation)
+            self._assign(slot, event.host if slot.unidentified else slot.host, entry.incarnation, entry.devices)
         connected = {name for name, host in self.state.hosts.items() if host.connected}
         for slot in self.state.slots.values():
             if slot.unidentified and self._possible_hosts(slot) <= connected:
                 # No ledger has it, so nothing of it is left, and this host can answer for all.
                 self._assign(slot, event.host, slot.incarnation)
 
-    def _assign(self, slot: Slot, host: str, incarnation: int) -> None:
+    def _assign(self, slot: Slot, host: str, incarnation: int, devices: tuple[str, ...] = ()) -> None:
         """Complete the slot of a unit that the journal could not identify or whose spec it could not read."""
         if slot.state is not S.LOST:
             return
@@ -183,6 +197,8 @@ class Supervisor:
             slot.spec, slot.started_epoch = (group.spec, group.gang_epoch) if group else (None, 0)
         if slot.unidentified:
             slot.incarnation, slot.host, slot.started_generation = incarnation, host, slot.generation
+            slot.devices = devices
+            self._life.devices.hold(host, slot.name, devices, share_of(slot))
         self._life.host_use.change(slot, 1)
 
     def _possible_hosts(self, slot: Slot) -> set[str]:
@@ -225,8 +241,9 @@ class Supervisor:
             if slot is not None:
                 self._life.forget_ghost(slot, host, entry.incarnation)
             return
-        if slot is not None and Ghost(host, entry.incarnation) not in slot.ghosts:
-            slot.ghosts = [*slot.ghosts, Ghost(host, entry.incarnation)]
+        if slot is not None and (host, entry.incarnation) not in [(g.host, g.incarnation) for g in slot.ghosts]:
+            slot.ghosts = [*slot.ghosts, Ghost(host, entry.incarnation, entry.devices)]
+            self._life.devices.hold(host, incarnation_name(slot.unit, entry.incarnation), entry.devices, 1.0)
             self._life.touch(slot)
         self._life.out.append(KillTree(host, entry.unit, entry.incarnation))
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import signal
 
 from agentrl.config.supervision_times import SupervisionTimes
-from agentrl.protocol.messages import CancelDrain, Drain, ExitStatus, ProcessInfo, SetPaused
+from agentrl.protocol.messages import CancelDrain, DeviceUse, Drain, ExitStatus, ProcessInfo, SetPaused
 from agentrl.protocol.rows import UnitState as S
-from agentrl.protocol.specs import Life
+from agentrl.protocol.specs import Life, incarnation_name
 from agentrl.supervision import restarts
+from agentrl.supervision.devices import HeldDevices, share_of
 from agentrl.supervision.instructions import (
     AllStopped,
     Died,
@@ -31,7 +32,7 @@ from agentrl.supervision.instructions import (
 )
 from agentrl.supervision.scheduling import HostUse, place
 from agentrl.supervision.transitions import IN_SERVICE, WITH_PROCESS
-from agentrl.supervision.unit_slots import Ghost, Slot, State
+from agentrl.supervision.unit_slots import Ghost, HostState, Slot, State
 from agentrl.supervision.up_plan import missing_dependencies
 
 UNKNOWN_EXIT = ExitStatus(unknown="its host agent has no record of its end", with_host=True)
@@ -45,6 +46,7 @@ class Lifecycle:
         self.times = times
         self.out: list[Instruction] = []
         self.host_use = HostUse(state.slots.values())
+        self.devices = HeldDevices(state.slots.values())
         self._dirty: set[str] = set()
         self._pending: dict[str, set[str]] = {}
         """Units by group. All units of a group wait for the same thing, except the units in `_blocked_alone`."""
@@ -250,7 +252,7 @@ class Lifecycle:
     def _place(self, group: str) -> tuple[str, str]:
         state = self.state
         spec, use = state.groups[group].spec, self.host_use.by_host
-        return place(spec, state.hosts, state.run.draining_hosts, use, state.data_host)
+        return place(spec, state.hosts, state.run.draining_hosts, use, state.data_host, self.devices)
 
     def _gang_obstacle(self, slot: Slot, now: float) -> str:
         group = self.state.groups[slot.group]
@@ -278,6 +280,7 @@ class Lifecycle:
         slot.attempts += 1
         slot.host, slot.pid, slot.start_ticks = host, 0, 0
         slot.spec, slot.started_generation, slot.started_epoch = group.spec, slot.generation, group.gang_epoch
+        self._give_devices(slot, group.spec.resources.gpus)
         slot.came_up = slot.spawned = slot.stopped_process = slot.done = False
         slot.leader_gone = slot.tree_gone = False
         slot.stop_now = slot.patient = False
@@ -287,6 +290,26 @@ class Lifecycle:
         self.move(slot, S.STARTING, f"starting on {host}", now)
         self.set_timer(slot, now + group.spec.start_deadline_s)
         self.out.append(Spawn(host, slot.unit, slot.incarnation))
+
+    def _give_devices(self, slot: Slot, need: float) -> None:
+        slot.devices = self.devices.choose(need, self.state.hosts[slot.host])
+        self.devices.hold(slot.host, slot.name, slot.devices, share_of(slot))
+        if slot.devices:
+            self.out.append(Publish("host", slot.host))
+
+    def free_devices(self, slot: Slot) -> None:
+        """No process of the present incarnation is left."""
+        self.devices.release(slot.host, slot.name)
+        if slot.devices:
+            self.out.append(Publish("host", slot.host))
+        slot.devices = ()
+
+    def devices_held(self, host: HostState, measured: tuple[DeviceUse, ...]) -> None:
+        """Other processes than those of the run may have begun or stopped to use devices."""
+        occupied = self.devices.occupied(host.host, measured)
+        if occupied != host.occupied:
+            host.occupied = occupied
+            self.host_changed(host.host)
 
     def came_up(self, slot: Slot, why: str, now: float) -> None:
         if slot.state is not S.STARTING:
@@ -450,6 +473,7 @@ class Lifecycle:
         if slot.tree_gone:
             return
         slot.tree_gone = True
+        self.free_devices(slot)
         if slot.state in (S.STOPPING, S.LOST):
             if slot.stopping_because:
                 self._judge(slot, slot.last_exit or UNKNOWN_EXIT, now, dice, swept)
@@ -482,6 +506,7 @@ class Lifecycle:
 
     def spawn_failed(self, slot: Slot, reason: str, final: bool, now: float, dice: float) -> None:
         slot.leader_gone = slot.tree_gone = True
+        self.free_devices(slot)
         slot.last_exit = None  # A sentence of an earlier incarnation would look like the cause.
         verdict = restarts.failed_to_spawn(slot, reason, final, self.times, dice)
         exit = ExitStatus(unknown="it was never started")
@@ -517,7 +542,8 @@ class Lifecycle:
 
     def abandon(self, slot: Slot) -> None:
         """Stop waiting for the end of an incarnation that is out of reach. It is ended when its host comes back."""
-        slot.ghosts = [*slot.ghosts, Ghost(slot.host, slot.incarnation)]
+        slot.ghosts = [*slot.ghosts, Ghost(slot.host, slot.incarnation, slot.devices, share_of(slot))]
+        slot.devices = ()  # The ghost holds them now.
         slot.leader_gone = slot.tree_gone = True
         self.touch(slot)
         self.recheck_pending()
@@ -553,8 +579,10 @@ class Lifecycle:
         self.out.append(Publish("unit", slot.unit))
 
     def forget_ghost(self, slot: Slot, host: str, incarnation: int) -> None:
-        gone = Ghost(host, incarnation)
-        if gone in slot.ghosts:
-            slot.ghosts = [g for g in slot.ghosts if g != gone]
+        left = [ghost for ghost in slot.ghosts if (ghost.host, ghost.incarnation) != (host, incarnation)]
+        if len(left) < len(slot.ghosts):
+            slot.ghosts = left
+            self.devices.release(host, incarnation_name(slot.unit, incarnation))
+            self.out.append(Publish("host", host))
             self.out.append(Died(slot.unit, incarnation))
             self.touch(slot)

@@ -59,6 +59,9 @@ class Ghost(msgspec.Struct, frozen=True):
 
     host: str
     incarnation: int
+    devices: tuple[str, ...] = ()
+    share: float = 1.0
+    """Of each of these devices."""
 
 
 class Slot(msgspec.Struct):
@@ -94,6 +97,8 @@ class Slot(msgspec.Struct):
     start_ticks: int = 0
     spec: GroupSpec | None = None
     """The spec of the present incarnation."""
+    devices: tuple[str, ...] = ()
+    """Given to it from its start until no process of it is left."""
     started_generation: int = 0
     started_epoch: int = 0
     came_up: bool = False
@@ -176,6 +181,8 @@ class HostState(msgspec.Struct):
     facts: HostFacts = HostFacts()
     connected: bool = True
     since: float = 0.0
+    occupied: dict[str, str] = {}
+    """By device: the process on it that is none of the units that it was given to."""
 
 
 class State(msgspec.Struct):

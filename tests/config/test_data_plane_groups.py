@@ -137,7 +137,17 @@ SGLANG = SMALL + "engines: {kind: sglang, args: [%s]}\n"
     ],
 )
 def test_engine_reserves_the_gpus_of_its_server(tmp_path: Path, args: str, gpus: int) -> None:
-    assert groups_of(config_of(tmp_path, SGLANG % args))["engine"].resources.gpus == gpus
+    groups = groups_of(config_of(tmp_path, SGLANG % args))
+    assert (groups["engine"].resources.gpus, groups["trainer"].resources.gpus) == (gpus, min(1, gpus))
+
+
+def test_trainer_and_engine_may_share_a_gpu(tmp_path: Path) -> None:
+    shares = "engines: {kind: sglang, gpus: 0.5}\ntraining: {gpus: 0.4}\n"
+    groups = groups_of(config_of(tmp_path, SMALL + shares))
+    assert (groups["engine"].resources.gpus, groups["trainer"].resources.gpus) == (0.5, 0.4)
+    assert groups_of(config_of(tmp_path, SMALL))["trainer"].resources.gpus == 0
+    with pytest.raises(ConfigError, match=r"engines.gpus is 2, but the server computes on 1: change its --tp-size"):
+        config_of(tmp_path, SMALL + "engines: {kind: sglang, gpus: 2}\n")
 
 
 @pytest.mark.parametrize(
@@ -146,6 +156,7 @@ def test_engine_reserves_the_gpus_of_its_server(tmp_path: Path, args: str, gpus:
         ("--api-key, x", "--api-key is not an argument that a run file may give SGLang"),
         ("--host=0.0.0.0", "--host is not an argument"),
         ("--trust-remote-code", "--trust-remote-code is not an argument"),
+        ("--base-gpu-id, '1'", "--base-gpu-id is not an argument"),
         ("--tp-size, two", "--tp-size must be a whole number above 0, not 'two'"),
     ],
 )
@@ -168,7 +179,7 @@ def test_run_file_for_gpus_is_valid() -> None:
     file = Path(__file__).parents[2] / "assets" / "train-gpu.yaml"
     config = load_config(file, environ={}).config
     groups = groups_of(config)
-    assert groups["engine"].resources.gpus == 1
+    assert (groups["engine"].resources.gpus, groups["trainer"].resources.gpus) == (1, 1)
     assert config.engines.kind == "sglang"
 
 

@@ -166,7 +166,10 @@ def test_an_unknown_key_names_the_nearest_known_one(mistakes, lines, sentence):
         ("    speaks: yes", "run.yaml:5: sidecars.web.speaks must be true or false, not 'yes'."),
         ("    start_deadline_s: 0", "run.yaml:5: sidecars.web.start_deadline_s must be a number above 0 and up to"),
         ("    log_max: 12 parsecs", "run.yaml:5: sidecars.web.log_max must be a number of bytes such as 1048576 or"),
-        ("    resources: {gpus: 1.5}", "run.yaml:5: sidecars.web.resources.gpus must be a whole number from 0 to"),
+        (
+            "    resources: {gpus: 1.5}",
+            "run.yaml:5: sidecars.web.resources.gpus must be a whole number from 0 to 1000, or a share",
+        ),
         ("    ready: {}", "run.yaml:5: sidecars.web.ready needs exactly one of exec, http, tcp, but has none"),
         ("    ready: {tcp: a:1, http: 'http://b'}", "but has http and tcp."),
         ("    ready: {tcp: nowhere}", "run.yaml:5: sidecars.web.ready: tcp must be host:port"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.host import procfs, spawn_environment
+from agentrl.host.accelerators import Accelerators
 from agentrl.protocol.messages import (
     Exited,
     Forget,
@@ -140,7 +141,7 @@ def test_unit_computes_with_as_many_threads_as_it_reserves(
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     order = spawn("web-0", "true", env=env, resources=Resources(cpus=cpus))
-    found = spawn_environment.of_unit(order, bench.home, heartbeat_s=1.0)
+    found = spawn_environment.of_unit(order, bench.home, heartbeat_s=1.0, accelerators=Accelerators())
     assert found["OMP_NUM_THREADS"] == expected
 
 
@@ -158,7 +159,7 @@ def test_unit_gets_only_the_usual_variables_and_those_of_its_spec(
     for name, value in {**given, **usual}.items():
         monkeypatch.setenv(name, value)
     found = spawn_environment.of_unit(
-        spawn("web-0", "true", env={"TOKEN": "env:HF_TOKEN"}), bench.home, heartbeat_s=1.0
+        spawn("web-0", "true", env={"TOKEN": "env:HF_TOKEN"}), bench.home, heartbeat_s=1.0, accelerators=Accelerators()
     )
     assert usual.items() <= found.items()
     assert not given.keys() & found.keys()
@@ -169,7 +170,7 @@ def test_allocator_of_a_unit_adjusts_its_own_thresholds(bench: Bench, monkeypatc
     """A fixed threshold is never adjusted, and then every larger tensor is mapped, cleared and unmapped again."""
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    found = spawn_environment.of_unit(spawn("web-0", "true"), bench.home, heartbeat_s=1.0)
+    found = spawn_environment.of_unit(spawn("web-0", "true"), bench.home, heartbeat_s=1.0, accelerators=Accelerators())
     assert not [name for name in found if name.startswith("MALLOC_")]
 
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agentrl.protocol.messages import ExitStatus
+from agentrl.protocol.messages import Device, DeviceUse, ExitStatus, ProcessInfo
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import Resources, Role
 from agentrl.supervision import events
@@ -23,6 +23,10 @@ CONFIGS = (
     (spec("web", 1), spec("cell", 2, speaks=True, fenced=True), DB),
     (spec("web", 2, env={"A": "1"}, after=("db",)), DB),
     (spec("ranks", 3, gang=True, speaks=True), spec("once", 1, life="job")),
+    (
+        spec("pair", 2, resources=Resources(gpus=2)),
+        spec("half", 3, speaks=True, fenced=True, resources=Resources(gpus=0.5)),
+    ),
     (spec("web", 1, resources=Resources(cpus=0.1)), spec("full", 4, resources=Resources(cpus=63.95)), DB),
 )
 EXITS = (
@@ -39,7 +43,7 @@ dice = st.floats(0, 0.999)
 class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = World(devices=tuple(Device(str(n), str(n), "cuda") for n in range(3)))
         self.operation = 0
         self.config = 0
         self.promised: dict[str, int] = {}
@@ -165,6 +169,11 @@ class AnyOrder(RuleBasedStateMachine):
         else:
             self.world.become_silent(lost)
 
+    @rule(host=hosts, device=st.sampled_from("012"), there=st.booleans())
+    def another_process_computes(self, host: str, device: str, there: bool) -> None:
+        use = DeviceUse(device, processes=(ProcessInfo(4711, "elsewhere"),) if there else ())
+        self.world.handle(events.DevicesHeld(host=self.host(host).name, devices=(use,)))
+
     @precondition(lambda self: "c" not in self.world.hosts)
     @rule()
     def third_host_joins(self) -> None:
@@ -265,6 +274,15 @@ class AnyOrder(RuleBasedStateMachine):
                 assert slot.spec.fingerprint() == wanted.fingerprint(), f"{slot.unit} runs an old definition"
 
     @invariant()
+    def no_device_is_given_twice(self) -> None:
+        for host in self.world.hosts.values():
+            used: dict[str, float] = {}
+            for process in host.live():
+                for device in process.devices:
+                    used[device] = used.get(device, 0.0) + process.share
+            assert all(share <= 1 for share in used.values()), f"{host.name}: {used}"
+
+    @invariant()
     def database_runs_only_on_the_host_with_its_data(self) -> None:
         elsewhere = [host for name, host in self.world.hosts.items() if name != DATA_HOST]
         assert not [unit for host in elsewhere for unit, _ in host.ledger if unit.startswith("db-")]
@@ -274,6 +292,7 @@ class AnyOrder(RuleBasedStateMachine):
         supervisor = self.world.supervisor
         state, fresh = supervisor.state, Lifecycle(supervisor.state, supervisor.times)
         use = HostUse(state.slots.values())
+        assert all(supervisor.holders(host) == fresh.devices.holders(host) for host in self.world.hosts)
         assert all(supervisor.units_on(host) == use.units_on(host) for host in self.world.hosts)
         for group in state.groups:
             assert list(state.of_group(group)) == [slot for slot in state.slots.values() if slot.group == group]

@@ -7,6 +7,7 @@ import msgspec
 from agentrl.protocol.messages import HostFacts
 from agentrl.protocol.specs import Resources, Role
 from agentrl.supervision import events
+from agentrl.supervision.devices import HeldDevices
 from agentrl.supervision.scheduling import Use, place
 from agentrl.supervision.unit_slots import HostState
 from tests.supervision.world import World, spec
@@ -18,30 +19,30 @@ def hosts(count: int, **facts: int) -> dict[str, HostState]:
 
 def test_unit_goes_to_the_host_with_the_fewest_units() -> None:
     used = {"host-000": Use(units=2), "host-001": Use(units=1), "host-002": Use(units=1)}
-    assert place(spec("web"), hosts(3), (), used, "") == ("host-001", "")
+    assert place(spec("web"), hosts(3), (), used, "", HeldDevices([])) == ("host-001", "")
 
 
 def test_unit_with_data_waits_for_the_host_that_has_it() -> None:
     database = msgspec.structs.replace(spec("mongo"), role=Role.MONGO)
     both, other = hosts(2), {"host-001": hosts(2)["host-001"]}
-    assert place(database, both, (), {"host-000": Use(units=9)}, "host-000") == ("host-000", "")
-    assert place(database, other, (), {}, "host-000") == (
+    assert place(database, both, (), {"host-000": Use(units=9)}, "host-000", HeldDevices([])) == ("host-000", "")
+    assert place(database, other, (), {}, "host-000", HeldDevices([])) == (
         "",
         "no host can take it (host-001: has no data of the run; host-000: has not registered)",
     )
-    assert place(spec("web"), other, (), {}, "host-000") == ("host-001", "")
+    assert place(spec("web"), other, (), {}, "host-000", HeldDevices([])) == ("host-001", "")
 
 
 def test_refusal_stays_short_with_many_hosts() -> None:
     wanted = spec("big", resources=Resources(gpus=8))
-    assert place(wanted, hosts(100), (), {}, "")[1] == (
+    assert place(wanted, hosts(100), (), {}, "", HeldDevices([]))[1] == (
         "no host can take it (host-000, host-001, host-002 and 97 more: needs 8 GPU, 0 of 0 free)"
     )
     different = {f"h{n}": HostState(f"h{n}", HostFacts(gpus=n)) for n in range(8)}
-    assert place(wanted, different, (), {}, "")[1].endswith(
+    assert place(wanted, different, (), {}, "", HeldDevices([]))[1].endswith(
         "h4: needs 8 GPU, 4 of 4 free; 3 more hosts for similar reasons)"
     )
-    assert len(place(wanted, different, ("h0",), {}, "")[1]) < 300
+    assert len(place(wanted, different, ("h0",), {}, "", HeldDevices([]))[1]) < 300
 
 
 def test_fractions_of_cpus_leave_no_rounding_error() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from agentrl.config.supervision_times import SupervisionTimes
-from agentrl.protocol.messages import ExitStatus, HostFacts, UnitOnHost
+from agentrl.protocol.messages import Device, ExitStatus, HostFacts, UnitOnHost
 from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision import events
 from agentrl.supervision import instructions as do
@@ -35,6 +35,8 @@ class Process:
     incarnation: int
     exit: ExitStatus | None = None
     children: int = 0
+    devices: tuple[str, ...] = ()
+    share: float = 1.0
     reported_empty: bool = False
 
     @property
@@ -43,7 +45,13 @@ class Process:
 
     def entry(self) -> UnitOnHost:
         return UnitOnHost(
-            self.unit, self.incarnation, "", pid=0 if self.exit else 7, exit=self.exit, group_empty=not self.alive
+            self.unit,
+            self.incarnation,
+            "",
+            pid=0 if self.exit else 7,
+            exit=self.exit,
+            group_empty=not self.alive,
+            devices=self.devices,
         )
 
 
@@ -69,8 +77,17 @@ class Host:
 
 
 class World:
-    def __init__(self, hosts: tuple[str, ...] = ("a", "b"), times: SupervisionTimes = TIMES) -> None:
+    def __init__(
+        self,
+        hosts: tuple[str, ...] = ("a", "b"),
+        times: SupervisionTimes = TIMES,
+        devices: tuple[Device, ...] = (),
+    ) -> None:
         self.times = times
+        self.devices = devices
+        """Of every host."""
+        self.given: dict[tuple[str, int], tuple[tuple[str, ...], float]] = {}
+        """By incarnation that was ordered: its devices, and the share of each."""
         self.now = 1e6
         self.disk: dict[tuple[str, str], bytes] = {}
         self.supervisor = Supervisor(State(RunState(), data_host=DATA_HOST), times)
@@ -103,6 +120,7 @@ class World:
                     self.timers.append((at, unit))
                 case do.Spawn(_, unit, incarnation):
                     self._check_alone(unit, incarnation)
+                    self._give(unit, incarnation)
                     self._order(instruction.host, instruction)
                 case do.Signal() | do.KillTree() | do.Forget():
                     self._order(instruction.host, instruction)
@@ -124,6 +142,17 @@ class World:
         self.ordered.add((unit, incarnation))
         others = [(h.name, p.incarnation) for h in self.hosts.values() if h.linked for p in h.live() if p.unit == unit]
         assert not others, f"{unit}.{incarnation} is started while {others} live on reachable hosts"
+
+    def _give(self, unit: str, incarnation: int) -> None:
+        """The devices that the message to the host names. A repeated one names the same."""
+        slot = self.slot(unit)
+        if slot.spec is None or slot.incarnation != incarnation:
+            return
+        given = slot.devices, min(1.0, float(slot.spec.resources.gpus) or 1.0)
+        assert self.given.setdefault((unit, incarnation), given) == given, "a repeated order gives other devices"
+        occupied = self.supervisor.state.hosts[slot.host].occupied
+        assert len(slot.devices) == (max(1, int(slot.spec.resources.gpus)) if slot.spec.resources.gpus else 0)
+        assert not occupied.keys() & {*slot.devices} or slot.spawned, f"{unit} is given an occupied device"
 
     def _persist(self, kind: str, key: str, gone: bool) -> None:
         state = self.supervisor.state
@@ -166,7 +195,9 @@ class World:
         assert self.joined.refusal(host.claim(), connected=False) is None
         self.joined.join(host.claim())
         inventory = tuple(p.entry() for p in host.ledger.values())
-        self.handle(events.HostConnected(host=host.name, facts=HostFacts(cpus=64), inventory=inventory))
+        self.handle(
+            events.HostConnected(host=host.name, facts=HostFacts(cpus=64, devices=self.devices), inventory=inventory)
+        )
 
     def join(self, name: str) -> None:
         """A further host connects for the first time."""
@@ -228,7 +259,7 @@ class World:
         if key not in host.ledger:
             assert key not in self.started, f"{key} was started a second time"
             self.started.append(key)
-            host.ledger[key] = Process(unit, incarnation)
+            host.ledger[key] = Process(unit, incarnation, devices=self.given[key][0], share=self.given[key][1])
         if host.ledger[key].exit is None:
             host.reports.append(
                 events.Spawned(host=host.name, unit=unit, incarnation=incarnation, pid=7, start_ticks=1)

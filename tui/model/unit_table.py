@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agentrl.formatting.amounts import age
+from agentrl.formatting.device_text import count_of
 from agentrl.formatting.row_text import slot_order, state_since, unit_summary
 from agentrl.protocol.rows import COMPLETED, BottleneckRow, HostRow, UnitRow, UnitState
 from tui.model import cell_text
@@ -160,7 +161,9 @@ def hosts(mirror: Mirror) -> Line:
         memory = f" mem {cell_text.small_size(row.memory_used_bytes)}/{cell_text.small_size(facts.memory_bytes)}"
         disk = f" disk {cell_text.small_size(row.disk_free_bytes)} free" if row.disk_free_bytes else ""
         fills = f" full in {age(row.disk_full_in_s)}" if row.disk_full_in_s is not None else ""
-        measured = f"cpu {row.cpu_percent:.0f}%{memory if facts.memory_bytes else ''}{disk}{fills}"
+        free = count_of(row)
+        devices = f" gpu {free}" if free else ""
+        measured = f"cpu {row.cpu_percent:.0f}%{memory if facts.memory_bytes else ''}{devices}{disk}{fills}"
         well = row.state == "up" and not row.disk_full and not fills
         wrong = " ".join(part for part in (row.disk_full, _strays(row)) if part)
         text = f"{row.host} {row.state} {f'{wrong} ' if wrong else ''}{measured}"

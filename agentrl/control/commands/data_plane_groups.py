@@ -119,8 +119,14 @@ def _texts(plain: object) -> Iterator[str]:
             yield from _texts(value)
 
 
-def _gpus(role: Role, config: RunConfig) -> int:
-    return gpus_of(config.engines.args) if role is Role.ENGINE and config.engines.kind == "sglang" else 0
+def _gpus(role: Role, config: RunConfig) -> int | float:
+    of_server = gpus_of(config.engines.args) if config.engines.kind == "sglang" else 0
+    if role is Role.ENGINE and config.engines.kind == "sglang":
+        return of_server if config.engines.gpus is None else config.engines.gpus
+    if role is Role.TRAINER:
+        # A run whose engines compute on GPUs has a model that no processor trains.
+        return min(1, of_server) if config.training.gpus is None else config.training.gpus
+    return 0
 
 
 def _reads(role: Role, config: RunConfig) -> tuple[str, ...]:

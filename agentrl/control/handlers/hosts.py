@@ -74,7 +74,13 @@ class HostHandler:
             elif entry.exit is None and context.supervisor.is_present(entry.unit, entry.incarnation):
                 self._lease_if_it_speaks(entry.unit)
         context.happened(
-            events.HostConnected(host=hello.host, facts=hello.facts, inventory=hello.inventory, age_s=hello.agent_age_s)
+            events.HostConnected(
+                host=hello.host,
+                facts=hello.facts,
+                inventory=hello.inventory,
+                age_s=hello.agent_age_s,
+                devices=hello.devices,
+            )
         )
         log.info("host %s is connected with %d ledger entries", hello.host, len(hello.inventory))
 
@@ -130,6 +136,8 @@ class HostHandler:
     def _stats(self, host: str, stats: messages.HostStats) -> None:
         context, now = self._context, self._context.clock.now()
         context.observed.hosts.setdefault(host, ObservedHost()).stats = stats
+        if stats.devices:
+            context.happened(events.DevicesHeld(host=host, devices=stats.devices))
         context.disks.add(host, stats.disk_free_bytes, now)
         for each in stats.units:
             if not context.supervisor.holds(host, each.unit, each.incarnation):

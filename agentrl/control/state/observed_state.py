@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from agentrl.config.paths import RunFile
 from agentrl.control.state.unit_metrics import MemoryHistory
 from agentrl.protocol import messages, rows
@@ -29,6 +31,10 @@ PROGRESS_EVERY = 5
 """Number of measurements after which progress alone is shown: each heartbeat would be too much for the feed."""
 
 
+DEVICE_CHANGE = 5.0
+"""Percentage points and degrees by which the use of a device must change to be shown."""
+Holders = dict[str, tuple[str, ...]]
+"""By device: the incarnations that hold it."""
 COMMAND_CHARS = 500
 """Length of the command line in the row of a group."""
 
@@ -126,6 +132,7 @@ class ObservedState:
             desired=self._is_desired(slot),
             incarnation=slot.incarnation,
             host=slot.host,
+            devices=slot.devices,
             pid=slot.pid if alive else 0,
             ready_at=slot.ready_since if alive else 0.0,
             next_at=next_at,
@@ -173,7 +180,9 @@ class ObservedState:
             command=" ".join(group.spec.command)[:COMMAND_CHARS],
         )
 
-    def host_row(self, host: HostState, *, units: int, full_in_s: float | None = None) -> rows.HostRow:
+    def host_row(
+        self, host: HostState, *, units: int, holders: Holders, full_in_s: float | None = None
+    ) -> rows.HostRow:
         now = self.hosts.get(host.host, ObservedHost())
         stats = now.stats
         draining = host.host in self.state.run.draining_hosts
@@ -191,6 +200,9 @@ class ObservedState:
             disk_full_in_s=None if full_in_s is None else float(f"{full_in_s:.2g}"),
             draining=draining,
             strays=stats.strays if stats else (),
+            devices=tuple(map(_coarse, stats.devices)) if stats else (),
+            holders=holders,
+            occupied=host.occupied,
         )
 
     def run_row(self, run_file: RunFile, status: CoordinatorStatus) -> rows.RunRow:
@@ -388,4 +400,13 @@ def _differs(shown: messages.UnitStats, now: messages.UnitStats) -> bool:
         or now.processes != shown.processes
         or (now.state == "T") != (shown.state == "T")
         or bool(now.repeated_errors) != bool(shown.repeated_errors)
+    )
+
+
+def _coarse(use: messages.DeviceUse) -> messages.DeviceUse:
+    return msgspec.structs.replace(
+        use,
+        memory_used_bytes=(use.memory_used_bytes >> 26) << 26,
+        busy_percent=round(use.busy_percent / DEVICE_CHANGE) * DEVICE_CHANGE,
+        temperature_c=round(use.temperature_c / DEVICE_CHANGE) * DEVICE_CHANGE,
     )

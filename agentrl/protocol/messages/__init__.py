@@ -59,6 +59,8 @@ from agentrl.protocol.messages.hosts import (
 )
 from agentrl.protocol.messages.served_commands import ToServingUnit, UnitAnswer
 from agentrl.protocol.messages.shared_parts import (
+    Device,
+    DeviceUse,
     ExitStatus,
     HostFacts,
     ProcessInfo,
@@ -96,6 +98,8 @@ __all__ = [
     "CancelDrain",
     "ClientHello",
     "CoordinatorTrouble",
+    "Device",
+    "DeviceUse",
     "Drain",
     "DumpStacks",
     "ErrorReply",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from agentrl.protocol.message_base import Message
-from agentrl.protocol.messages.shared_parts import ExitStatus, HostFacts, ProcessInfo, UnitOnHost, UnitStats
+from agentrl.protocol.messages.shared_parts import DeviceUse, ExitStatus, HostFacts, ProcessInfo, UnitOnHost, UnitStats
 from agentrl.protocol.specs import GroupSpec
 
 # ---- host agent -> coordinator ----
@@ -30,6 +30,8 @@ class HostHello(Message, tag="host_hello", frozen=True):
     machine_id: str = ""
     units_key: str = ""
     """The public half of the key that its units connect with, on another host than the coordinator's."""
+    devices: tuple[DeviceUse, ...] = ()
+    """The first measurement, so that no device is assigned before it is known who computes on it."""
 
 
 class TunnelOpened(Message, tag="tunnel_opened", frozen=True):
@@ -55,6 +57,7 @@ class HostStats(Message, tag="host_stats", frozen=True):
     """A sentence if the agent could not write (logs, ledger)."""
     strays: tuple[ProcessInfo, ...] = ()
     """Processes with the mark of the run that belong to no living incarnation."""
+    devices: tuple[DeviceUse, ...] = ()
 
 
 class Spawned(Message, tag="spawned", frozen=True):
@@ -156,6 +159,8 @@ class Spawn(Message, tag="spawn", frozen=True):
     spec: GroupSpec
     coordinator: str
     """The address that the unit connects to; empty for the address that the host agent uses."""
+    devices: tuple[str, ...] = ()
+    """The devices of the unit."""
 
 
 class OpenTunnel(Message, tag="open_tunnel", frozen=True):

@@ -74,6 +74,8 @@ class UnitOnHost(msgspec.Struct, frozen=True, omit_defaults=True):
     """The last result of the readiness probe; None without a probe."""
     group_empty: bool = False
     """True if nothing of the process tree of the incarnation is left."""
+    devices: tuple[str, ...] = ()
+    """The devices that it was started with."""
 
 
 class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -111,13 +113,46 @@ class UnitStats(msgspec.Struct, frozen=True, omit_defaults=True):
     repeated_errors: tuple[RepeatedError, ...] = ()
 
 
+class Device(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An accelerator of a host, or a slice of one."""
+
+    id: str
+    """Unique on its host, and the same after a restart."""
+    visible: str
+    """How a program is pointed to it: what CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES has."""
+    kind: str
+    """cuda, mig (a slice), rocm, declared."""
+    name: str = ""
+    """The model."""
+    memory_bytes: int = 0
+    island: str = ""
+    """Devices with the same one have fast links between them. Empty: not linked to any."""
+
+
+class DeviceUse(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One measurement of a device."""
+
+    id: str
+    memory_used_bytes: int = 0
+    busy_percent: float = 0.0
+    temperature_c: float = 0.0
+    processes: tuple[ProcessInfo, ...] = ()
+    """The processes that compute on it. `incarnation` is empty if the process belongs to no unit of the run."""
+    not_measured: str = ""
+    """Why there are no numbers."""
+
+
 class HostFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The capacity of a host."""
 
     cpus: int = 1
     memory_bytes: int = 0
     gpus: int = 0
+    """The number of devices. An agent that sends no list of them counts only."""
     cgroup_kill: bool = False
     cgroup_memory: bool = False
     boot_id: str = ""
     agent_version: str = ""
+    devices: tuple[Device, ...] = ()
+    without_devices: str = ""
+    """Why devices of the host may be missing in the list: a sentence."""

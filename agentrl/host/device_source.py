@@ -1,0 +1,32 @@
+"""Defines what each kind of accelerator answers to the host agent."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from agentrl.protocol.messages import Device
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What a source reads of one device."""
+
+    id: str
+    memory_used_bytes: int = 0
+    busy_percent: float = 0.0
+    temperature_c: float = 0.0
+    pids: tuple[int, ...] = ()
+    not_measured: str = ""
+
+
+class Source(Protocol):
+    """One kind of accelerator."""
+
+    problem: str
+    """Why devices may be missing; empty if none are."""
+
+    def devices(self) -> tuple[Device, ...]:
+        """In the order of their buses."""
+
+    def measure(self) -> tuple[Measured, ...]: ...
