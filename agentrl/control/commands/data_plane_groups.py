@@ -125,7 +125,8 @@ def _gpus(role: Role, config: RunConfig) -> int | float:
         return of_server if config.engines.gpus is None else config.engines.gpus
     if role is Role.TRAINER:
         # A run whose engines compute on GPUs has a model that no processor trains.
-        return min(1, of_server) if config.training.gpus is None else config.training.gpus
+        own = config.training.parallel.ranks if of_server else 0
+        return own if config.training.gpus is None else config.training.gpus
     return 0
 
 
