@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +16,6 @@ from agentrl.training.learner import Learner
 from tests.training.conftest import make_learner
 from tests.training.test_packing import agree, packed, two_groups
 from tests.training.trees import batch_of
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -85,20 +81,3 @@ def test_bfloat16_computes_in_bfloat16(tiny: Path, batch: Batch) -> None:
     layer.register_forward_hook(lambda module, given, found: seen.add(found.dtype))
     packed(learner, batch)
     assert seen == {torch.bfloat16}
-
-
-@pytest.mark.slow
-def test_memory_of_a_step_grows_with_its_tokens_and_not_with_their_square() -> None:
-    small, middle, large = (peak_mb(tokens, members) for tokens, members in ((4096, 1), (16_384, 2), (65_536, 8)))
-    # Four times the tokens each: four times the growth if it is linear, sixteen times if it is quadratic.
-    assert large - middle < 8 * (middle - small), (small, middle, large)
-    assert large < 2048, "a mask of every pair of tokens alone would take 4096"
-
-
-def peak_mb(tokens: int, members: int) -> float:
-    """Of a process that trains one row of so many tokens."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.training.large_step", str(tokens), str(members)],
-        cwd=ROOT, capture_output=True, text=True, check=True, timeout=240,
-    )  # fmt: skip
-    return float(done.stdout)
