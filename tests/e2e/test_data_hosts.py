@@ -6,12 +6,12 @@ hosts share the directory of the run and nothing else: what they say to each oth
 
 from __future__ import annotations
 
+import json
 import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from agentrl.config.this_host import default_name
@@ -24,6 +24,14 @@ HERE, TOOLS, ENGINES = "here", "b", "c"
 UP_WITHIN_S = 400.0
 STEPS = 5
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+LISTENERS = """
+import json, psutil
+sockets = (each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN)
+print(json.dumps([(each.pid, each.laddr.ip) for each in sockets]))
+"""
+"""A program that prints who listens where in its namespace."""
 
 
 class Hosts:
@@ -60,14 +68,15 @@ class Hosts:
     def listeners(self) -> dict[str, set[str]]:
         """The addresses on which processes of the run listen, by the module of the process."""
         found: dict[str, set[str]] = {}
-        for process in self.run.processes():
-            try:
-                sockets = [each for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
-                words = process.cmdline()
-            except psutil.NoSuchProcess:
-                continue
-            module = words[words.index("-m") + 1] if "-m" in words else Path(words[0]).name
-            found.setdefault(module, set()).update(each.laddr.ip for each in sockets)
+        processes = {process.pid: process for process in self.run.processes()}
+        for host in (HERE, TOOLS, ENGINES):
+            # The kernel lists the sockets of the namespace of the process that reads the list.
+            command = [*self.network.inside(host), PYTHON, "-c", LISTENERS]
+            listed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
+            for pid, address in json.loads(listed):
+                words = processes[pid].cmdline()
+                module = words[words.index("-m") + 1] if "-m" in words else Path(words[0]).name
+                found.setdefault(module, set()).add(address)
         return found
 
     def close(self) -> None:
@@ -112,7 +121,10 @@ def test_run_on_three_hosts_learns_and_nothing_listens_without_keys(hosts: Hosts
     elsewhere = {"sampler-0": TOOLS, "toolbox-0": TOOLS, "engine-0": ENGINES}
     assert {unit: row.host for unit, row in units.items()} == dict.fromkeys(units, default_name()) | elsewhere
     own = {hosts.network.address(host) for host in (HERE, TOOLS, ENGINES)}
-    for module, addresses in hosts.listeners().items():
+    listeners = hosts.listeners()
+    assert listeners["daemons.tunnel"] >= own
+    assert {"mongod", "daemons.toolbox", "daemons.engine", "daemons.coordinator"} <= listeners.keys()
+    for module, addresses in listeners.items():
         beyond = addresses - {"127.0.0.1", "::1"}
         # These two take connections only with a key, or with a certificate of the run.
         assert not beyond or (module in ("daemons.coordinator", "daemons.tunnel") and beyond <= own), module
