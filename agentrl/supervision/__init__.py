@@ -24,4 +24,6 @@ Three counts are separate: deaths while ready (in a window), starts that never b
 memory. The first death in a window restarts at once, then after 0.5, 1, 2 … 60 s with jitter. A lost unit that is
 replaced leaves a ghost: its old incarnation is killed when its host comes back, and no new incarnation starts while a
 ghost is on a reachable host. A gang has an epoch: one death raises it, and members of an older epoch end.
+
+An incarnation holds its devices from its start until no process of it is left; a ghost holds those of its incarnation.
 """

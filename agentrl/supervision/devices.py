@@ -122,9 +122,13 @@ def choose(need: float, devices: Sequence[Device], free: Mapping[str, int]) -> t
     """
     if need < 1:
         share = round(need * WHOLE)
-        order = {device.id: place for place, device in enumerate(devices)}
-        enough = [device.id for device in devices if free[device.id] >= share]
-        return (min(enough, key=lambda id: (free[id], order[id])),) if enough else ()
+        whole = [device for device in devices if free[device.id] == WHOLE]
+        # Of devices that no unit shares yet, those of the smallest island come first.
+        enough = [device for device in devices if WHOLE > free[device.id] >= share]
+        enough = sorted(enough, key=lambda device: free[device.id]) + [
+            d for i in sorted(islands_of(whole), key=len) for d in i
+        ]
+        return (enough[0].id,) if enough else ()
     count = int(need)
     # A program sees one slice at most.
     whole = [device for device in devices if free[device.id] == WHOLE and (count == 1 or device.kind != "mig")]

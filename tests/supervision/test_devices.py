@@ -41,6 +41,7 @@ def test_a_share_goes_where_least_is_left() -> None:
     assert chosen(0.5, cards(2), {"GPU-1": 500}) == [1]
     assert chosen(0.5, cards(2), {"GPU-1": 400}) == [0]
     assert chosen(1, cards(2), {"GPU-0": 999}) == [1]
+    assert chosen(0.5, cards(2, 1), {}) == [2], "the pair stays whole"
 
 
 def test_slices_are_given_one_at_a_time_and_after_whole_cards() -> None:
