@@ -12,6 +12,7 @@ import typer
 from agentrl.cli import list_pages
 from agentrl.cli.options import Cli, add_command
 from agentrl.errors import ExitCode, UsageError
+from agentrl.formatting.amounts import with_unit
 
 if TYPE_CHECKING:
     from agentrl.protocol.data_commands import ChooseRecords
@@ -149,4 +150,5 @@ def since_too(filter: str, since: str, field: str = "finished_at") -> str:
     """The filter, with the condition on the time."""
     if not since:
         return filter
-    return f"({filter}) and {field}>-{since}" if filter else f"{field}>-{since}"
+    later = f"{field}>-{with_unit(since)}"
+    return f"({filter}) and {later}" if filter else later
