@@ -12,7 +12,6 @@ import typer
 from agentrl.cli import list_pages
 from agentrl.cli.options import Cli, add_command
 from agentrl.errors import ExitCode, UsageError
-from agentrl.formatting.amounts import with_unit
 
 if TYPE_CHECKING:
     from agentrl.protocol.data_commands import ChooseRecords
@@ -150,5 +149,4 @@ def since_too(filter: str, since: str, field: str = "finished_at") -> str:
     """The filter, with the condition on the time."""
     if not since:
         return filter
-    later = f"{field}>-{with_unit(since)}"
-    return f"({filter}) and {later}" if filter else later
+    return f"({filter}) and {field}>-{since}" if filter else f"{field}>-{since}"

@@ -81,9 +81,3 @@ def seconds(text: str) -> float:
     if not 0 <= value < 1e12:
         raise UsageError(f"{text!r} is not a duration.", hint="Write 90s, 15m, 2h or 1d.")
     return value
-
-
-def with_unit(text: str) -> str:
-    """A duration as filters write it: `90` becomes `90s`. Raises UsageError."""
-    seconds(text)
-    return text if text[-1].isalpha() else f"{text}s"

@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.formatting.amounts import with_unit
-
 Row = Mapping[str, Any]
 
 
@@ -41,5 +39,5 @@ def filter_of(tool: str = "", record: str = "", *, failed: bool = False, age: st
     parts += [f"tool={json.dumps(short, ensure_ascii=False)}"] if short else []
     parts += [f"record={json.dumps(record, ensure_ascii=False)}"] if record else []
     parts += ["failed=true"] if failed else []
-    parts += [f"requested_at>-{with_unit(age)}"] if age else []
+    parts += [f"requested_at>-{age}"] if age else []
     return " and ".join(parts)

@@ -43,7 +43,7 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
     loses: tuple[str, ...] = ()
     """Sentences: what cannot be taken back."""
     notes: tuple[str, ...] = ()
-    """Sentences: what stays as it is, though one might expect otherwise."""
+    """Sentences: what stays as it is, though one might expect otherwise; on which hosts units will run."""
     scientific: bool = False
     """Starts a new segment on all curves and needs a note."""
 

@@ -268,7 +268,6 @@ def _summary(plans: Sequence[ForkPlan]) -> tuple[str, ...]:
         sentences.append(f"{counted(len(repairs), 'records')} of {groups} {are} repaired: forks take their seats")
     for (purpose, why), count in others.most_common():
         times = next(plan.decision.times for plan in plans if plan.decision.purpose == purpose)
-        goes, becomes = ("goes", "becomes a group") if count == 1 else ("go", "become groups")
-        become = f"{becomes} of {times}" if purpose == "branch" else f"{goes} on without training"
+        become = f"become groups of {times} of their own" if purpose == "branch" else "go on without training"
         sentences.append(f"{counted(count, 'forks')} {become}: {why}")
     return tuple(sentences)

@@ -46,7 +46,7 @@ class RecordChanges:
         planned = await self._plan(verb, args, canary)
         effect = await verb.effect(self._database, planned, args, self._settings())
         notes = [f"only those that {_since(canary)}"] if canary is not None else []
-        notes += [*effect.notes, *_clauses(planned)]
+        notes += [*effect.notes, *_refusals(planned)]
         if verb.tasks is not None and not args.ids and (over := await self._over(verb, args, canary)):
             notes.append(f"{counted(over, 'other records')} match, but trained already or are over: they stay")
         if planned.before:
@@ -218,11 +218,6 @@ def _refusals(planned: Plan) -> Sequence[str]:
         sentences[0] if len(sentences) == 1 else f"{len(sentences)} records are refused because {kind}: {sentences[0]}"
         for kind, sentences in kinds.items()
     ]
-
-
-def _clauses(planned: Plan) -> Sequence[str]:
-    """The same for a preview, which puts its notes into one sentence."""
-    return [sentence.removesuffix(".") for sentence in _refusals(planned)]
 
 
 def _done(verb: Verb[Any], outcome: Counter[str], planned: Plan) -> Done:

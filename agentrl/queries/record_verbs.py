@@ -274,8 +274,7 @@ async def _review_effect(database: Database, planned: Plan, args: ReviewRecords,
     get = "gets" if planned.count == 1 else "get"
     changes = (f"{counted(planned.count, 'records')} {get} the verdict {args.verdict}",)
     if args.verdict == "none":
-        are = "is" if len(given) == 1 else "are"
-        changes = (f"{counted(len(given), 'verdicts')} of {counted(planned.count, 'records')} {are} removed",)
+        changes = (f"{counted(len(given), 'verdicts')} of {counted(planned.count, 'records')} are removed",)
     notes = [f"{counted(count, 'records')} had the verdict {verdict}" for verdict, count in had.most_common()]
     return Effect(changes=changes, notes=few(notes))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from agentrl.errors import AgentrlError, RefusedError, UnavailableError, UnknownNameError
+from agentrl.errors import AgentrlError, RefusedError, UnavailableError
 from agentrl.formatting.amounts import counted
 from agentrl.formatting.sentences import few
 from agentrl.policies.replay_verdicts import Verdict
@@ -90,10 +90,8 @@ class ReplayChanges:
             rebuild = ", ".join(one.call.tool for one in plan.rebuild[:SHOWN])
             rebuild += " …" if len(plan.rebuild) > SHOWN else ""
             rebuilds = "rebuilds" if len(plan.rebuild) == 1 else "rebuild"
-            where = "each in a session of its own" if times else "in a session of its own"
             return (
-                f"{plan.call.call.tool} of {plan.call.call.id} runs again{times} on {on}, {where}",
-                f"its effect is {plan.effect}",
+                f"{plan.call.call.tool} of {plan.call.call.id} runs again{times} on {on}, in a session of its own",
                 f"{counted(len(plan.rebuild), 'earlier calls')} of the record {rebuilds} the session first: {rebuild}"
                 if plan.rebuild
                 else "no earlier call rebuilds the session",
@@ -115,7 +113,6 @@ class ReplayChanges:
     async def _plan(self, args: ReplayCalls) -> _Planned:
         if self._runner is None:
             raise UnavailableError("This steward executes no replays.", hint="The run has no tool servers.")
-        self._refuse_unknown(args.allow)
         ids = list(dict.fromkeys(args.calls))
         if args.filter:
             failed = ListRows(filter=f"failed=true and ({args.filter})", limit=args.most)
@@ -139,18 +136,6 @@ class ReplayChanges:
                 hint=f"If it may run again, allow it by name: {allow}",
             )
         return _Planned(plans, refused)
-
-    def _refuse_unknown(self, allow: Sequence[str]) -> None:
-        """A consent with a typing error must not look like one that holds."""
-        assert self._runner is not None
-        for tool in allow:
-            server, dot, name = tool.partition(".")
-            if server not in self._runner.servers or not dot or not name:
-                known = ", ".join(self._runner.servers) or "none"
-                raise UnknownNameError(
-                    f"There is no tool {tool!r}, so it cannot be allowed.",
-                    hint=f"Write SERVER.TOOL; servers are: {known}.",
-                )
 
     async def _replay(self, args: ReplayCalls, operation: AskUnit) -> Done:
         queued = await replays.of_operation(self._database, operation.id)

@@ -13,6 +13,7 @@ import msgspec
 
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import READ_FROM, GroupSpec, unit_name
+from agentrl.supervision.placement_forecast import forecast
 from agentrl.supervision.scheduling import victims
 from agentrl.supervision.transitions import MAY_STAY
 from agentrl.supervision.unit_slots import GroupState, Slot, State
@@ -74,6 +75,8 @@ def plan(state: State, specs: tuple[GroupSpec, ...], *, reading: bool = False) -
                 changed.append(unit)
     wanted = {spec.name for spec in specs}
     stopped += [s.unit for s in state.slots.values() if s.wanted and s.group not in wanted]
+    if state.hosts:
+        notes += forecast(state, specs, [*started, *changed], [*stopped, *changed])
     return Plan(tuple(kept), tuple(started), tuple(stopped), tuple(changed), tuple(notes))
 
 

@@ -19,8 +19,6 @@ WRONG = {
     "logs web-0 --lines -3": (ExitCode.USAGE, "-3 is not 0 or more."),
     "events --limit 0": (ExitCode.USAGE, "0 is not from 1 to 10000."),
     "events --since banana": (ExitCode.USAGE, "not a duration"),
-    "calls list --since banana": (ExitCode.USAGE, "'banana' is not a duration"),
-    "records exclude --since banana": (ExitCode.USAGE, "'banana' is not a duration"),
     "events --kind nosuch": (ExitCode.USAGE, "is not one of"),
     "up nowhere.yaml": (ExitCode.CONFIG, "no run file"),
     "up .": (ExitCode.CONFIG, "Is a directory"),

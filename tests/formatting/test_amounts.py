@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.errors import UsageError
-from agentrl.formatting.amounts import duration, with_unit
+from agentrl.formatting.amounts import duration
 from agentrl.formatting.row_text import knob_range
 from agentrl.protocol.knob import KnobValue, plain_value
 from agentrl.protocol.rows import KnobRow
@@ -17,12 +16,6 @@ from agentrl.protocol.rows import KnobRow
 )
 def test_short_durations_are_not_shown_as_zero(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
-
-
-def test_duration_of_a_filter_has_a_unit() -> None:
-    assert [with_unit(text) for text in ("90", "90s", "1.5h")] == ["90s", "90s", "1.5h"]
-    with pytest.raises(UsageError, match="'2 weeks' is not a duration"):
-        with_unit("2 weeks")
 
 
 @pytest.mark.parametrize(

@@ -303,8 +303,7 @@ async def test_a_preview_says_what_will_run_and_changes_nothing(house: Start, db
     ids = await recorded(db, *[("echo", {"text": "x"}, "ok", "x")] * 3)
     effect: Effect = await made.ask("replay_calls", ReplayCalls(calls=(ids[2],), times=2), dry_run=True)
     said = effect.sentence()
-    assert f"echo of {ids[2]} runs again 2 times on faulty (faulty 1), each in a session of its own" in said
-    assert "its effect is session" in said
+    assert f"echo of {ids[2]} runs again 2 times on faulty (faulty 1), in a session of its own" in said
     assert "2 earlier calls of the record rebuild the session first: echo, echo" in said
     assert "these calls took 1.5 s" in said
     assert await db.count("Replay", {}) == 0
@@ -410,9 +409,6 @@ async def test_a_tool_with_effects_outside_needs_consent_by_name(house: Start, d
     allowed = ReplayCalls(calls=(ids[1],), times=2, allow=("faulty.note",))
     effect: Effect = await made.ask("replay_calls", allowed, dry_run=True)
     assert effect.loses == ("faulty.note acts outside of its session, and is called 2 times",)
-    for unknown in ("nosuch.note", "faulty", "faulty."):
-        with pytest.raises(UnknownNameError, match=f"no tool '{unknown}', so it cannot be allowed"):
-            await made.ask("replay_calls", ReplayCalls(calls=(ids[1],), allow=(*allowed.allow, unknown)), dry_run=True)
     replay = await made.one(ids[1], allow=("faulty.note",))
     assert (replay.verdict, replay.sent) == ("same", ["faulty.note"])
     assert path.read_text().splitlines() == ["begun", "ended"]

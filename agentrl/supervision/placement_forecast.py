@@ -1,0 +1,63 @@
+"""Says on which hosts the units of a plan would run, before any of them is started.
+
+Invariants:
+- The forecast uses the rule by which units are placed, in the same order, with the resources that the plan frees and
+  takes.
+- A unit that could not run now gets the reason.
+- A run on one host, on which everything fits, gets no sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from agentrl.protocol.specs import GroupSpec, split_unit
+from agentrl.supervision.devices import HeldDevices
+from agentrl.supervision.scheduling import HostUse, Use, place
+from agentrl.supervision.unit_slots import State
+
+MOST_SENTENCES = 8
+MOST_NAMED = 6
+
+
+def forecast(
+    state: State, specs: Iterable[GroupSpec], starting: Iterable[str], ending: Iterable[str]
+) -> tuple[str, ...]:
+    """Sentences about the units in `starting`, if those in `ending` have ended before."""
+    by_group = {spec.name: spec for spec in specs}
+    gone = {*starting, *ending}
+    staying = [slot for slot in state.slots.values() if slot.unit not in gone]
+    used, devices = HostUse(staying).by_host, HeldDevices(staying)
+    placed: dict[str, list[str]] = {}
+    waiting: dict[str, list[str]] = {}
+    refused: dict[str, str] = {}
+    for unit in sorted(starting, key=lambda unit: (_rank(by_group, split_unit(unit)[0]), unit)):
+        spec = by_group[split_unit(unit)[0]]
+        # What did not fit for one unit fits for no later one of its group.
+        host, reason = "", refused.get(spec.name, "")
+        if not reason:
+            host, reason = place(spec, state.hosts, state.run.draining_hosts, used, state.data_host, devices)
+        if host:
+            used.setdefault(host, Use()).change(spec, 1)
+            need = spec.resources.gpus
+            devices.hold(host, unit, devices.choose(need, state.hosts[host]), min(1.0, need or 1.0))
+            placed.setdefault(host, []).append(unit)
+        else:
+            refused[spec.name] = reason
+            waiting.setdefault(reason, []).append(unit)
+    sentences = [f"waits at first: {_few(units)}: {reason}" for reason, units in waiting.items()]
+    if len(state.hosts) > 1:
+        sentences += [f"on {host}: {_few(placed[host])}" for host in sorted(placed)]
+    more = len(sentences) - MOST_SENTENCES
+    return (*sentences[:MOST_SENTENCES], *([f"and {more} more hosts or reasons"] if more > 0 else []))
+
+
+def _rank(specs: Mapping[str, GroupSpec], group: str) -> int:
+    """Groups start after those that they need, and units of one moment by name."""
+    needed = [name for name in specs[group].after if name in specs]
+    return 1 + max((_rank(specs, name) for name in needed), default=0)
+
+
+def _few(units: list[str]) -> str:
+    more = len(units) - MOST_NAMED
+    return ", ".join(units[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
