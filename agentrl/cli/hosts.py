@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 async def list_hosts(cli: Cli) -> ExitCode:
-    """Show all hosts: their state, their load, and how many of their devices are free."""
+    """Show all hosts: state, load and free devices."""
     from agentrl.cli import output
     from agentrl.formatting.device_text import count_of
 
@@ -39,7 +39,9 @@ async def list_hosts(cli: Cli) -> ExitCode:
 
 
 async def show(cli: Cli, host: Annotated[str, typer.Argument(metavar="HOST", help="A host of the run.")]) -> ExitCode:
-    """Show one host and its devices: who holds them, which processes compute on them, and what they do."""
+    """Show one host and who holds its devices.
+
+    With the processes that compute on each device, its memory and its load."""
     from agentrl.cli import output
     from agentrl.formatting.device_text import COLUMNS, cells_of
 

@@ -49,7 +49,7 @@ class HeldDevices:
 
     def holders(self, host: str) -> dict[str, tuple[str, ...]]:
         """The incarnations that hold each device of the host."""
-        return {device: tuple(holders) for device, holders in self._held.get(host, {}).items()}
+        return {device: tuple(sorted(holders)) for device, holders in self._held.get(host, {}).items()}
 
     def free(self, host: HostState) -> dict[str, int]:
         """How much of each device can be given, in thousandths."""
@@ -74,7 +74,7 @@ class HeldDevices:
     def _in_the_way(self, devices: Sequence[Device], free: Mapping[str, int], host: HostState) -> str:
         held = self._held.get(host.host, {})
         names = [
-            f"{device.visible}: {host.occupied.get(device.id) or ', '.join(held.get(device.id, {}))}"
+            f"{device.visible}: {host.occupied.get(device.id) or ', '.join(sorted(held.get(device.id, {})))}"
             for device in devices
             if free[device.id] < WHOLE
         ]
