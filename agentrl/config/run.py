@@ -20,6 +20,7 @@ from agentrl.config import data_plane, parallel, policy_rules
 from agentrl.config.alerts import BUILT_IN_RULES, Alerts
 from agentrl.config.field_types import Bytes, Flag, Secret, Section
 from agentrl.config.hosts import Host, known_words, problem_of
+from agentrl.config.metrics import Metrics
 from agentrl.config.outside_access import OutsideAccess
 from agentrl.config.paths import RUN_NAME_RULE, is_run_name
 from agentrl.config.sidecars import Sidecar, is_endpoint
@@ -107,6 +108,8 @@ class RunConfig(data_plane.DataPlane):
     """The times and counts of supervision."""
     alerts: Alerts = Alerts()
     """Rules, sinks and the ping."""
+    metrics: Metrics = Metrics()
+    """How monitoring systems read the numbers of the run."""
     outside: OutsideAccess = OutsideAccess()
     """Programs outside of the run that use its tools."""
 

@@ -18,6 +18,7 @@ import msgspec
 from agentrl import __version__
 from agentrl.config import paths
 from agentrl.config.paths import RunFile, read_run
+from agentrl.config.run import RunConfig
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.config.this_host import this_host
 from agentrl.control import recovery
@@ -50,6 +51,7 @@ from agentrl.control.local_peers import LocalPeers
 from agentrl.control.message_router import MessageRouter
 from agentrl.control.messaging.peers import Peers
 from agentrl.control.messaging.pending_requests import PendingRequests
+from agentrl.control.metrics_listener import MetricsListener
 from agentrl.control.own_files import OwnFiles
 from agentrl.control.periodic_checks import PeriodicChecks
 from agentrl.control.persistence import address_file
@@ -203,9 +205,10 @@ class Coordinator:
         context.executor.on_full = context.show_run
         context.executor.on_set_aside = self._incidents.entry_set_aside
         self._listener = TcpListener(self._hub, self._feed_out, self._metrics_out, self._listener_changed)
-        self._settings.may_refuse = self._listener.check
+        self._outside = MetricsListener(self._queries.snapshot)
+        self._settings.may_refuse = self._may_refuse
         self._settings.on_times = hosts.send_times
-        configures = (self._alerting, self._listener, self._recorder, tunnels)
+        configures = (self._alerting, self._listener, self._outside, self._recorder, tunnels)
         self._settings.on_config += [each.configure for each in configures]
         self._marker = RunDirMarker(Path(run.run_dir), context.host, self._identity.boot_id, run.name, run.uuid)
 
@@ -226,6 +229,10 @@ class Coordinator:
 
     def _forget_host(self, operation: Operation, args: commands.ForgetHost) -> None:
         self._admission.forget(args.host, by=operation.id)
+
+    def _may_refuse(self, config: RunConfig) -> None:
+        self._listener.check(config)
+        self._outside.check(config)
 
     def _rebind(self) -> None:
         self._feed_out.rebind()
@@ -347,7 +354,7 @@ class Coordinator:
     def _close(self) -> None:
         if self._lost is None:
             self._context.executor.flush()
-        for part in (self._clients, self._alerting, self._recorder, self._instructions, self._listener):
+        for part in (self._clients, self._alerting, self._recorder, self._instructions, self._listener, self._outside):
             part.close()
         for opened in (self._hub, self._feed_out, self._metrics_out, self._gate):
             opened.close()

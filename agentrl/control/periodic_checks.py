@@ -146,6 +146,7 @@ class OwnMetrics:
             PEERS.name: float(len(self._context.peers)),
         }
         self._since, self._seq, self._worst_lag_s = now, feed.seq, 0.0
+        self._context.metrics.update("coordinator", 1, values, now)  # it has no incarnations
         self._context.publish_metrics(encode(MetricBatch("coordinator", now, values)))
 
 

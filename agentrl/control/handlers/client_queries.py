@@ -32,6 +32,8 @@ Handler = Callable[[Any], Any | Awaitable[Any]]
 
 MOST_EVENTS = 2000
 MOST_ALERTS = 200
+SILENT_S = 60.0
+"""Metrics of a unit that has reported nothing for so long are not exported: they would look like new ones."""
 ANSWER_BYTES = 3 << 20
 """A message may have 4 MiB."""
 _KINDS = {"knob": "audit"}
@@ -56,10 +58,14 @@ class Queries:
         }
 
     def _status(self, args: commands.Status) -> StatusReport:
+        report = self._report()
+        return sendable(replace(report, learning=learning(report)))
+
+    def _report(self) -> StatusReport:
         rows = self._context.feed.rows
         run = self._context.feed.get("run")
         assert isinstance(run, RunRow)
-        report = StatusReport(
+        return StatusReport(
             run=run,
             groups=_all_of(GroupRow, rows(("group",))),
             units=_all_of(UnitRow, dict(sorted(rows(("unit",)).items(), key=_natural))),
@@ -68,7 +74,12 @@ class Queries:
             pulse=self._context.bottleneck.shown,
             operations=tuple(row for row in _all_of(OperationRow, rows(("op",))) if not row.state.ended),
         )
-        return sendable(replace(report, learning=learning(report)))
+
+    def snapshot(self) -> tuple[StatusReport, dict[str, dict[str, float]]]:
+        """The rows of the run, and the newest metrics by unit."""
+        report, now = self._report(), self._context.clock.now()
+        names = ("coordinator", *(row.unit for row in report.units))
+        return report, {name: self._context.metrics.values(name, now, SILENT_S) for name in names}
 
     def chains(self) -> list[WaitChain]:
         context = self._context

@@ -1,0 +1,125 @@
+"""Serves `/metrics` on loopback, if the configuration has `metrics.port`.
+
+Invariants:
+- A scrape reads what the coordinator knows at that moment, and needs the token.
+- A configuration whose port is taken, or whose token is missing, is refused before it is in force.
+- If a restarted coordinator finds its port taken, it tries again every two seconds, and works without it meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from agentrl.config.metrics import Metrics
+from agentrl.config.run import RunConfig
+from agentrl.config.secrets import resolve_secret
+from agentrl.errors import ConfigError
+from agentrl.protocol.commands import StatusReport
+from agentrl.transport.addresses import why_not_free
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+RETRY_S = 2.0
+PATH = "/metrics"
+LEAST_TOKEN_CHARS = 16
+log = logging.getLogger(__name__)
+Snapshot = Callable[[], tuple[StatusReport, Mapping[str, Mapping[str, float]]]]
+"""The rows of the run, and the newest metrics by unit."""
+
+
+class MetricsListener:
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._wanted = Metrics()
+        self._serving: asyncio.Task[None] | None = None
+        self.url = ""
+        """Where a scrape is answered; empty if nowhere."""
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a configuration whose port is taken or whose token is missing. Changes nothing."""
+        wanted = config.metrics
+        if not wanted.port:
+            return
+        _token_of(wanted)
+        address = f"tcp://127.0.0.1:{wanted.port}"
+        if wanted.port != self._wanted.port and (why := why_not_free(address)):
+            raise ConfigError(
+                f"Nothing can listen on {address}: {why}.",
+                hint="Choose another port in metrics.port, or see `ss -ltnp`.",
+            )
+
+    def configure(self, config: RunConfig) -> None:
+        """Listen on the configured port only."""
+        if config.metrics == self._wanted:
+            return
+        before, self._wanted = self._serving, config.metrics
+        self.close()
+        self._serving = asyncio.create_task(self._serve(before, config.metrics), name="metrics")
+
+    def close(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+        self._serving = None
+
+    async def _serve(self, before: asyncio.Task[None] | None, wanted: Metrics) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        trouble = ""
+        while wanted.port:
+            try:
+                await self._listen(wanted, _token_of(wanted))
+            except (OSError, ConfigError) as refused:
+                if str(refused) != trouble:
+                    log.error("%s is not served: %s The coordinator tries again every %g s.", PATH, refused, RETRY_S)
+                trouble = str(refused)
+            await asyncio.sleep(RETRY_S)
+
+    async def _listen(self, wanted: Metrics, token: str) -> None:
+        # Imported here: a coordinator without the port starts without them.
+        from agentrl.http.token_server import listening
+
+        async with contextlib.AsyncExitStack() as opened:
+            url = await opened.enter_async_context(listening(self._application(token), port=wanted.port))
+            self.url = f"{url}{PATH}"
+            opened.callback(setattr, self, "url", "")
+            log.info("the metrics of the run are at %s", self.url)
+            await asyncio.Event().wait()
+
+    def _application(self, token: str) -> ASGIApp:
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import choose_encoder
+        from starlette.requests import Request
+        from starlette.responses import PlainTextResponse, Response
+
+        from agentrl.control.exported_metrics import RunCollector
+        from agentrl.http.token_server import Act, Application, Route, bears
+
+        async def scrape(request: Request) -> Response:
+            registry = CollectorRegistry()
+            registry.register(RunCollector(*self._snapshot()))
+            encode, kind = choose_encoder(request.headers.get("accept", ""))
+            return Response(encode(registry), headers={"content-type": kind})
+
+        def guard(act: Act) -> Act:
+            async def guarded(request: Request) -> Response:
+                if bears(request, token):
+                    return await act(request)
+                refusal = "The token of the run file (metrics.token) is needed."
+                return PlainTextResponse(refusal, 401, {"WWW-Authenticate": "Bearer"})
+
+            return guarded
+
+        return Application([Route(PATH, "GET", scrape)], guard)
+
+
+def _token_of(wanted: Metrics) -> str:
+    assert wanted.token is not None, "the configuration has both port and token"
+    token = resolve_secret(wanted.token)
+    if len(token) < LEAST_TOKEN_CHARS or not token.isascii() or not token.isprintable():
+        raise ConfigError(f"metrics.token needs at least {LEAST_TOKEN_CHARS} printable ASCII characters.")
+    return token
