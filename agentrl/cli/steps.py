@@ -50,7 +50,7 @@ async def list_steps(
 async def show_step(
     cli: Cli, step: Annotated[str, typer.Argument(metavar="STEP", help="Its id; `agentrl steps list` has them.")]
 ) -> ExitCode:
-    """Show a step with its metrics, the terms of its loss, and the records that it trained."""
+    """Show a step with its metrics, loss terms and records."""
     return await records.show_with_records(cli, "show_step", step, _show_step)
 
 
