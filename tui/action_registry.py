@@ -125,7 +125,7 @@ def _fork(view: Calls | CallPage | Replays | ReplayPage | RecordPage) -> None:
         if view.call:
             fork_replays(view, [view.replay], view.call)
     elif (row := view.selected()) is not None and isinstance(view, Replays):
-        fork_replays(view, [str(row["id"])], str(row["call"]))
+        fork_replays(view, view.marked_ids(), str(row["call"]))
     elif row is not None:
         fork_call(view, str(row["id"]))
 
@@ -269,7 +269,7 @@ ACTIONS: tuple[Action, ...] = (
     ),
     *_for_rows(
         *_in(
-            "fleet tasks records calls reviews",
+            "fleet tasks records calls replays reviews",
             _("mark", "space", "mark", "For a command on several rows.", TableView.do_mark, "", 10),
             _("mark.all", "asterisk", "mark all", "Marks all rows that are shown, or removes all marks.",
               TableView.do_mark_all),
@@ -404,6 +404,10 @@ ACTIONS: tuple[Action, ...] = (
           Replays.do_replays_stop, "stop_replays", 58),
         _("replays.continue", "c", "go on", "Those of its command that were held back go on.",
           Replays.do_replays_continue, "continue_replays", 57),
+        _("replays.keep", "plus equals_sign", "keep", "Notes that the records of the marked replays stay as they are.",
+          Replays.do_replays_decide, "keep_replays", 54, (pending_commands.keep_replays,)),
+        _("replays.exclude", "x", "exclude", "Keeps the records of the marked replays out of training.",
+          Replays.do_replays_decide, "exclude_replayed", 53, (pending_commands.exclude_replayed,)),
     ),
     # tasks, checkpoints, keys
     *_live(

@@ -19,8 +19,6 @@ from tui.model.actions import Action, of_view, rebound, sign
 from tui.views.fleet import Fleet
 
 ELSEWHERE = {
-    "keep_replays": "it changes nothing but a note",
-    "exclude_replayed": "the record of a replay is excluded in the list of records",
     "exec_in_sandbox": "a shell has room for the words and the output",
     "forget_host": "hosts are a line above the units, without a row to choose; `down` and alerts name the command",
 }

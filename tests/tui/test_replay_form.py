@@ -62,3 +62,29 @@ async def test_form_of_a_replay_has_the_recorded_arguments_of_its_page(run: Scri
         await screen.press("enter")
         await aeventually(lambda: run.sent("replay_calls"))
         assert [sent.edit for sent in run.sent("replay_calls")] == [None], "unchanged arguments are not edited"
+
+
+async def test_form_shows_a_long_preview_whole_and_says_if_it_is_cut(run: Scripted) -> None:
+    words = [f"word{number}" for number in range(90)]
+    run.effects["replay_calls"] = Effect(changes=(" ".join(words),))
+    async with opened(run.state_dir, (120, 40)) as screen:
+        await screen.press("7", "t", "R")
+        await screen.shows("word0 ", "word45 ", "word89", "enter replay")
+    async with opened(run.state_dir, (120, 16)) as screen:
+        await screen.press("7", "t", "R")
+        await screen.shows("word0 ", "…", "enter replay")
+        assert "word89" not in screen.text
+
+
+@pytest.mark.parametrize(("key", "command"), [("plus", "keep_replays"), ("x", "exclude_replayed")])
+async def test_record_of_a_replay_is_kept_or_excluded_by_a_key(run: Scripted, key: str, command: str) -> None:
+    run.effects[command] = Effect(changes=(f"what {command} does",))
+    async with opened(run.state_dir, (120, 40)) as screen:
+        await screen.press("7", "V")
+        await screen.shows("flaky 1 of 2")
+        await screen.press(key)
+        await aeventually(lambda: run.sent(command))
+        (sent,) = run.sent(command)
+        assert isinstance(sent, data_commands.KeepReplays | data_commands.ExcludeReplayed)
+        (id,) = sent.ids
+        assert "~" in id

@@ -21,7 +21,7 @@ from agentrl.errors import AgentrlError
 from agentrl.formatting.amounts import counted
 from agentrl.formatting.safe_text import sanitise
 from tui.dialogs.modal import Modal
-from tui.model.styled_text import Line, Span, Tone, cut, span, wrapped
+from tui.model.styled_text import Line, Span, Tone, cut, folded, span, wrapped
 from tui.widgets.keyboard import TextField
 from tui.widgets.lines import Lines
 
@@ -109,9 +109,11 @@ class Form(Modal[Values | None]):
         self._fit()
 
     def _fit(self) -> None:
-        """Cut the text above, so that fields and keys fit on any terminal."""
-        below = 6 if self._question.preview else 3
-        room = self.app.size.height - 2 - len(self._question.fields) - below
+        """Cut the text above, so that fields and keys fit on any terminal, and give the preview the rows it needs."""
+        free = self.app.size.height - 2 - len(self._question.fields)
+        text = wrapped(self._verdict[0], min(INNER, self.app.size.width - WIDTH + INNER))
+        below = max(6 if self._question.preview else 3, min(len(text) + 2, free - len(self._body) - 1))
+        room = free - below
         self.query_one("#below", Lines).styles.height = below
         self.query_one("#above", Lines).styles.height = max(1, min(len(self._body) + 1, room))
 
@@ -126,13 +128,14 @@ class Form(Modal[Values | None]):
 
     def _below(self, width: int, height: int) -> list[Line]:
         text, tone = self._verdict
-        message = [(Span(part, tone),) for part in wrapped(text, width)[: height - 2]] if text else []
+        message = [cut(line, width) for line in folded((Span(text, tone),), width, height - 2)] if text else []
         keys: Line = (Span("enter", Tone.ACCENT), Span(f" {self._question.go_on}   ", Tone.DIM))
         keys += (Span("esc", Tone.ACCENT), Span(" leave", Tone.DIM))
         return [*message, *[()] * (height - 1 - len(message)), keys]
 
     def _say(self, text: str, tone: Tone) -> None:
         self._verdict = (span(text).text, tone)
+        self._fit()
         self.query_one("#below", Lines).repaint()
 
     # ---- while something is typed ----

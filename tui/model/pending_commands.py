@@ -233,6 +233,23 @@ def continue_replays(operation: str) -> PendingCommand:
     return PendingCommand("continue_replays", args, "let replays go on", ("replays", "continue", operation))
 
 
+def keep_replays(replays: Iterable[str]) -> PendingCommand:
+    ids = tuple(replays)
+    args = data_commands.KeepReplays(ids)
+    return PendingCommand("keep_replays", args, f"keep the records of {_which_replays(ids)}", ("replays", "keep", *ids))
+
+
+def exclude_replayed(replays: Iterable[str]) -> PendingCommand:
+    ids = tuple(replays)
+    what = f"exclude the records of {_which_replays(ids)} from training"
+    words = ("replays", "exclude", *ids)
+    return PendingCommand("exclude_replayed", data_commands.ExcludeReplayed(ids), what, words)
+
+
+def _which_replays(ids: Sequence[str]) -> str:
+    return ids[0] if len(ids) == 1 else counted(len(ids), "replays")
+
+
 class RecordVerb(NamedTuple):
     """A command that changes records."""
 

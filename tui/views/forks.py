@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
+from agentrl.formatting.amounts import counted
 from tui.dialogs.form import Field, Form, Question, Values
 from tui.model import pending_commands
 from tui.model.effect_text import effect_sentence
@@ -27,13 +28,15 @@ MESSAGE = Field("message", hint="what the user shall have said at the beginning;
 
 
 def fork_replays(view: View, replays: Sequence[str], call: str) -> None:
-    """Ask how the results of replays are gone on with. `call`: the one that the first of them replayed."""
+    """Ask how the results of replays are gone on with. `call`: one that they replayed; the forks of its record are
+    shown then."""
 
     def command(values: Values) -> PendingCommand:
         times, note = (value.strip() for value in values)
         return pending_commands.fork(replays=replays, times=int(times or 0), note=note)
 
-    _ask(view, f"Fork {replays[0]}", (TIMES, NOTE), command, _record_of(call))
+    which = replays[0] if len(replays) == 1 else counted(len(replays), "replays")
+    _ask(view, f"Fork {which}", (TIMES, NOTE), command, _record_of(call))
 
 
 def fork_call(view: View, call: str) -> None:

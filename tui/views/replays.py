@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from agentrl.client import Client
@@ -110,6 +110,11 @@ class Replays(QueryTable):
 
     def open_row(self, row: Any) -> None:
         self.actions.navigation.open_page(ReplayPage(str(row["id"])))
+
+    def do_replays_decide(self, command: Callable[[Iterable[str]], PendingCommand]) -> None:
+        """Keep or exclude the records of the marked replays, or of the selected one."""
+        if marked := self.marked_ids():
+            self.perform(command(marked))
 
     def do_replays_stop(self) -> None:
         """Hold back what is queued of the operation of the selected replay."""
