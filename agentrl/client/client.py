@@ -231,7 +231,7 @@ class Client(CommandMethods):
                 if time.monotonic() >= give_up:
                     raise
                 continue
-            if feed.live and not feed.stale and feed.epoch == view.epoch:
+            if feed.live and not feed.stale and feed.epoch == view.epoch and feed.complete_after <= view.seq:
                 return view
             if time.monotonic() >= give_up:
                 raise NoCoordinatorError(

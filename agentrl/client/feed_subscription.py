@@ -1,7 +1,7 @@
 """Implements one subscription to the feed.
 
 Invariants:
-- A lost row is detected (`stale`).
+- A lost row is detected (`stale`), and so is a snapshot from before the first message (`complete_after`).
 - Between two calls of `take` only the newest row of each key is kept, so a slow follower needs no more memory and skips
   the rows in between.
 """
@@ -37,6 +37,8 @@ class FeedSubscription:
         self.seq = -1
         self.live = False
         """A message arrived: from now on every loss is detected."""
+        self.complete_after = -1
+        """The number of the last row that may have been sent before the subscription reached the coordinator."""
         self.stale = False
         """Rows were lost, or the coordinator was restarted: a new snapshot is needed."""
         self.news: dict[str, tuple[int, msgspec.Raw]] = {}
@@ -107,6 +109,8 @@ class FeedSubscription:
             self.stale = True
             if message.epoch != self.epoch:
                 self.news.clear()
+        if not self.live:
+            self.complete_after = message.seq - 1 if isinstance(message, FeedRow) else message.seq
         self.epoch, self.seq, self.live = message.epoch, message.seq, True
         self._received_at = time.monotonic()
         if isinstance(message, FeedRow) and self._wanted(message.key):

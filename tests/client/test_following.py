@@ -220,6 +220,39 @@ async def test_follower_gets_only_its_kinds(coordinator: SmallCoordinator) -> No
         await mirror.stop()
 
 
+async def test_rows_between_a_snapshot_and_the_first_message_are_not_missed(
+    coordinator: SmallCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The subscription reaches the coordinator late, while the answer to the snapshot is on its way."""
+    opened: list[tail_module.FeedSubscription] = []
+
+    class Remembered(tail_module.FeedSubscription):
+        async def __aenter__(self) -> Remembered:
+            opened.append(self)
+            return await super().__aenter__()
+
+    monkeypatch.setattr(core, "FeedSubscription", Remembered)
+    monkeypatch.setattr(core, "ASK_EVERY_S", 0.2)
+    coordinator.feed_works = False
+    coordinator.set("group/web", group("web", 1))
+    async with dial(coordinator) as client:
+        snapshot = client.snapshot
+
+        async def late(*kinds: Any, **more: Any) -> Any:
+            view = await snapshot(*kinds, **more)
+            if not coordinator.feed_works:
+                coordinator.set("group/web", group("web", 2))
+                coordinator.feed_works = True
+                await aeventually(lambda: opened[0].live, what="the first message")
+            return view
+
+        monkeypatch.setattr(client, "snapshot", late)
+        mirror = Mirror(client)
+        await mirror.equals(coordinator)
+        assert mirror.rows["group/web"].desired == 2
+        await mirror.stop()
+
+
 async def test_lost_rows_are_detected_and_fetched(coordinator: SmallCoordinator) -> None:
     async with dial(coordinator) as client:
         mirror = Mirror(client)
