@@ -85,7 +85,7 @@ def test_run_learns_and_continues_after_down_and_up(run: Run) -> None:
     assert not second["problems"]
     after = counted(run)
     onscreen.live(run, ("7", "A"), "All sums agree.", f"steps: {STEPS + 2} committed")
-    onscreen.live(run, ("8", "home", "enter"), f"/{STEPS + 2:06d}", "broken_records ", once="committed")
+    onscreen.live(run, ("8", "home", "enter"), f"/{STEPS + 2:06d}", "metrics", once="committed")
     assert after["tasks"]["train"].keys() >= {"trained"}
     # Steps without records at the end are in no checkpoint, so they are done again.
     empty = STEPS - trained[-1]["step"]
