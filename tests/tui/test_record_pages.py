@@ -12,7 +12,7 @@ from agentrl.filters.fields import TOOL_CALLS
 from agentrl.filters.parser import parse
 from agentrl.protocol import data_commands
 from tests.cli.scripted import Scripted
-from tests.tui.conftest import HOSTILE, opened, populate
+from tests.tui.conftest import HOSTILE, Screen, opened, populate
 from tests.tui.steward_answers import RECORD, answers, call_story, row, story
 from tests.tui.test_screens import whole
 from tests.waiting import aeventually
@@ -118,6 +118,13 @@ def of_250_turns(args: Any) -> data_commands.RecordStory:
     return msgspec.structs.replace(found, record=row(RECORD, turns=250), more_turns=more)
 
 
+async def page_moved(screen: Screen, key: str) -> None:
+    """A key that leads to turns which are not loaded moves the page when they are; until then others do nothing."""
+    await screen.press(key)
+    await aeventually(lambda: not screen.app.view.is_querying("page"))
+    screen.app._paint_new_data()
+
+
 async def test_every_turn_of_a_long_record_can_be_reached_by_keys(coordinator: Scripted) -> None:
     populate(coordinator)
     answers(coordinator)
@@ -137,7 +144,8 @@ async def test_every_turn_of_a_long_record_can_be_reached_by_keys(coordinator: S
         await screen.press("end")
         await screen.shows("said 249")
         await screen.round()
-        await screen.press("pageup", "pageup", "pageup", "pageup")
+        for _ in range(4):
+            await page_moved(screen, "pageup")
         await screen.shows("said 236")
         await screen.press("home")
         await screen.shows("answered (policy)", "said 0")
@@ -145,9 +153,7 @@ async def test_every_turn_of_a_long_record_can_be_reached_by_keys(coordinator: S
         while before != screen.lines[2:]:
             before = screen.lines[2:]
             seen |= {line.strip() for line in before if line.strip().startswith("said ")}
-            await screen.press("pagedown")
-            await aeventually(lambda: not screen.app.view.is_querying("page"))
-            screen.app._paint_new_data()
+            await page_moved(screen, "pagedown")
         assert seen == {f"said {n}" for n in range(250)}
         assert len(screen.app.view._answer.turns) <= 100  # type: ignore[attr-defined]
 
