@@ -98,7 +98,7 @@ def _head(run: RunRow, now: float, aimed: Callable[[str], str]) -> Text:
         f"up {up}" if (up := uptime(run, now)) else "",
     ]
     text.append(output.sanitise("".join(f" · {detail}" for detail in details if detail)), style="none")
-    for trouble in (run.journal_full, run.not_listening, run.not_recording):
+    for trouble in (run.journal_full, run.not_listening, run.not_recording, run.not_exporting):
         if trouble:
             text.append("\n").append(output.sanitise(trouble), style="bold red")
     if run.state == "stopped":

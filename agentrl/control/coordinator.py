@@ -205,7 +205,7 @@ class Coordinator:
         context.executor.on_full = context.show_run
         context.executor.on_set_aside = self._incidents.entry_set_aside
         self._listener = TcpListener(self._hub, self._feed_out, self._metrics_out, self._listener_changed)
-        self._outside = MetricsListener(self._queries.snapshot)
+        self._outside = MetricsListener(self._queries.snapshot, self._exporting_changed)
         self._settings.may_refuse = self._may_refuse
         self._settings.on_times = hosts.send_times
         configures = (self._alerting, self._listener, self._outside, self._recorder, tunnels)
@@ -334,6 +334,10 @@ class Coordinator:
         self._context.own_status.not_listening = self._listener.trouble
         self._context.show_run()
         self._write_address()
+
+    def _exporting_changed(self) -> None:
+        self._context.own_status.not_exporting = self._outside.trouble
+        self._context.show_run()
 
     def _write_address(self) -> bool:
         run = self._run

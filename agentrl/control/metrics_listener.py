@@ -3,7 +3,8 @@
 Invariants:
 - A scrape reads what the coordinator knows at that moment, and needs the token.
 - A configuration whose port is taken, or whose token is missing, is refused before it is in force.
-- If a restarted coordinator finds its port taken, it tries again every two seconds, and works without it meanwhile.
+- If a restarted coordinator finds its port taken, it tries again every two seconds, and works without it meanwhile;
+  the row of the run has the reason.
 """
 
 from __future__ import annotations
@@ -33,12 +34,17 @@ Snapshot = Callable[[], tuple[StatusReport, Mapping[str, Mapping[str, float]]]]
 
 
 class MetricsListener:
-    def __init__(self, snapshot: Snapshot) -> None:
+    """`changed` is called when the trouble changes."""
+
+    def __init__(self, snapshot: Snapshot, changed: Callable[[], None] = lambda: None) -> None:
         self._snapshot = snapshot
+        self._changed = changed
         self._wanted = Metrics()
         self._serving: asyncio.Task[None] | None = None
         self.url = ""
         """Where a scrape is answered; empty if nowhere."""
+        self.trouble = ""
+        """The reason why nothing is served although the configuration has a port; empty if it is served."""
 
     def check(self, config: RunConfig) -> None:
         """Refuse a configuration whose port is taken or whose token is missing. Changes nothing."""
@@ -69,15 +75,23 @@ class MetricsListener:
     async def _serve(self, before: asyncio.Task[None] | None, wanted: Metrics) -> None:
         if before is not None:
             await asyncio.wait([before])
-        trouble = ""
+        self._show("")
         while wanted.port:
             try:
                 await self._listen(wanted, _token_of(wanted))
-            except (OSError, ConfigError) as refused:
-                if str(refused) != trouble:
-                    log.error("%s is not served: %s The coordinator tries again every %g s.", PATH, refused, RETRY_S)
-                trouble = str(refused)
+            except OSError as refused:
+                why = (refused.strerror or str(refused)).lower()
+                self._show(f"{PATH} is not served: nothing can listen on 127.0.0.1:{wanted.port}: {why}.")
+            except ConfigError as refused:
+                self._show(f"{PATH} is not served: {refused.message}")
             await asyncio.sleep(RETRY_S)
+
+    def _show(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            self.trouble = trouble
+            if trouble:
+                log.error("%s The coordinator tries again every %g s.", trouble, RETRY_S)
+            self._changed()
 
     async def _listen(self, wanted: Metrics, token: str) -> None:
         # Imported here: a coordinator without the port starts without them.
@@ -87,6 +101,7 @@ class MetricsListener:
             url = await opened.enter_async_context(listening(self._application(token), port=wanted.port))
             self.url = f"{url}{PATH}"
             opened.callback(setattr, self, "url", "")
+            self._show("")
             log.info("the metrics of the run are at %s", self.url)
             await asyncio.Event().wait()
 

@@ -71,6 +71,8 @@ class RunRow(Row, tag="run", frozen=True):
     """A sentence while other hosts should reach the coordinator and cannot; otherwise empty."""
     not_recording: str = ""
     """A sentence while the feed should be recorded and is not; otherwise empty."""
+    not_exporting: str = ""
+    """A sentence while `/metrics` should be served and is not; otherwise empty."""
 
 
 class GroupRow(Row, tag="group", frozen=True):

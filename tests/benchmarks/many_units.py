@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import resource
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -17,8 +18,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import httpx
 import msgspec
 import psutil
 import zmq
@@ -30,14 +32,17 @@ from agentrl.protocol.wire import decode_feed
 from tests.benchmarks.coordinator_with_fake_units import PATIENCE_S, FakeFleet, fake_fleet
 from tests.benchmarks.many_peers import of_bare_router
 from tests.benchmarks.report import Outcome
+from tests.ports import free_triplet
 from tests.waiting import eventually
 
+_PORT, _TOKEN = free_triplet(), secrets.token_hex()
 UNITS = int(os.environ.get("BENCH_UNITS", "1000"))
 HOSTS = int(os.environ.get("BENCH_HOSTS", "100"))
 WAITING_SHARE = 10
 """Every tenth unit waits for GPUs that no host has, so `up` does not complete either."""
 STATS_S = 2.0
 FOR_S = 20.0
+SCRAPES = 10
 DEATHS, WITHIN_S = 3 * UNITS // 10, 15.0
 EVENTS_PER_DEATH = 5
 """Exited, GroupEmpty, Spawned, the hello of the next incarnation, and its first row."""
@@ -65,6 +70,7 @@ def measure() -> Outcome:
         busy, deaths = _share_of_a_core(real.psutil, fleet, WITHIN_S + 2)
         eventually(lambda: all_ready(real, UNITS), within_s=60, what="every unit is ready again")
         snapshot_s = _snapshot_s(real)
+        scrape = _scrape(real)
         fleet.tell("change")
         refresh_s = _seconds_until_all_rows_were_sent(real)
     # As many peers with one heartbeat a second as there are messages in a second.
@@ -75,6 +81,9 @@ def measure() -> Outcome:
     outcome.at_most("processor time of one event", event_ms, "ms", 1.0)
     outcome.at_most("every row changes, until all were sent", refresh_s, "s", 10.0)
     outcome.plain("a snapshot of all rows", snapshot_s, "s")
+    outcome.at_most("processor time of a scrape of /metrics", 1e3 * scrape.cpu_s, "ms", 250.0)
+    outcome.plain("a scrape, with all series of the units", scrape.took_s, "s")
+    outcome.notes.append(f"a scrape has {scrape.series:,} series in {scrape.size_bytes / 1e3:,.0f} kB")
     outcome.plain("from `up` to all units ready", accepted_s, "s")
     outcome.notes.append(f"at rest {seen['messages'] / FOR_S:.0f} messages/s; spawned {deaths.get('Spawn', 0)} again")
     return outcome
@@ -92,6 +101,7 @@ def bring_up(real: FakeFleet, units: int, hosts: int) -> float:
             "dir": real.run.run_dir,
             "sidecars": {"peer": peer | {"count": units - count}, "waiting": waiting},
             "alerts": {"memory_window_s": MEMORY_WINDOW_S},
+            "metrics": {"port": _PORT, "token": f"file:{_token_file(real)}"},
         }
     )
     began = time.monotonic()
@@ -110,6 +120,44 @@ def _snapshot_s(real: FakeFleet) -> float:
     began = time.monotonic()
     real.client.snapshot((), deadline_s=PATIENCE_S)
     return time.monotonic() - began
+
+
+def _token_file(real: FakeFleet) -> Path:
+    file = real.state_dir / "scrape"
+    file.touch(mode=0o600)
+    file.write_text(_TOKEN)
+    return file
+
+
+class Scrape(NamedTuple):
+    took_s: float
+    cpu_s: float
+    """Processor time of the coordinator, beyond what it uses at rest."""
+    series: int
+    size_bytes: int
+
+
+def _scrape(real: FakeFleet) -> Scrape:
+    """The mean of some scrapes, one after another."""
+
+    def ask() -> str:
+        answer = httpx.get(f"http://127.0.0.1:{_PORT}/metrics", headers={"authorization": f"Bearer {_TOKEN}"})
+        return answer.raise_for_status().text
+
+    def used() -> float:
+        times = real.psutil.cpu_times()
+        return times.user + times.system
+
+    ask()  # the first one imports what it needs
+    before, began = used(), time.monotonic()
+    time.sleep(3.0)
+    at_rest = (used() - before) / (time.monotonic() - began)
+    before, began = used(), time.monotonic()
+    text = [ask() for _ in range(SCRAPES)][-1]
+    took = time.monotonic() - began
+    cpu_s = used() - before - at_rest * took
+    series = sum(not line.startswith("#") for line in text.splitlines())
+    return Scrape(took / SCRAPES, cpu_s / SCRAPES, series, len(text))
 
 
 def _seconds_until_all_rows_were_sent(real: FakeFleet) -> float:

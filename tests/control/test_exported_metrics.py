@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from pathlib import Path
 
@@ -128,9 +127,10 @@ async def test_a_taken_port_is_refused_and_tried_again_after_a_restart(
         with pytest.raises(ConfigError, match="already in use"):
             listener.check(config)
         listener.configure(config)
-        await asyncio.sleep(0)
+        await aeventually(lambda: "is not served: " in listener.trouble)
         assert not listener.url
     await aeventually(lambda: listener.url)
+    assert not listener.trouble
     listener.close()
     await aeventually(lambda: not listener.url)
 

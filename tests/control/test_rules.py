@@ -154,6 +154,12 @@ CASES: dict[str, tuple[RunSnapshot, Severity, str, str]] = {
         "No space left",
         "agentrl doctor",
     ),
+    "not-exporting:my-run": (
+        snapshot(not_exporting="Nothing can listen on tcp://127.0.0.1:9464: it is already in use."),
+        Severity.WARNING,
+        "already in use",
+        "agentrl doctor",
+    ),
     "not-listening:my-run": (
         snapshot(not_listening="Nothing can listen on tcp://0.0.0.0:7400: Address already in use."),
         Severity.WARNING,

@@ -61,7 +61,7 @@ def _run(mirror: Mirror, at: HeaderState) -> Line:
     ):
         if detail:
             parts += [Span(" · ", Tone.DIM), span(detail)]
-    for trouble in (run.journal_full, run.not_listening, run.not_recording):
+    for trouble in (run.journal_full, run.not_listening, run.not_recording, run.not_exporting):
         if trouble:
             parts += [Span(" · ", Tone.DIM), span(trouble, Tone.BAD)]
     return tuple(parts)

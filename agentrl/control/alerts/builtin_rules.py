@@ -216,6 +216,11 @@ RUN_RULES = (
         "not_recording",
         "{subject} is not recorded now, so this time cannot be played back; the run itself is not affected.",
     ),
+    _coordinator_cannot(
+        "not-exporting",
+        "not_exporting",
+        "The metrics of {subject} are not served, so Prometheus sees nothing of it; the run itself is not affected.",
+    ),
     # A unit that is just past its deadline will be ended for that reason.
     Condition("no-progress", functions.no_progress, hold_s=15.0),
 )

@@ -223,6 +223,7 @@ class ObservedState:
             journal_full=status.journal_full,
             not_listening=status.not_listening,
             not_recording=status.not_recording,
+            not_exporting=status.not_exporting,
             segment=status.segment,
         )
 
@@ -354,6 +355,7 @@ class CoordinatorStatus:
     journal_full: str = ""
     not_listening: str = ""
     not_recording: str = ""
+    not_exporting: str = ""
     standing: str = ""
     """Which trainer takes no steps, and why; empty while the run makes progress."""
     paused: str = ""
