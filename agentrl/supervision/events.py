@@ -121,6 +121,14 @@ class HostSilent(Event, frozen=True):
     """The units on it whose own heartbeats still arrive."""
 
 
+class HostLeaving(Event, frozen=True):
+    """The agent of the host says that it ends at `until`. Its next hello takes that back."""
+
+    host: str
+    until: float
+    why: str
+
+
 class HostForgotten(Event, frozen=True):
     """A silent host that holds no unit is no longer a host of the run."""
 

@@ -1,7 +1,7 @@
 """Chooses the host for a unit, and the units that a scale-down stops.
 
 Invariants:
-- A unit is placed only on a connected, allowed host that is not draining and has the resources.
+- A unit is placed only on a connected, allowed host that is neither draining nor leaving and has the resources.
 - The data plane is placed on the host that has the data (the embedded database, checkpoints and weights), but for
   groups that the run file places elsewhere.
 - A unit that cannot be placed gets one sentence with the reason.
@@ -118,6 +118,8 @@ def _refusal(spec: GroupSpec, host: HostState, draining: bool, use: Use, held: H
     need, facts = spec.resources, host.facts
     if not host.connected:
         return "silent"
+    if host.leaving:
+        return f"leaving ({host.leaving})"
     if draining:
         return "draining"
     if lacking := held.refusal(need.gpus, host):

@@ -30,6 +30,7 @@ from agentrl.supervision.instructions import (
     Spawn,
     StartTimer,
 )
+from agentrl.supervision.stop_order import before_its_host_leaves
 from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_lifecycle import UNKNOWN_EXIT, Lifecycle
 from agentrl.supervision.unit_slots import Ghost, HostState, Slot, State
@@ -55,6 +56,7 @@ class Supervisor:
             events.HostConnected: self._host_connected,
             events.HostSilent: self._host_silent,
             events.DevicesHeld: self._devices_held,
+            events.HostLeaving: self._host_leaving,
             events.HostForgotten: self._host_forgotten,
             events.Spawned: self._spawned,
             events.SpawnFailed: self._spawn_failed,
@@ -266,6 +268,12 @@ class Supervisor:
             if slot.unit not in event.reporting:
                 self._life.lose(slot, f"host {event.host} is silent for {event.for_s:.0f} s", now)
 
+    def _host_leaving(self, event: events.HostLeaving, now: float) -> None:
+        host = self.state.hosts.get(event.host)
+        if host is not None and host.connected:
+            host.leaving, host.leaves_at = event.why, event.until
+            self._life.host_leaves(event.host, now)
+
     def _host_forgotten(self, event: events.HostForgotten, now: float) -> None:
         for slot in list(self.state.slots.values()) if event.by else ():
             if slot.host == event.host:
@@ -407,6 +415,7 @@ class Supervisor:
         slot = self._present(event)
         if slot is not None and slot.state is S.DRAINING:
             until = min(now + event.by_s, slot.since + self.times.drain_patience_s)
+            until = before_its_host_leaves(self.state, slot, until, now)
             if until > slot.timer:
                 self._life.set_timer(slot, until)
 

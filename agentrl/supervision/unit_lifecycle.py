@@ -31,6 +31,7 @@ from agentrl.supervision.instructions import (
     StartTimer,
 )
 from agentrl.supervision.scheduling import HostUse, place
+from agentrl.supervision.stop_order import StopOrder, before_its_host_leaves
 from agentrl.supervision.transitions import IN_SERVICE, WITH_PROCESS
 from agentrl.supervision.unit_slots import Ghost, HostState, Slot, State
 from agentrl.supervision.up_plan import missing_dependencies
@@ -57,9 +58,7 @@ class Lifecycle:
         self._shown_obstacles: dict[str, str] = {}
         """The obstacle that every pending unit of the group gives as its reason."""
         self._recheck_pending = False
-        self._waits_for_stop_rank: set[str] = set()
-        self._least_stop_rank: int | None = None
-        """The resources that units which have not ended use; None if they must be recomputed."""
+        self._stop_order = StopOrder(state)
         self._announced_end = False
         for slot in state.slots.values():
             if slot.state is S.PENDING:
@@ -85,22 +84,32 @@ class Lifecycle:
         self._recheck_pending = True
 
     def host_changed(self, host: str) -> None:
-        """A host connected or became silent."""
+        """A host connected, became silent or leaves."""
         self.out.append(Publish("host", host))
         self.recheck_pending()
-        self._recheck_stop_ranks()
+        self._recheck_stop_order()
+
+    def host_leaves(self, host: str, now: float) -> None:
+        """The units of the host end while their agent can still report it."""
+        self.host_changed(host)
+        for slot in self.state.slots.values():
+            if slot.host != host or slot.state not in WITH_PROCESS:
+                continue
+            self.touch(slot)
+            if slot.state is S.DRAINING:
+                self.set_timer(slot, before_its_host_leaves(self.state, slot, slot.timer, now))
 
     def move(self, slot: Slot, to: S, reason: str, now: float) -> None:
         before = slot.state
         slot.move(to, reason, now)
         if (to in WITH_PROCESS) != (before in WITH_PROCESS):
             self.host_use.change(slot, 1 if to in WITH_PROCESS else -1)
-            self._recheck_stop_ranks()
+            self._recheck_stop_order()
         if before is S.PENDING:
             self._pending[slot.group].discard(slot.unit)
             self._blocked_alone.discard(slot.unit)
         if S.LOST in (before, to):
-            self._recheck_stop_ranks()
+            self._recheck_stop_order()
         # Others may wait for a unit that became ready; one that ended frees resources.
         self.recheck_pending()
         self.touch(slot)
@@ -160,6 +169,7 @@ class Lifecycle:
             slot.generation != slot.started_generation
             or (group is not None and group.gang_epoch != slot.started_epoch)
             or slot.host in self.state.run.draining_hosts
+            or self.state.is_leaving(slot.host)
         )
 
     def paused(self, slot: Slot) -> bool:
@@ -328,29 +338,13 @@ class Lifecycle:
     # ---- stopping ----
 
     def _stop_in_its_turn(self, slot: Slot, now: float) -> None:
-        """`down` stops by rank: a unit stops after the units that depend on it."""
-        run = self.state.run
-        if run.up or run.stop_now or slot.spec is None or slot.spec.stop_rank <= self._present_stop_rank():
-            self._waits_for_stop_rank.discard(slot.unit)
+        if self._stop_order.is_next(slot):
             self.begin_stop(slot, now)
-        else:
-            self._waits_for_stop_rank.add(slot.unit)
 
-    def _recheck_stop_ranks(self) -> None:
-        """A unit ended, started, was lost or was found: during a `down` others may stop because of that."""
-        self._least_stop_rank = None
-        if not self.state.run.up:
-            self._dirty |= self._waits_for_stop_rank
-
-    def _present_stop_rank(self) -> int:
-        if self._least_stop_rank is None:
-            alive = [
-                s.spec.stop_rank
-                for s in self.state.slots.values()
-                if s.spec is not None and not s.tree_gone and not self.state.is_out_of_reach(s)
-            ]
-            self._least_stop_rank = min(alive, default=0)
-        return self._least_stop_rank
+    def _recheck_stop_order(self) -> None:
+        """A unit ended, started, was lost or was found: others may stop because of that."""
+        self._stop_order.changed()
+        self._dirty |= self._stop_order.waiting
 
     def begin_stop(self, slot: Slot, now: float) -> None:
         why = self._why_stop(slot)
@@ -359,9 +353,10 @@ class Lifecycle:
             self.kill(slot, "killed", now)
         elif slot.spec.speaks and slot.state is not S.STARTING:
             grace = self.times.drain_patience_s if slot.patient else slot.spec.drain_grace_s
+            until = before_its_host_leaves(self.state, slot, now + grace, now)
             self.move(slot, S.DRAINING, why, now)
-            self.set_timer(slot, now + grace)
-            self.out.append(SendToUnit(slot.unit, slot.incarnation, Drain(grace)))
+            self.set_timer(slot, until)
+            self.out.append(SendToUnit(slot.unit, slot.incarnation, Drain(until - now)))
         else:
             self.terminate(slot, why, now)
 
@@ -372,6 +367,8 @@ class Lifecycle:
             return slot.held
         if not slot.wanted:
             return "scaled down"
+        if self.state.is_leaving(slot.host):
+            return f"host {slot.host} leaves ({self.state.hosts[slot.host].leaving})"
         if slot.host in self.state.run.draining_hosts:
             return f"host {slot.host} is drained"
         group = self.state.groups.get(slot.group)
@@ -483,7 +480,7 @@ class Lifecycle:
                 self.move(slot, S.STOPPED, slot.held or slot.reason, now)
         self.touch(slot)
         self.recheck_pending()
-        self._recheck_stop_ranks()
+        self._recheck_stop_order()
         self.out.append(Forget(slot.host, slot.unit, slot.incarnation))
 
     def _judge(
@@ -547,7 +544,7 @@ class Lifecycle:
         slot.leader_gone = slot.tree_gone = True
         self.touch(slot)
         self.recheck_pending()
-        self._recheck_stop_ranks()
+        self._recheck_stop_order()
 
     def _replace_lost(self, slot: Slot, now: float) -> None:
         """Replace a lost unit. Two incarnations at once are safe only if every write is fenced."""

@@ -183,6 +183,9 @@ class HostState(msgspec.Struct):
     since: float = 0.0
     occupied: dict[str, str] = {}
     """By device: the process on it that is none of the units that it was given to."""
+    leaving: str = ""
+    """Why its agent is about to end; empty if it is not."""
+    leaves_at: float = 0.0
 
 
 class State(msgspec.Struct):
@@ -231,6 +234,11 @@ class State(msgspec.Struct):
         """Return whether the host is known to be silent. A host that may still connect to a new coordinator is not."""
         known = self.hosts.get(host)
         return known is not None and not known.connected
+
+    def is_leaving(self, host: str) -> bool:
+        """Return whether the agent of the host has said that it is about to end."""
+        known = self.hosts.get(host)
+        return known is not None and known.connected and bool(known.leaving)
 
     def is_out_of_reach(self, slot: Slot) -> bool:
         """Return whether no order reaches what is left of the present incarnation: it is lost, or its leader has ended

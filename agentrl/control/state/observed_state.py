@@ -185,7 +185,7 @@ class ObservedState:
     ) -> rows.HostRow:
         now = self.hosts.get(host.host, ObservedHost())
         stats = now.stats
-        draining = host.host in self.state.run.draining_hosts
+        draining = host.host in self.state.run.draining_hosts or self.state.is_leaving(host.host)
         return rows.HostRow(
             host=host.host,
             state="lost" if not host.connected else "draining" if draining else "up",
@@ -203,6 +203,7 @@ class ObservedState:
             devices=tuple(map(_coarse, stats.devices)) if stats else (),
             holders=holders,
             occupied=host.occupied,
+            leaving=host.leaving,
         )
 
     def run_row(self, run_file: RunFile, status: CoordinatorStatus) -> rows.RunRow:

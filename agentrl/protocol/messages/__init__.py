@@ -38,6 +38,7 @@ from agentrl.protocol.messages.hosts import (
     GroupEmpty,
     HostBeat,
     HostHello,
+    HostLeaving,
     HostStats,
     KillTree,
     LogChunk,
@@ -114,6 +115,7 @@ __all__ = [
     "HostBeat",
     "HostFacts",
     "HostHello",
+    "HostLeaving",
     "HostStats",
     "KillTree",
     "KnobPreviewed",
@@ -165,6 +167,7 @@ ToUnit = (
 )
 FromHost = (
     HostHello
+    | HostLeaving
     | TunnelOpened
     | HostBeat
     | HostStats

@@ -44,6 +44,14 @@ class TunnelOpened(Message, tag="tunnel_opened", frozen=True):
     """Where other hosts reach this one, as far as it knows; the run file may say it."""
 
 
+class HostLeaving(Message, tag="host_leaving", frozen=True):
+    """The agent ends soon, whatever happens: its pod is evicted, or its job reaches its time limit. The coordinator lets
+    the units there finish, and answers with AgentExit when none is left."""
+
+    within_s: float
+    why: str = ""
+
+
 class HostBeat(Message, tag="host_beat", frozen=True):
     seq: int
 
@@ -273,4 +281,4 @@ class StackReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AgentExit(Message, tag="agent_exit", frozen=True):
-    """The host agent has to end, because `down` has ended everything on its host."""
+    """The host agent has to end, because `down` has ended everything on its host, or because it wanted to leave."""
