@@ -76,6 +76,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--coordinator", default="", help="address of the coordinator, if it is elsewhere")
     parser.add_argument("--key", type=Path, help="file with this host's key")
     parser.add_argument("--run", default="", help="uuid of the run; otherwise from run.json")
+    parser.add_argument(
+        "--leave-within",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="SIGTERM drains this host, and the agent ends when no unit is left or after S seconds",
+    )
     parser.add_argument("--cgroups", choices=("auto", "off"), default="auto")
     args = parser.parse_args()
     # Units have working directories of their own, so every path is absolute.

@@ -57,18 +57,23 @@ async def _run(
     ended_early: Callable[[], bool],
 ) -> int:
     loop, finished = asyncio.get_running_loop(), asyncio.Event()
+
+    def end() -> None:
+        if args.leave_within > 0:
+            agent.leave(args.leave_within, "its host agent got SIGTERM")
+        else:
+            finished.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, finished.set)
+        loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP: the agent goes on."))
-    if ended_early():
-        finished.set()
     dealer = Dealer(
         home.coordinator,
         key=key,
         on_message=lambda frame: agent.receive_frame(frame),
         on_connected=lambda: agent.connected(),
         on_disconnected=lambda: agent.disconnected(),
-        on_refused=lambda why: log.error("The coordinator's socket refuses this agent: %s", why),
+        on_refused=lambda why: agent.not_admitted(why),
     )
     agent = Agent(
         home,
@@ -91,6 +96,8 @@ async def _run(
                 started_pid=coordinator_pid,
             )
         )
+    if ended_early():
+        end()
     log.info("The host agent of %s is up with %d incarnations in its ledger.", home.host, len(agent.incarnations))
     try:
         await finished.wait()

@@ -125,6 +125,7 @@ def _listening(client: Client) -> dict[str, str]:
             "address": mine.address,
             "feed": mine.feed,
             "metrics": mine.metrics,
+            "run": mine.run,
         }
     name, state_dir = client.target.what, client.target.state_dir
     found = read_json(state_dir / "coordinator.json") if state_dir else {}
@@ -134,7 +135,7 @@ def _listening(client: Client) -> dict[str, str]:
             f"The run {name} is not reachable from other hosts, so a key is useless.",
             hint="Set coordinator.listen in the run file, such as tcp://0.0.0.0:7400, then `agentrl down` and `up`.",
         )
-    return {"server_public": public, "address": _reachable(listen)}
+    return {"server_public": public, "address": _reachable(listen), "run": str(found.get("run", ""))}
 
 
 def _reachable(listen: str) -> str:

@@ -43,6 +43,7 @@ from agentrl.control.handlers.rollback import Rollback
 from agentrl.control.handlers.units import UnitHandler
 from agentrl.control.host_admission import HostAdmission
 from agentrl.control.host_agent_watch import HostAgentWatch
+from agentrl.control.host_departures import HostDepartures
 from agentrl.control.host_tunnels import HostTunnels
 from agentrl.control.incidents import SHOWN, Incidents
 from agentrl.control.instruction_handler import InstructionHandler
@@ -175,7 +176,8 @@ class Coordinator:
         self._admission = HostAdmission(context, recovery.load_hosts(self._stored), self._state_dir)
         tunnels = HostTunnels(context, self._state_dir)
         self._admission.on_forgotten = tunnels.forgotten
-        hosts = HostHandler(context, requests, self._incidents, self._admission, tunnels)
+        self._departures = HostDepartures(context, self._admission.forget, self._ended.set)
+        hosts = HostHandler(context, requests, self._incidents, self._admission, tunnels, self._departures)
         self._settings = ActiveConfig(context, self._state_dir)
         self._queries = Queries(context, requests, lambda all: self._alerting.rows(all))
         self._alerting = AlertService(context, self._queries.chains)
@@ -245,7 +247,7 @@ class Coordinator:
         self._open()
         progress = ProgressWatch(self._context, self._queries.chains)
         shown = (progress.tick, self._alerting.tick, self._recorder.tick)
-        ticks = (*shown, self._own_files().tick, self._admission.forget_silent)
+        ticks = (*shown, self._own_files().tick, self._admission.forget_silent, self._departures.look)
         checks = PeriodicChecks(self._context, self._marker, ticks)
         watch = HostAgentWatch(self._context, self._state_dir, self._incidents.host_agent_failed)
         tasks = [restarting_task("periodic checks", checks.run), restarting_task("host agent watch", watch.run)]

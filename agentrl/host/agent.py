@@ -22,7 +22,9 @@ from agentrl.errors import AgentrlError, ConfigError, ExitCode, ProtocolError
 from agentrl.host import adoption, cgroups, procfs, resource_usage, spawn_environment
 from agentrl.host.accelerators import Accelerators
 from agentrl.host.child_processes import ChildProcesses
+from agentrl.host.condition import ConditionFile
 from agentrl.host.coordinator_watchdog import CoordinatorWatchdog
+from agentrl.host.departure import Departure
 from agentrl.host.incarnation import Incarnation, Services, create_incarnation
 from agentrl.host.ledger import Ledger
 from agentrl.host.log_files import Logs
@@ -74,7 +76,7 @@ class Agent:
         self.watchdog: CoordinatorWatchdog | None = None
         self._send = send
         self._restore_files = restore_files
-        self._greeted = False
+        self._greeted = self._welcomed = False
         self._told_devices: tuple[Device, ...] = ()
         self._exiting = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,6 +95,9 @@ class Agent:
             on_over=self.check_finished,
         )
         self.tunnel = TunnelProcess(home, self.send)
+        self.departure = Departure(self.incarnations, self.send, self._leave)
+        self._condition = ConditionFile(home.state_dir / "hosts" / home.host)
+        self._trouble = ""
         self._requests = RequestHandler(self.services, self.incarnations)
         self._periodic = PeriodicTasks(
             self.services, self.incarnations, times or Intervals(), self._end_if_lonely, self._before_measurement
@@ -122,6 +127,7 @@ class Agent:
         if self.watchdog is not None:
             self.watchdog.stop()
         self._periodic.stop()
+        self.departure.close()
         await self.tunnel.closed()
         self.services.accelerators.stop()
         for incarnation in self.incarnations.values():
@@ -155,16 +161,39 @@ class Agent:
         self._told_devices = self.services.accelerators.devices
         self._greeted = self._send(self.hello())
         self._periodic.greeted(self._greeted)
+        self.departure.announce()
 
     def _before_measurement(self) -> None:
         self._restore_files()
+        self._write_condition()
         if self._greeted and self._told_devices != self.services.accelerators.devices:
             # A hello says which devices there are: a card failed, or slices were made.
             self.connected()
 
     def disconnected(self) -> None:
-        self._greeted = False
+        self._greeted = self._welcomed = False
         self._periodic.greeted(False)
+        self._write_condition()
+
+    def not_admitted(self, why: str) -> None:
+        """The socket of the coordinator refuses this agent."""
+        log.error("The coordinator's socket refuses this agent: %s", why)
+        self._trouble = why
+        self._write_condition()
+
+    def leave(self, within_s: float, why: str) -> None:
+        """This host goes away within that time: let the units finish, then end."""
+        self.departure.begin(within_s, why, joined=self._greeted)
+        self._write_condition()
+
+    def _leave(self) -> None:
+        """The time is over, or nothing is left to wait for."""
+        if self.watchdog is not None:
+            self.watchdog.end()
+        self.finished.set()
+
+    def _write_condition(self) -> None:
+        self._condition.write(joined=self._welcomed, leaving=self.departure.why, trouble=self._trouble)
 
     def hello(self) -> messages.HostHello:
         inventory = tuple(incarnation.entry.on_wire(incarnation.ready) for incarnation in self.incarnations.values())
@@ -227,6 +256,8 @@ class Agent:
             case messages.Welcome():
                 self.services.heartbeat_s = message.heartbeat_s
                 self._periodic.welcomed(message.heartbeat_s, message.stats_every_s)
+                self._welcomed, self._trouble = True, ""
+                self._write_condition()
             case messages.WhoAreYou():
                 self.connected()
             case messages.Refused():
@@ -331,6 +362,8 @@ class Agent:
 
     def _refused(self, refused: messages.Refused) -> None:
         log.error("The coordinator refuses this agent: %s %s", refused.message, refused.hint)
+        self._trouble = refused.message
+        self._write_condition()
         if refused.final:
             self._greeted = False
             self.exit_code = refused.code

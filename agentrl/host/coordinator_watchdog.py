@@ -156,6 +156,12 @@ class CoordinatorWatchdog:
             if timer is not None:
                 timer.cancel()
 
+    def end(self) -> None:
+        """End the coordinator with this agent, because this host goes away."""
+        self.stop()
+        if self._process is not None:
+            self._process.signal(signal.SIGTERM)
+
     def received(self, message: ToHost, send: Callable[[Message], bool]) -> None:
         """The coordinator sent a message. One that knows this host gets the reports about earlier coordinators."""
         self._silence.message_received()

@@ -46,10 +46,15 @@ class ClientKey:
     address: str
     feed: str = ""
     metrics: str = ""
+    run: str = ""
+    """The uuid of the run; empty in the key files of earlier versions."""
 
     @classmethod
     def load(cls, path: Path | str) -> ClientKey:
-        """Read a key file. Raises ConfigError if other users can read it."""
+        """Read a key file. Raises ConfigError if other users can read it.
+
+        A file of root may be read by a group: so a secret of Kubernetes reaches a container that is not root.
+        """
         key = _load(Path(path), cls)
         for half in (key.public, key.secret, key.server_public):
             _check_z85(half, Path(path))
@@ -93,11 +98,12 @@ def _check_z85(text: str, path: Path) -> None:
 def _load(path: Path, kind: type[T]) -> T:
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            found = os.fstat(file.fileno())
             body = file.read(65536)
     except OSError as broken:
         raise ConfigError(f"The key file {path} cannot be read: {broken.strerror}.") from broken
-    if mode & 0o077:
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & (0o037 if found.st_uid == 0 != os.geteuid() else 0o077):
         raise ConfigError(
             f"The key file {path} can be read by others (mode {mode:04o}), so it is not used.",
             hint=f"chmod 600 {path}",

@@ -31,7 +31,7 @@ def test_last_log_lines_from_the_host_of_a_unit_are_kept_until_the_incident_is_r
         state=SimpleNamespace(slots={"web-0": SimpleNamespace(spec=None)}),
     )
     incidents = Incidents(cast(Any, context))
-    handler = HostHandler(cast(Any, context), cast(Any, None), incidents, cast(Any, None), cast(Any, None))
+    handler = HostHandler(cast(Any, context), cast(Any, None), incidents, *cast(Any, (None, None, None)))
     handler.message(Known(Kind.HOST, "b"), Exited("web-0", 3, ExitStatus(code=9), ("forged line",)))
     handler.message(HOST, Exited("web-0", 3, ExitStatus(code=1), ("last line",)))
     handler.message(Known(Kind.HOST, "b"), Exited("web-0", 3, ExitStatus(code=9), ("forged line",)))

@@ -122,6 +122,11 @@ class AnyOrder(RuleBasedStateMachine):
     def drain_host(self, host: str, draining: bool) -> None:
         self.world.handle(events.HostDrained(host=self.host(host).name, by=self.by(), draining=draining))
 
+    @rule(host=hosts, within_s=st.sampled_from((0.0, 30.0, 900.0)))
+    def leave(self, host: str, within_s: float) -> None:
+        until = self.world.now + within_s
+        self.world.handle(events.HostLeaving(host=self.host(host).name, until=until, why="evicted"))
+
     # ---- faults ----
 
     @rule(host=hosts, data=st.data(), exit=st.sampled_from(EXITS), children=st.integers(0, 1))

@@ -13,6 +13,7 @@ import msgspec
 
 from agentrl.control.context import Context
 from agentrl.control.host_admission import HostAdmission
+from agentrl.control.host_departures import HostDepartures
 from agentrl.control.host_tunnels import HostTunnels
 from agentrl.control.incidents import Incidents
 from agentrl.control.messaging.peers import Kind, Known
@@ -44,10 +45,12 @@ class HostHandler:
         incidents: Incidents,
         admission: HostAdmission,
         tunnels: HostTunnels,
+        departures: HostDepartures,
     ) -> None:
         self._context = context
         self._admission = admission
         self._tunnels = tunnels
+        self._departures = departures
         self._requests = requests
         self._incidents = incidents
 
@@ -114,6 +117,8 @@ class HostHandler:
                 context.happened(events.TreeGone(host=known.name, unit=unit, incarnation=incarnation, swept=swept))
             case messages.CoordinatorTrouble() if known.name == context.host:
                 self._incidents.coordinator_ended(known.name, message)
+            case messages.HostLeaving():
+                self._departures.announced(known.name, message)
             case messages.TunnelOpened():
                 self._tunnels.opened(known.name, message)
             case messages.HostStats():

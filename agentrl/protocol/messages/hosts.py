@@ -45,8 +45,8 @@ class TunnelOpened(Message, tag="tunnel_opened", frozen=True):
 
 
 class HostLeaving(Message, tag="host_leaving", frozen=True):
-    """The agent ends soon, whatever happens: its pod is evicted, or its job reaches its time limit. The coordinator lets
-    the units there finish, and answers with AgentExit when none is left."""
+    """The agent ends soon, whatever happens: its pod is evicted, or its job reaches its time limit. The coordinator
+    lets the units there finish, and answers with AgentExit when none is left."""
 
     within_s: float
     why: str = ""
