@@ -8,10 +8,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import locale
 import os
-import re
 import resource
 import shutil
 import subprocess
@@ -29,7 +27,7 @@ import psutil
 
 from agentrl import __version__
 from agentrl.client.run_processes import coordinator_of
-from agentrl.config import file_checks
+from agentrl.config import file_checks, installed_packages
 from agentrl.config.data_plane import Environment, ToolServer
 from agentrl.config.load import load_config
 from agentrl.config.paths import home, state_dir
@@ -42,10 +40,11 @@ from agentrl.formatting.amounts import size
 from agentrl.formatting.sentences import ended
 from agentrl.host import cgroups
 from agentrl.sandboxes import sandbox_cgroups, sandbox_choice
-from agentrl.store import datasets
+from agentrl.store import datasets, server_checks
 from agentrl.store.datasets import Row
 from agentrl.store.demonstrations import parser_of, read_demonstrations
 from agentrl.store.mongod_binary import find_mongod, mongod_version
+from agentrl.store.run_database import mongo_url
 from agentrl.tool_environments import npm_packages, python_packages
 from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, cannot_listen, hub_address, tcp_triplet, why_not_free
 
@@ -74,7 +73,7 @@ def examine(config: RunConfig | None = None) -> Iterator[Check]:
     """All checks, with a configuration also the checks of its files, datasets and ports."""
     state = _state(config)
     yield check_python(sys.version_info[:3])
-    yield check_packages(__version__, _installed())
+    yield check_packages(__version__, installed_packages.installed())
     yield check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     yield check_state_dir(state)
     yield check_disk(state)
@@ -110,11 +109,11 @@ def check_packages(version: str, installed: Mapping[str, tuple[str, Sequence[str
     own, requirements = installed["agentrl"]
     wrong = [] if own == version else [f"agentrl is {version} here, but {own} is installed"]
     for requirement in requirements:
-        name, _, condition = _requirement(requirement)
+        name, _, condition = installed_packages.requirement_of(requirement)
         found = installed.get(name, ("", ()))[0]
         if not found:
             wrong.append(f"{name} is missing")
-        elif not _satisfies(found, condition):
+        elif not installed_packages.satisfies(found, condition):
             wrong.append(f"{name} is {found}, wanted {condition}")
     if wrong:
         return Check("packages", "fail", f"{'; '.join(wrong)}.", "Install again: `pip install -U agentrl`.")
@@ -289,11 +288,25 @@ def check_files(config: RunConfig) -> Iterator[Check]:
 
 
 def check_inputs(config: RunConfig) -> Iterator[Check]:
-    """The model, the demonstrations and the datasets that the run reads."""
+    """The model, the demonstrations and the datasets that the run reads, and the server that it stores in."""
     if config.environments or config.is_job:
         yield from check_model(config)
         yield from check_demonstrations(config)
     yield from check_datasets(config)
+    yield from check_database(config)
+
+
+def check_database(config: RunConfig) -> Iterator[Check]:
+    """Whether the MongoDB server of the URL keeps what the store promises; nothing for an embedded one."""
+    if config.mongo.url is None:
+        return
+    try:
+        url = mongo_url(config, _state(config))
+    except ConfigError as missing:
+        yield Check("mongodb", "fail", missing.message, missing.hint)
+        return
+    for found in server_checks.check(url, config.name):
+        yield Check(*found)
 
 
 def check_model(config: RunConfig) -> Iterator[Check]:
@@ -398,9 +411,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="agentrl doctor", description="Check whether a run can live here.")
     parser.add_argument("run", nargs="?", metavar="RUN.yaml", help="also check what this run needs")
     parser.add_argument("--json", action="store_true", help="print a list of checks as JSON")
-    parser.add_argument(
-        "--inputs", action="store_true", help="look at nothing but the run's model, demonstrations and datasets"
-    )
+    parser.add_argument("--inputs", action="store_true", help="look at nothing but the run's model, data and database")
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="as of `agentrl up`")
     options = parser.parse_args(arguments)
     checks: list[Check] = []
@@ -439,54 +450,6 @@ def _state(config: RunConfig | None) -> Path:
 def _existing(directory: Path) -> Path:
     """The directory itself or the nearest one above it that exists."""
     return next(each for each in (directory.absolute(), *directory.absolute().parents) if each.exists())
-
-
-def _installed() -> dict[str, tuple[str, list[str]]]:
-    """agentrl and its dependencies as installed; without agentrl when it runs from a directory."""
-    try:
-        own = importlib.metadata.distribution("agentrl")
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    needed = [each for each in own.requires or [] if "extra ==" not in each]
-    found: dict[str, tuple[str, list[str]]] = {"agentrl": (own.version, needed)}
-    for requirement in needed:
-        name = _requirement(requirement)[0]
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = (importlib.metadata.version(name), [])
-    return found
-
-
-def _requirement(text: str) -> tuple[str, str, str]:
-    """`pyzmq[x]<28,>=27 ; marker` -> name, extras, condition."""
-    parsed = re.fullmatch(r"\s*([\w.-]+)\s*(\[[^]]*\])?\s*\(?([^;)]*)\)?\s*(?:;.*)?", text)
-    assert parsed, text
-    return parsed[1], parsed[2] or "", parsed[3].strip()
-
-
-def _satisfies(version: str, condition: str) -> bool:
-    """Whether a version is within bounds such as `>=27,<28`; other forms count as satisfied."""
-    have = _numbers(version)
-    for sign, bound in re.findall(r"(>=|<=|==|!=|<|>)\s*([\w.]+)", condition):
-        limit = _numbers(bound)
-        fits = {
-            ">=": have >= limit,
-            "<=": have <= limit,
-            "==": have == limit,
-            "!=": have != limit,
-            "<": have < limit,
-            ">": have > limit,
-        }
-        if not fits[sign]:
-            return False
-    return True
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    release = re.match(r"\d+(?:\.\d+)*", version)
-    numbers = [int(part) for part in release[0].split(".")] if release else []
-    while numbers and numbers[-1] == 0:
-        numbers.pop()  # 28 and 28.0 are the same version
-    return tuple(numbers)
 
 
 if __name__ == "__main__":

@@ -128,14 +128,17 @@ def check(cli: Cli, file: RunFile = None, sets: Sets = None) -> ExitCode:
 
 
 def check_inputs(loaded: Loaded, sets: Sequence[str]) -> list[str]:
-    """Warnings about model, datasets, code and programs. Raises ConfigError with all that a unit would refuse."""
+    """Warnings about model, datasets, database, code and programs. Raises ConfigError with all that a unit would
+    refuse."""
     from agentrl.config import file_checks, tool_lock
     from agentrl.config.validation_errors import combine_errors
 
     problems = list(file_checks.problems_of(loaded.config))
     if loaded.path is not None:
         problems += tool_lock.problems_of(loaded.config, loaded.path)
-    checks = _read_inputs(loaded, sets) if loaded.config.environments or loaded.config.is_job else []
+    config = loaded.config
+    reads = bool(config.environments) or config.is_job or config.mongo.url is not None
+    checks = _read_inputs(loaded, sets) if reads else []
     problems += [ConfigError(each["sentence"], hint=each["hint"]) for each in checks if each["verdict"] == "fail"]
     if problems:
         raise combine_errors(problems)
@@ -143,7 +146,7 @@ def check_inputs(loaded: Loaded, sets: Sequence[str]) -> list[str]:
 
 
 def _read_inputs(loaded: Loaded, sets: Sequence[str]) -> list[dict[str, str]]:
-    """What a program found that reads model and datasets."""
+    """What a program found that reads model and datasets, and looks at the database."""
     import subprocess
 
     import msgspec
@@ -158,7 +161,7 @@ def _read_inputs(loaded: Loaded, sets: Sequence[str]) -> list[dict[str, str]]:
         return msgspec.json.decode(done.stdout, type=list[dict[str, str]])
     except msgspec.DecodeError:
         raise OperationFailedError(
-            f"Model and datasets could not be read: the program that reads them ended with {done.returncode}.",
+            f"Model, data and database could not be read: the program that does so ended with {done.returncode}.",
             hint="Its output is above; `agentrl doctor` looks for what is missing.",
         ) from None
 

@@ -1,5 +1,6 @@
 """The one interface to the MongoDB driver: no other file sends anything to a run's database. Other files name changes
-and indexes; `embedded` starts its own server through it.
+and indexes. Only files that care for a server and its users have clients of their own: `mongod_server`,
+`server_checks`, `database_users`.
 
 Invariants:
 - Every operation has a deadline. Within it, operations that a restart of the server interrupted are repeated: a single
