@@ -3,6 +3,7 @@
 Invariants:
 - A word in `hosts` of a group means one host or one label, never both.
 - Without declared hosts, every word is the name of a host.
+- Several hosts of one kind (`count`) have names of their own, and the name of the kind is a label of each.
 """
 
 from __future__ import annotations
@@ -34,6 +35,27 @@ class Host(Section):
     """The address on which its tunnel listens. Empty: `address`."""
     port: _Port = 0
     """The port of its tunnel; 0 is any free one."""
+    count: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 0
+    """Makes several hosts of it: NAME-0, NAME-1 and so on; NAME is a label of each. 0: one host of this name."""
+    node: str = ""
+    """Where the placement finds it: a destination of ssh, a node of Slurm. Empty: its name for ssh, any node of the job
+    for Slurm."""
+    disk: str = ""
+    """Its own directory for the state of its agent (ledger, key, secrets), on a disk of its own. Empty: a directory in
+    `/var/tmp` for this user and run, if a placement starts it."""
+
+
+def all_hosts(hosts: Mapping[str, Host]) -> dict[str, Host]:
+    """Every host by its name, those of a `count` too."""
+    found: dict[str, Host] = {}
+    for name, host in hosts.items():
+        found |= {f"{name}-{number}": _one_of(name, host, number) for number in range(host.count)} or {name: host}
+    return found
+
+
+def _one_of(name: str, host: Host, number: int) -> Host:
+    disk = f"{host.disk}/{name}-{number}" if host.disk else ""
+    return host.model_copy(update={"count": 0, "labels": (*host.labels, name), "disk": disk})
 
 
 def names_of(words: Iterable[str], hosts: Mapping[str, Host]) -> tuple[str, ...]:
@@ -69,6 +91,11 @@ def problem_of(name: str, hosts: Mapping[str, Host]) -> tuple[str, str]:
             return "labels", f"has {label!r}, which is no label: use at most 64 letters, digits, dots and dashes"
         if label in hosts:
             return "labels", f"has {label!r}, which is the name of a host; take another word"
+    for number in range(hosts[name].count):
+        if (other := f"{name}-{number}") in hosts:
+            return "count", f"makes a host {other}, and there is one of that name"
+    if hosts[name].count and hosts[name].node:
+        return "node", "names one machine, but count makes several hosts"
     for group in hosts[name].runs:
         if group not in MAY_RUN:
             return "runs", f"names {group!r}; other hosts than the coordinator's may run {', '.join(MAY_RUN)}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agentrl.config.data_plane import ToolServer
+from agentrl.config.placement import Placement
 from agentrl.config.run import RunConfig
 
 At = tuple[str, ...]
@@ -34,9 +35,18 @@ def absolute(config: RunConfig, directory_of: Callable[[At], Path]) -> RunConfig
             "dir": beside(("dir",), config.dir or f"runs/{config.name}"),
             "sidecars": sidecars,
             "coordinator": config.coordinator.model_copy(update={"state_dir": state}),
+            "placement": _placement_paths(config, beside),
             **_data_paths(config, beside),
         }
     )
+
+
+def _placement_paths(config: RunConfig, beside: Beside) -> Placement:
+    ssh = config.placement.ssh
+    if ssh is None:
+        return config.placement
+    own = {key: beside(("placement", "ssh", key), getattr(ssh, key)) for key in ("identity", "config")}
+    return config.placement.model_copy(update={"ssh": ssh.model_copy(update=own)})
 
 
 def _cwd(at: At, cwd: str, beside: Beside) -> str:

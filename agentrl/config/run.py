@@ -16,13 +16,14 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from agentrl.config import data_plane, parallel, policy_rules
+from agentrl.config import data_plane, parallel, placement, policy_rules
 from agentrl.config.alerts import BUILT_IN_RULES, Alerts
 from agentrl.config.field_types import Bytes, Flag, Secret, Section
-from agentrl.config.hosts import Host, known_words, problem_of
+from agentrl.config.hosts import Host, all_hosts, known_words, problem_of
 from agentrl.config.metrics import Metrics
 from agentrl.config.outside_access import OutsideAccess
 from agentrl.config.paths import RUN_NAME_RULE, is_run_name
+from agentrl.config.placement import Placement
 from agentrl.config.sidecars import Sidecar, is_endpoint
 from agentrl.config.supervision_times import SupervisionTimes
 
@@ -98,6 +99,8 @@ class RunConfig(data_plane.DataPlane):
     """Groups of foreign commands, by name."""
     hosts: dict[str, Host] = Field(default_factory=dict)
     """The hosts that groups may name, by name. Empty: a group may name any host."""
+    placement: Placement = Placement()
+    """How the agents of the hosts are started: `local` (by a person), `ssh` or `slurm`."""
     inherit: tuple[VariableName, ...] = ()
     """Variables of the environment of `agentrl up` that the units of the data plane get, besides the usual ones."""
     mongo: Mongo = Mongo()
@@ -135,6 +138,11 @@ class RunConfig(data_plane.DataPlane):
             **{name: many.get(name, 1) for name in self.data_groups},
             **{name: sidecar.count for name, sidecar in self.sidecars.items()},
         }
+
+    @property
+    def all_hosts(self) -> dict[str, Host]:
+        """The hosts by name, each of several too."""
+        return all_hosts(self.hosts)
 
     @property
     def is_job(self) -> bool:
@@ -226,7 +234,8 @@ def _problems_of_hosts(config: RunConfig) -> Iterator[data_plane.Problem]:
             yield ("hosts", name, *((key,) if key else ())), problem
         if config.hosts[name].runs and not config.coordinator.listen:
             yield ("hosts", name, "runs"), "needs coordinator.listen, the address at which hosts join the run"
-    known = known_words(config.hosts)
+    yield from placement.problems_of(config.placement, config.hosts, listens=bool(config.coordinator.listen))
+    known = known_words(config.all_hosts)
     for name, sidecar in config.sidecars.items():
         for word in sidecar.hosts if known else ():
             if word not in known:

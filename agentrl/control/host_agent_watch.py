@@ -23,7 +23,7 @@ from agentrl.control.context import Context
 from agentrl.errors import AgentrlError
 from agentrl.host import procfs
 from agentrl.host.agent_lock import read_agent_file
-from agentrl.placement.local import LocalPlacement
+from agentrl.placement.local import start_own_agent
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,6 @@ class HostAgentWatch:
         self._silent_s = 0.0
         self._looked_at = context.clock.now()
         self._state_dir = state_dir
-        self._placement = LocalPlacement(state_dir, Path(context.run.run_dir), context.run.uuid)
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -62,7 +61,8 @@ class HostAgentWatch:
             times = self._context.supervisor.times
             pause_s = min(max(pause_s * 2, times.agent_restart_s), times.backoff_max_s)
             try:
-                await asyncio.to_thread(self._placement.ensure, [self._context.host])
+                run = self._context.run
+                await asyncio.to_thread(start_own_agent, self._state_dir, Path(run.run_dir), run.uuid)
             except AgentrlError as failed:
                 log.error("the host agent cannot be started: %s", failed)
 

@@ -35,11 +35,11 @@ class HostTunnels:
     @property
     def _needed(self) -> bool:
         config = self._context.config
-        return config is not None and need_tunnels(config.hosts)
+        return config is not None and need_tunnels(config.all_hosts)
 
     def configure(self, config: RunConfig) -> None:
         """The configuration has changed."""
-        if need_tunnels(config.hosts):
+        if need_tunnels(config.all_hosts):
             for host in self._context.peers.hosts():
                 self.connected(host)
 
@@ -103,4 +103,4 @@ class HostTunnels:
 
     def _host(self, host: str) -> Host:
         config = self._context.config
-        return Host() if config is None else config.hosts.get(host, Host())
+        return Host() if config is None else config.all_hosts.get(host, Host())

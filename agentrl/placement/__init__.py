@@ -1,34 +1,124 @@
-"""Starts host agents.
+"""Starts the host agents of other machines, and says what became of them.
 
-A backend only starts and releases agents and knows nothing of their units, so an agent behaves the same in every place.
-An agent that lives is not started again.
+`placement` in the run file chooses a backend.
+
+A backend starts and ends agents and knows nothing of their units, so an agent behaves the same in every place.
+
+How to add one (`ssh` is the shortest example):
+
+1. A section in `agentrl/config/placement.py`, and a field of `Placement` there with the name of the backend.
+2. A class with the three methods of `Placement` below, and an entry in `backends.py`, which imports it late.
+3. On each machine the backend starts `python -m agentrl.placement.arrival` with an `arrival.Order` that holds the
+   `Invitation` as JSON on standard input. That program checks the version, keeps the key in a file of mode 0600 on the
+   disk of that machine, starts the agent and prints one line of JSON (`arrival.Arrived`, see `remote_python.py`). It
+   ends when the agent lives; with `--stay` it becomes the agent, for schedulers whose job is the started process.
+4. A `Site` in `tests/placement/sites.py`: every test of the contract (`test_contract.py`) then runs on it.
+
+The coordinator calls `ensure` whenever a host of the run file is not connected, `describe` while one is silent, and
+`release` at the end of `down` (`agentrl/control/placed_hosts.py`). Each call is a process of its own (`python -m
+agentrl.placement`): it may block, import what it likes, and die.
+
+Invariants that hold for every backend (each is a test of the contract):
+- An agent that lives is not started again, also if two starts happen at once.
+- An agent outlives the process that started it, and is found by another one: a backend remembers in `notes`, not in
+  memory.
+- Secrets go to the machine over the standard input of the started process; never by an argument, a log, an environment
+  variable or a disk that machines share.
+- `GONE` is a promise: nothing of the host lives any more. What is only silent is `LOST`.
+- After `release` nothing of the host is left, or it raises and names what is.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 
-class Placed(msgspec.Struct, frozen=True):
-    """One host agent of a backend."""
+class State(enum.StrEnum):
+    """What a backend knows of a host."""
+
+    STARTING = "starting"
+    """It waits for a machine or for its agent, and comes by itself: a queued job, a pending pod."""
+    ALIVE = "alive"
+    LOST = "lost"
+    """Its agent ended, or it cannot be reached; units may live there."""
+    GONE = "gone"
+    """Its machine was taken away with everything on it. The coordinator replaces its units at once."""
+
+
+class Placed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One host of a backend."""
 
     host: str
-    where: str
+    state: State
+    where: str = ""
     """In the terms of the backend: a pid, a job step, a pod."""
-    alive: bool
+    why: str = ""
+    """A sentence if it is not alive: what happened and, if that is known, by whom."""
+    hint: str = ""
+    """What a person can do."""
+
+    @property
+    def alive(self) -> bool:
+        return self.state is State.ALIVE
+
+
+class Invitation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the agent of a host gets to know, over standard input. It contains a secret."""
+
+    host: str
+    run: str
+    """The uuid."""
+    version: str
+    """Of the coordinator's agentrl; the host must have the same."""
+    state_dir: str
+    """A directory of this host alone, on a disk that it does not share. Empty: one in /var/tmp."""
+    run_dir: str
+    coordinator: str
+    """The address at which the host joins; together with the next four what a key file holds."""
+    key_name: str
+    public: str
+    secret: str
+    server_public: str
+    leave_within_s: float = 0.0
+    """If above 0, SIGTERM means that the machine will be taken away: the agent asks the coordinator to drain the host,
+    and ends when no unit is left or after this time. If 0, SIGTERM ends only the agent, and units live on."""
+
+    def __repr__(self) -> str:
+        return f"Invitation({self.host!r})"
+
+
+class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A host that the run file wants."""
+
+    host: str
+    invitation: Invitation
+    node: str = ""
+    """The machine, in the terms of the backend. Empty: any."""
+
+
+class PlacedRun(msgspec.Struct, frozen=True):
+    """The run, as a backend knows it."""
+
+    uuid: str
+    name: str
+    state_dir: str
+    """Of the coordinator. Backends keep their notes in `placement/` of it."""
 
 
 class Placement(Protocol):
-    """The interface of a backend. The calls block, for long on a cluster: use a thread."""
+    """The interface of a backend. The calls may block for some seconds; they never wait for a queue."""
 
-    def ensure(self, hosts: Sequence[str]) -> tuple[Placed, ...]:
-        """Start the agents of these hosts that do not live. Raises AgentrlError if one cannot be started."""
-
-    def release(self, hosts: Sequence[str]) -> None:
-        """Release the hosts, and end their agents. All units must have ended before."""
+    def ensure(self, wanted: Sequence[Wanted]) -> tuple[Placed, ...]:
+        """Start the agents of these hosts that do not live; the other hosts of the run stay as they are. Returns one
+        answer for each: what failed for one host is in its `why`. Raises AgentrlError if no host can be started."""
 
     def describe(self) -> tuple[Placed, ...]:
-        """All agents that this backend has started, living or not."""
+        """Every host that was started and not released."""
+
+    def release(self, hosts: Sequence[str]) -> None:
+        """End the agents of these hosts and give the machines back. All units must have ended before. Raises
+        NotProvenError if something may be left, with the names of the hosts."""

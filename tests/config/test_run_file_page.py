@@ -1,4 +1,4 @@
-"""docs/run-file.md, losses.md, training.md: every example is accepted, and nothing of the configuration is left out."""
+"""The pages of the run file: every example is accepted, and nothing of the configuration is left out."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from agentrl.policies.loss_settings import DEFAULTS_BY_NAME
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "run-file.md").read_text()
 LOSSES = (DOCS / "losses.md").read_text()
+HOSTS = (DOCS / "hosts.md").read_text()
 TRAINING = (DOCS / "training.md").read_text()
-EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE + LOSSES + TRAINING, re.MULTILINE | re.DOTALL)
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE + LOSSES + TRAINING + HOSTS, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))

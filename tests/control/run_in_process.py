@@ -22,7 +22,8 @@ from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.config.this_host import this_host
 from agentrl.control.coordinator import Coordinator
 from agentrl.host import process_scan, procfs
-from agentrl.placement.local import LocalPlacement
+from agentrl.placement.agent_process import living_agent
+from agentrl.placement.local import start_own_agent
 from agentrl.protocol.messages import Permission
 from agentrl.protocol.rows import HostRow, OperationRow, UnitRow
 from agentrl.transport.addresses import hub_address
@@ -52,8 +53,7 @@ class RunInProcess:
     async def start(self) -> None:
         """Like `up`: the agent of this host, and the coordinator."""
         self._agent("here", "--state-dir", str(self.state_dir), "--coordinator", hub_address(self.uuid))
-        own = LocalPlacement(self.state_dir, self._folder / "run", self.uuid)
-        await aeventually(lambda: own.describe() and own.describe()[0].alive, what="the agent")
+        await aeventually(lambda: living_agent(self.state_dir, self.place.host), what="the agent")
         await self.start_coordinator()
 
     async def start_coordinator(self) -> None:
@@ -73,8 +73,7 @@ class RunInProcess:
         await self._serving
         # As `up` does: an agent that lives is not started again.
         before = self.agents["here"].pid
-        placed = LocalPlacement(self.state_dir, self._folder / "run", self.uuid).ensure([self.place.host])
-        assert [each.where for each in placed] == [f"process {before}"]
+        assert start_own_agent(self.state_dir, self._folder / "run", self.uuid).pid == before
         await self.start_coordinator()
 
     async def join(self, host_name: str, key: str = "other") -> subprocess.Popen[bytes]:

@@ -90,7 +90,7 @@ def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str
         count=config.sizes[role.value],
         env={**_inherited(role, config, plain), SETTINGS_VARIABLE: _digest(plain, _reads(role, config))},
         cwd=run_dir,
-        hosts=hosts_that_run(role.value, config.hosts),
+        hosts=hosts_that_run(role.value, config.all_hosts),
         life=Life.JOB if role is Role.TRAINER else Life.SERVICE,
         speaks=True,
         after=(*(("mongo",) if config.has_mongo else ()), *needs),
@@ -132,7 +132,7 @@ def _gpus(role: Role, config: RunConfig) -> int | float:
 
 def _reads(role: Role, config: RunConfig) -> tuple[str, ...]:
     # Only where it began does a unit learn how services are named, which differs with tunnels.
-    return (*_READS[role], *(("hosts",) if need_tunnels(config.hosts) else ()))
+    return (*_READS[role], *(("hosts",) if need_tunnels(config.all_hosts) else ()))
 
 
 def _digest(plain: dict[str, object], sections: tuple[str, ...]) -> str:

@@ -29,7 +29,7 @@ def specs_of(
     only answers queries."""
     ranks = stop_ranks({name: sidecar.after for name, sidecar in config.sidecars.items()})
     groups = tuple(
-        _sidecar(name, sidecar, ranks[name], os.fspath(run_dir), config.hosts)
+        _sidecar(name, sidecar, ranks[name], os.fspath(run_dir), config.all_hosts)
         for name, sidecar in config.sidecars.items()
     )
     mongo = (_mongo(os.fspath(state_dir)),) if config.has_mongo else ()

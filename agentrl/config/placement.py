@@ -1,0 +1,124 @@
+"""Defines where the agents of the other hosts run: `placement` in the run file.
+
+Invariants:
+- A run has one placement. Without one, a person starts the agents of other hosts (`agentrl daemon host`).
+- Nothing here is a secret: a private key is named by its path, and the placement hands out keys of the run itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from agentrl.config.field_types import Flag, Seconds, Section, Words
+from agentrl.config.hosts import Host, all_hosts
+
+_Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+
+
+class Ssh(Section):
+    """Agents that are started over OpenSSH. `node` of a host is its destination; default: the name of the host."""
+
+    user: str = ""
+    """The user there. Empty: as `~/.ssh/config` says."""
+    port: _Port = 0
+    """The port of its sshd; 0: as `~/.ssh/config` says."""
+    identity: str = ""
+    """The file with the private key, relative to the run file. Empty: the usual ones, and those of an ssh agent."""
+    config: str = ""
+    """A configuration file for ssh instead of `~/.ssh/config`, relative to the run file."""
+    options: Words = ()
+    """More options of ssh as in its configuration, such as `ProxyJump=gate`."""
+    python: str = ""
+    """The Python there that has agentrl installed. Empty: the path of the Python of the coordinator."""
+    connect_s: Seconds = 10.0
+    """How long a connection may take."""
+
+
+class SlurmComponent(Section):
+    """One component of a heterogeneous job."""
+
+    hosts: Words
+    """The hosts that get a node of this component each: names, or the name of several."""
+    options: Words = ()
+    """Options of sbatch for this component, such as `--gres=gpu:8`."""
+
+
+class Slurm(Section):
+    """Agents on the nodes of a Slurm job: the one that `agentrl up` is in, or one that it submits."""
+
+    options: Words = ()
+    """Options of sbatch for the job, such as `--partition=gpu`, `--time=12:00:00`."""
+    components: tuple[SlurmComponent, ...] = ()
+    """Makes the job heterogeneous: each host is in one component, which has options of its own."""
+    requeue: Flag = True
+    """Whether Slurm starts the job again after a preemption or the loss of a node."""
+    drain_s: Annotated[int, Field(strict=True, ge=0, le=86_400)] = 120
+    """How long before the end of the job, or after the warning of a preemption, its hosts finish their work."""
+    python: str = ""
+    """The Python on the nodes that has agentrl installed. Empty: the path of the Python of the coordinator."""
+    start_s: Seconds = 60.0
+    """How long the start of an agent on a node may take."""
+
+
+class Placement(Section):
+    """How the agents of the hosts in `hosts` are started. A word, such as `ssh`, takes the defaults of its section."""
+
+    ssh: Ssh | None = None
+    """Over OpenSSH."""
+    slurm: Slurm | None = None
+    """In a job of Slurm."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _word(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return {} if value == "local" else {value: {}}
+
+    @model_validator(mode="after")
+    def _one(self) -> Placement:
+        if len(given := self._given()) > 1:
+            raise ValueError(f"takes one of {', '.join(given)}: a run has one placement")
+        return self
+
+    def _given(self) -> list[str]:
+        return [name for name in type(self).model_fields if getattr(self, name) is not None]
+
+    @property
+    def kind(self) -> str:
+        """`local` if a person starts the agents of other hosts."""
+        return next(iter(self._given()), "local")
+
+
+def problems_of(
+    placement: Placement, hosts: Mapping[str, Host], *, listens: bool
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Paths and messages about what contradicts the other sections."""
+    if placement.kind == "local":
+        return
+    if not hosts:
+        yield ("placement", placement.kind), "has no hosts to start: name them in hosts"
+    elif not listens:
+        yield ("placement", placement.kind), "needs coordinator.listen, the address at which hosts join the run"
+    if placement.slurm is not None and placement.slurm.components:
+        yield from _problems_of_components(placement.slurm, hosts)
+
+
+def _problems_of_components(slurm: Slurm, hosts: Mapping[str, Host]) -> Iterator[tuple[tuple[str, ...], str]]:
+    known = all_hosts(hosts)
+    in_components: list[str] = []
+    for index, component in enumerate(slurm.components):
+        for word in component.hosts:
+            named = [name for name, host in known.items() if word == name or word in host.labels]
+            if not named:
+                yield ("placement", "slurm", "components", str(index), "hosts"), f"names the unknown host {word!r}"
+            in_components += named
+    for name in known:
+        if in_components.count(name) != 1:
+            yield (
+                ("placement", "slurm", "components"),
+                f"must have the host {name} in exactly one component, not in {in_components.count(name)}",
+            )

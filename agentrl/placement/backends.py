@@ -1,0 +1,19 @@
+"""Makes the backend that a run file chooses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.config.placement import Placement as Settings
+from agentrl.placement import PlacedRun, Placement
+
+
+def open_placement(settings: Settings, run: PlacedRun) -> Placement:
+    """Imports the backend only here, because some are heavy."""
+    if settings.ssh is not None:
+        from agentrl.placement.ssh import SshPlacement
+
+        return SshPlacement(settings.ssh, run)
+    from agentrl.placement.local import LocalPlacement
+
+    return LocalPlacement(Path(run.state_dir))

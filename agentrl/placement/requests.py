@@ -1,0 +1,27 @@
+"""What `python -m agentrl.placement` reads and prints."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from agentrl.placement import Placed, PlacedRun, Wanted
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One call of a backend. Its invitations have secrets, so it is never an argument."""
+
+    act: Literal["ensure", "describe", "release"]
+    settings: dict[str, Any]
+    """`placement` of the run file, as plain data."""
+    run: PlacedRun
+    wanted: tuple[Wanted, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+    placed: tuple[Placed, ...] = ()
+    error: str = ""
+    hint: str = ""
+    code: int = 0

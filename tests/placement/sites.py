@@ -1,0 +1,178 @@
+"""Where the contract of placements is tested: one Site for each backend, with two hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl import __version__
+from agentrl.config.placement import Placement as Settings
+from agentrl.host import procfs
+from agentrl.host.agent_lock import read_agent_file
+from agentrl.placement import Invitation, PlacedRun, Placement, Wanted
+from agentrl.placement.backends import open_placement
+from agentrl.transport.curve_keys import new_keypair
+from tests.ports import free_port
+from tests.waiting import PATIENCE_S, eventually
+
+ROOT = Path(__file__).parents[2]
+
+
+class Site:
+    """A backend with two hosts. A subclass says what is special about its machines."""
+
+    hosts = ("h1", "h2")
+    settings: dict[str, object]
+    leave_within_s = 0.0
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = PlacedRun(str(uuid.uuid4()), "demo", str(folder / "state"))
+        self._server = new_keypair()
+
+    def open(self) -> Placement:
+        """As another process would: it remembers nothing but its notes."""
+        return open_placement(Settings.model_validate(self.settings), self.run)
+
+    def wanted(self, host: str, version: str = __version__) -> Wanted:
+        pair = new_keypair()
+        invitation = Invitation(
+            host=host,
+            run=self.run.uuid,
+            version=version,
+            state_dir=str(self.state_dir(host)),
+            run_dir=str(self.folder / "run"),
+            coordinator=f"tcp://127.0.0.1:{free_port()}",
+            key_name=f"{host}-key",
+            public=pair.public,
+            secret=pair.secret,
+            server_public=self._server.public,
+            leave_within_s=self.leave_within_s,
+        )
+        return Wanted(host, invitation, self.node(host))
+
+    def node(self, host: str) -> str:
+        return ""
+
+    def state_dir(self, host: str) -> Path:
+        return self.folder / "disks" / host
+
+    def agents(self, host: str) -> list[int]:
+        """The processes that are an agent of this host."""
+        return [
+            pid
+            for pid in procfs.all_pids()
+            if (marks := procfs.marks(pid) or {}).get(procfs.MARK_RUN) == self.run.uuid.encode()
+            and marks.get(procfs.MARK_HOST) == host.encode()
+            and b"daemons.host" in _command(pid)
+        ]
+
+    def kill_agent(self, host: str) -> None:
+        known = read_agent_file(self.state_dir(host), host)
+        assert known is not None
+        os.kill(known.pid, signal.SIGKILL)
+        eventually(lambda: not known.identity.alive(), what="its end")
+
+    def take_away(self, host: str) -> None:
+        """Make the machine of the host unreachable."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        for host in self.hosts:
+            for pid in self.agents(host):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+class LocalSite(Site):
+    settings: dict[str, object] = {}  # noqa: RUF012
+
+    def take_away(self, host: str) -> None:
+        self.kill_agent(host)
+
+
+class SshSite(Site):
+    """A real sshd for each host."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._keys = folder / "keys"
+        self._keys.mkdir()
+        for name in ("machine", "person"):
+            make_ssh_key(self._keys / name)
+        self._daemons = {host: Sshd(self._keys, folder / host, free_port()) for host in self.hosts}
+        config = folder / "ssh_config"
+        config.write_text("".join(self._entry(host) for host in self.hosts))
+        self.settings = {"ssh": {"identity": str(self._keys / "person"), "config": str(config)}}
+
+    def _entry(self, host: str) -> str:
+        lines = ("HostName 127.0.0.1", f"Port {self._daemons[host].port}", f"UserKnownHostsFile {self.folder}/known")
+        return "\n  ".join((f"Host {host}", *lines, "StrictHostKeyChecking accept-new\n"))
+
+    def take_away(self, host: str) -> None:
+        self._daemons[host].close()
+
+    def close(self) -> None:
+        for daemon in self._daemons.values():
+            daemon.close()
+        super().close()
+
+
+class Sshd:
+    """An OpenSSH server that admits the key `person`."""
+
+    def __init__(
+        self, keys: Path, folder: Path, port: int, *, address: str = "127.0.0.1", inside: tuple[str, ...] = ()
+    ):
+        program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+        if program is None:
+            pytest.fail("This test needs sshd: `apt-get install openssh-server`.")
+        folder.mkdir()
+        self.port, self._log = port, folder / "log"
+        Path("/run/sshd").mkdir(exist_ok=True)  # where sshd as root confines itself
+        (folder / "config").write_text(
+            f"ListenAddress {address}:{port}\nHostKey {keys}/machine\nAuthorizedKeysFile {keys}/person.pub\n"
+            f"PidFile {folder}/pid\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
+        )
+        command = [*inside, program, "-D", "-e", "-f", str(folder / "config")]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+        eventually(lambda: "Server listening" in self._log.read_text(), what=f"sshd at {port}")
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(PATIENCE_S)
+
+
+def make_ssh_key(path: Path) -> None:
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+SITES: dict[str, type[Site]] = {"local": LocalSite, "ssh": SshSite}
+
+
+@contextlib.contextmanager
+def opened(kind: str, folder: Path) -> Iterator[Site]:
+    (folder / "state").mkdir()
+    site = SITES[kind](folder)
+    try:
+        yield site
+    finally:
+        site.close()
