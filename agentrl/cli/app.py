@@ -22,6 +22,7 @@ from agentrl.cli import (
     alerts,
     calls,
     completion,
+    database,
     diagnosis,
     down,
     events,
@@ -86,7 +87,7 @@ def root(
 # The order of the help: the most used first.
 for module in (
     *(up, down, status, wait, tui, units, tune, logs, events, alerts),
-    *(diagnosis, tools, calls, tasks, records, review, replays, forks, steps, train),
+    *(diagnosis, tools, calls, tasks, records, review, replays, forks, steps, train, database),
     *(runs, programs, mcp, keys, hosts, run_file, completion),
 ):
     module.register(app)
