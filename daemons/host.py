@@ -1,7 +1,7 @@
 """The host agent: `python -m daemons.host --state-dir S --run-dir R --with-coordinator`.
 
-On another host than the coordinator's: `--coordinator ADDRESS --key FILE --run UUID --name NAME` instead of
-`--with-coordinator`.
+On another host than the coordinator's: `--key FILE --name NAME` instead of `--with-coordinator`. `--probe ready` and
+`--probe live` say how the agent of a state directory is, for Kubernetes and other watchers.
 
 This file takes the lock and starts the coordinator before it imports the host agent (`host_main_loop`): while the
 agent imports its modules the coordinator imports its own, which shortens `agentrl up`.
@@ -17,12 +17,15 @@ import sys
 from pathlib import Path
 
 from agentrl.config.paths import make_run_dir, read_run
-from agentrl.config.this_host import this_host
+from agentrl.config.this_host import known_name, this_host
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.host.agent_lock import AgentLock
 from agentrl.host.coordinator_process import coordinator_command, living_coordinator, start_coordinator
 
 log = logging.getLogger("host")
+
+LEAVE_VARIABLE = "AGENTRL_LEAVE_WITHIN_S"
+"""The default of --leave-within, also for an agent that the coordinator starts again."""
 
 
 class EarlySignals:
@@ -37,11 +40,29 @@ class EarlySignals:
         self.seen = True
 
 
-def run_uuid(state_dir: Path) -> str:
-    known = read_run(state_dir)
+def run_uuid(args: argparse.Namespace) -> str:
+    if args.run:
+        return str(args.run)
+    if args.key is not None:
+        from agentrl.transport.curve_keys import ClientKey
+
+        if of_key := ClientKey.load(args.key).run:
+            return of_key
+    known = read_run(args.state_dir)
     if known is None:
-        raise ConfigError(f"{state_dir} has no run.json.", hint="Say --run UUID.")
+        raise ConfigError(f"{args.state_dir} has no run.json.", hint="Say --run UUID.")
     return known.uuid
+
+
+def probe(args: argparse.Namespace) -> int:
+    """Print why the agent is not so, and return 1."""
+    from agentrl.host import condition
+
+    host = args.name or known_name(args.state_dir)
+    found = condition.why_not_live if args.probe == "live" else condition.why_not_ready
+    if why := found(args.state_dir, host):
+        print(why, file=sys.stderr)
+    return 1 if why else 0
 
 
 def refuse_journal_of_another_version(state_dir: Path) -> None:
@@ -70,21 +91,24 @@ def start_coordinator_early(args: argparse.Namespace, uuid: str) -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="agentrl daemon host", description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True)
-    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--name", default="", help="name of this host, for its first start; default: the hostname")
     parser.add_argument("--with-coordinator", action="store_true", help="start the coordinator and keep it alive")
-    parser.add_argument("--coordinator", default="", help="address of the coordinator, if it is elsewhere")
-    parser.add_argument("--key", type=Path, help="file with this host's key")
-    parser.add_argument("--run", default="", help="uuid of the run; otherwise from run.json")
+    parser.add_argument("--coordinator", default="", help="address of the coordinator, if not that of the key")
+    parser.add_argument("--key", type=Path, help="file with this host's key, or a directory with NAME.key in it")
+    parser.add_argument("--run", default="", help="uuid of the run; otherwise from the key or run.json")
     parser.add_argument(
         "--leave-within",
         type=float,
-        default=0.0,
+        default=os.environ.get(LEAVE_VARIABLE, "0"),
         metavar="S",
         help="SIGTERM drains this host, and the agent ends when no unit is left or after S seconds",
     )
+    parser.add_argument("--probe", choices=("ready", "live"), help="exit 0 if the agent is so, else say why not")
     parser.add_argument("--cgroups", choices=("auto", "off"), default="auto")
     args = parser.parse_args()
+    if args.run_dir is None and not args.probe:
+        parser.error("the following arguments are required: --run-dir")
     # Units have working directories of their own, so every path is absolute.
     for name in ("state_dir", "run_dir", "key"):
         if path := getattr(args, name):
@@ -96,7 +120,14 @@ def main() -> int:
     args = arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        uuid = args.run or run_uuid(args.state_dir)
+        if args.probe:
+            return probe(args)
+        wanted, args.name = args.name, this_host(args.state_dir, args.name).name
+        if wanted not in ("", args.name):
+            log.warning("This machine has joined the run as host %s; the name %s is not used.", args.name, wanted)
+        if args.key is not None and args.key.is_dir():
+            args.key = args.key / f"{args.name}.key"
+        uuid = run_uuid(args)
         if os.environ.get("AGENTRL_RUN") != uuid:
             # The mark must be in /proc/PID/environ from the start of the process, so it executes itself again.
             os.execve(
@@ -107,9 +138,6 @@ def main() -> int:
         make_run_dir(args.run_dir)
         if args.with_coordinator and living_coordinator(args.state_dir) is None:
             refuse_journal_of_another_version(args.state_dir)
-        wanted, args.name = args.name, this_host(args.state_dir, args.name).name
-        if wanted not in ("", args.name):
-            log.warning("This machine has joined the run as host %s; the name %s is not used.", args.name, wanted)
         signals = EarlySignals()
         lock = AgentLock(args.state_dir / "hosts" / args.name, uuid, args.name)
         coordinator_pid = start_coordinator_early(args, uuid)

@@ -28,7 +28,8 @@ def run_agent(
 ) -> int:
     """Run until the agent has nothing more to do or a signal ends it. `coordinator_pid` is a child started before."""
     own = ClientKey.load(args.key) if args.key else None
-    home = Home(uuid, args.name, args.state_dir, args.run_dir, coordinator=args.coordinator or hub_address(uuid))
+    coordinator = args.coordinator or (own.address if own is not None else hub_address(uuid))
+    home = Home(uuid, args.name, args.state_dir, args.run_dir, coordinator=coordinator)
     if own is not None:
         path = args.state_dir / "hosts" / args.name / "units.key"
         units = key_for_units(path, own)

@@ -34,17 +34,25 @@ async def up(
     file: RunFile = None,
     sets: Sets = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Then print each change, until Ctrl-C.")] = False,
+    in_foreground: Annotated[
+        bool,
+        typer.Option("--foreground", help="Stay, for a container or a service; SIGTERM lets the units finish."),
+    ] = False,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Start only what the records of the last run are read from.")
     ] = False,
 ) -> ExitCode:
     """Start the run, or make it equal to its file."""
-    from agentrl.cli import run_transaction, start_coordinator
+    from agentrl.cli import foreground, run_transaction, start_coordinator
     from agentrl.cli.up_transaction import NewRun, Up
     from agentrl.client.run_processes import left_up
     from agentrl.config import paths
     from agentrl.config.tool_lock import keep_pins
 
+    if in_foreground and (read_only or cli.dry_run or cli.remote):
+        raise UsageError(
+            "--foreground starts a whole run of this host, so without --read-only, --dry-run and --key."
+        )
     if read_only:
         return await _up_to_read(cli, file, sets, follow=follow)
     loaded, chosen_sets = load(cli, file, sets)
@@ -72,10 +80,17 @@ async def up(
         return run
 
     silent_s = config.supervision.coordinator_silent_s
-    with cli.hinting():
+
+    async def bring_up(cli: Cli) -> ExitCode:
         return await run_transaction.carry_out(
-            Up(cli, place, _arguments(loaded), create=create, silent_s=silent_s, follow=follow)
+            Up(cli, place, _arguments(loaded), create=create, silent_s=silent_s, follow=follow and not in_foreground)
         )
+
+    with cli.hinting():
+        if in_foreground:
+            unattended = dataclasses.replace(cli, wait=False, yes=True)
+            return await foreground.keep_up(place, cli, lambda: bring_up(unattended))
+        return await bring_up(cli)
 
 
 async def _up_to_read(cli: Cli, file: Path | None, sets: list[str] | None, *, follow: bool) -> ExitCode:

@@ -366,7 +366,8 @@ class Coordinator:
             opened.close()
         if self._lost is None:  # otherwise these files belong to another coordinator
             self._marker.remove()
-            address_file.remove(self._state_dir)
+            if not self._departures.own_host_left:
+                address_file.remove(self._state_dir)  # it says that the run was not taken down
             addresses.remove_sockets(self._run.uuid)
         self._context.journal.close()
         self._lock.release()

@@ -32,6 +32,8 @@ class HostDepartures:
         self._forget = forget
         self._leave = leave
         self._ending: asyncio.Task[None] | None = None
+        self.own_host_left = False
+        """The coordinator ends with its host, and the run is not taken down."""
 
     def announced(self, host: str, leaving: HostLeaving) -> None:
         """The agent of the host wants to end."""
@@ -51,7 +53,7 @@ class HostDepartures:
                 continue
             context.executor.flush()
             if name == context.host:
-                context.ending = True
+                context.ending = self.own_host_left = True
                 self._ending = asyncio.create_task(self._end(), name="the host of the coordinator leaves")
             elif context.peers.send_to_host(name, AgentExit()):
                 log.info("host %s has left", name)
