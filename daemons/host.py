@@ -16,16 +16,14 @@ import signal
 import sys
 from pathlib import Path
 
-from agentrl.config.paths import make_run_dir, read_run
+from agentrl.config.containers import LEAVE_VARIABLE
+from agentrl.config.paths import home, list_runs, make_run_dir, read_run, state_dir
 from agentrl.config.this_host import known_name, this_host
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.host.agent_lock import AgentLock
 from agentrl.host.coordinator_process import coordinator_command, living_coordinator, start_coordinator
 
 log = logging.getLogger("host")
-
-LEAVE_VARIABLE = "AGENTRL_LEAVE_WITHIN_S"
-"""The default of --leave-within, also for an agent that the coordinator starts again."""
 
 
 class EarlySignals:
@@ -58,16 +56,21 @@ def probe(args: argparse.Namespace) -> int:
     """Print why the agent is not so, and return 1."""
     from agentrl.host import condition
 
-    host = args.name or known_name(args.state_dir)
+    state = args.state_dir
+    if state is None:
+        runs = [run.name for run in list_runs()]
+        if len(runs) != 1:
+            raise ConfigError(f"{home()} has {len(runs)} runs.", hint="Say --state-dir DIR.")
+        state = state_dir(runs[0])
     found = condition.why_not_live if args.probe == "live" else condition.why_not_ready
-    if why := found(args.state_dir, host):
+    if why := found(state, args.name or known_name(state)):
         print(why, file=sys.stderr)
     return 1 if why else 0
 
 
-def refuse_journal_of_another_version(state_dir: Path) -> None:
+def refuse_journal_of_another_version(state: Path) -> None:
     """Raises VersionMismatchError before anything starts: a coordinator would be refused again and again."""
-    journal = state_dir / "journal.sqlite"
+    journal = state / "journal.sqlite"
     if journal.exists():
         from agentrl.control.persistence.journal import refuse_other_version
 
@@ -90,7 +93,7 @@ def start_coordinator_early(args: argparse.Namespace, uuid: str) -> int:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="agentrl daemon host", description=__doc__)
-    parser.add_argument("--state-dir", type=Path, required=True)
+    parser.add_argument("--state-dir", type=Path)
     parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--name", default="", help="name of this host, for its first start; default: the hostname")
     parser.add_argument("--with-coordinator", action="store_true", help="start the coordinator and keep it alive")
@@ -107,8 +110,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--probe", choices=("ready", "live"), help="exit 0 if the agent is so, else say why not")
     parser.add_argument("--cgroups", choices=("auto", "off"), default="auto")
     args = parser.parse_args()
-    if args.run_dir is None and not args.probe:
-        parser.error("the following arguments are required: --run-dir")
+    if not args.probe and (missing := [name for name in ("state_dir", "run_dir") if getattr(args, name) is None]):
+        parser.error(f"the following arguments are required: --{missing[0].replace('_', '-')}")
     # Units have working directories of their own, so every path is absolute.
     for name in ("state_dir", "run_dir", "key"):
         if path := getattr(args, name):

@@ -4,7 +4,7 @@ Host agent and coordinator restart each other, so this process only waits, print
 
 Invariants:
 - SIGTERM lets this host leave: its units finish, desired state stays, and the next start brings the same units up.
-- A run that was taken down stays down, also when its container is started again.
+- With `--unless-down` a run that was taken down stays down, although its container is started again.
 - The exit code is 0 after a signal or `agentrl down`, and 1 if agent and coordinator have both died.
 """
 
@@ -23,18 +23,20 @@ from agentrl.cli.status import follow_changes
 from agentrl.client import Client
 from agentrl.client.run_processes import agents_of, keepers_of, left_up
 from agentrl.config import paths
+from agentrl.config.containers import LEAVE_VARIABLE
 from agentrl.errors import AgentrlError, ExitCode
 
-LEAVE_VARIABLE, LEAVE_WITHIN_S = "AGENTRL_LEAVE_WITHIN_S", "25"
-"""Read by the host agent. Kubernetes gives 30 s unless it is told otherwise."""
+LEAVE_WITHIN_S = "25"
+"""Kubernetes gives 30 s unless it is told otherwise."""
 _POLL_S = 0.2
 _AGAIN_S = 1.0
+_OTHERS_END_WITHIN_S = 5.0
 
 
-async def keep_up(place: Place, cli: Cli, bring_up: Callable[[], Awaitable[ExitCode]]) -> ExitCode:
-    """Bring the run up and return when it has ended here."""
+async def keep_up(place: Place, cli: Cli, bring_up: Callable[[], Awaitable[ExitCode]] | None) -> ExitCode:
+    """Bring the run up and return when it has ended here. Without `bring_up` another command does that."""
     os.environ.setdefault(LEAVE_VARIABLE, LEAVE_WITHIN_S)
-    if was_taken_down(place):
+    if bring_up is None:
         output.note(f"The run {place.name} was taken down. It stays down until `agentrl up` is called here.")
     elif (code := await bring_up()) is not ExitCode.OK:
         return code
@@ -78,9 +80,20 @@ async def _until_it_ended(place: Place, stop: asyncio.Event) -> ExitCode:
             if left_up(place.state_dir):
                 output.note(f"The host agent and the coordinator of {place.name} are both dead.")
                 return ExitCode.FAILED
+            await _let_others_report()
             return ExitCode.OK
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait() if not stop.is_set() else asyncio.sleep(_POLL_S), _POLL_S)
+
+
+async def _let_others_report() -> None:
+    """As process 1, this ends every other process, also the `agentrl down` that has still to say what it found."""
+    deadline = asyncio.get_running_loop().time() + _OTHERS_END_WITHIN_S
+    while os.getpid() == 1 and asyncio.get_running_loop().time() < deadline:
+        _reap()
+        if all(name == "1" for name in os.listdir("/proc") if name.isdecimal()):
+            return
+        await asyncio.sleep(_POLL_S)
 
 
 def _reap() -> None:

@@ -38,6 +38,9 @@ async def up(
         bool,
         typer.Option("--foreground", help="Stay, for a container or a service; SIGTERM lets the units finish."),
     ] = False,
+    unless_down: Annotated[
+        bool, typer.Option("--unless-down", help="With --foreground: if the run was taken down, only wait.")
+    ] = False,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Start only what the records of the last run are read from.")
     ] = False,
@@ -49,10 +52,10 @@ async def up(
     from agentrl.config import paths
     from agentrl.config.tool_lock import keep_pins
 
+    if unless_down and not in_foreground:
+        raise UsageError("--unless-down belongs to --foreground.")
     if in_foreground and (read_only or cli.dry_run or cli.remote):
-        raise UsageError(
-            "--foreground starts a whole run of this host, so without --read-only, --dry-run and --key."
-        )
+        raise UsageError("--foreground starts a whole run of this host, so without --read-only, --dry-run and --key.")
     if read_only:
         return await _up_to_read(cli, file, sets, follow=follow)
     loaded, chosen_sets = load(cli, file, sets)
@@ -89,7 +92,8 @@ async def up(
     with cli.hinting():
         if in_foreground:
             unattended = dataclasses.replace(cli, wait=False, yes=True)
-            return await foreground.keep_up(place, cli, lambda: bring_up(unattended))
+            idle = unless_down and foreground.was_taken_down(place)
+            return await foreground.keep_up(place, cli, None if idle else lambda: bring_up(unattended))
         return await bring_up(cli)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from agentrl.config.containers import ends_with_process_1
 from agentrl.config.this_host import default_name
 from agentrl.errors import ExitCode
 from agentrl.host import cgroups, procfs
@@ -79,7 +80,7 @@ def _look(run: str, control: bool, in_cgroups: bool) -> tuple[list[ProcessInfo],
         stat = snapshot.stats[pid]
         if pid not in protected and stat.state not in "ZX":
             found.append(ProcessInfo(pid, procfs.command(pid), stat.start_ticks, names.get(pid, ""), why))
-    if in_cgroups and not without_cgroup:
+    if (in_cgroups and not without_cgroup) or ends_with_process_1():
         return found, len(snapshot.stats), ""
     return found, len(snapshot.stats), _unproven([pid for pid in closed if pid not in protected], snapshot)
 

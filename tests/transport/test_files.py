@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -134,6 +136,29 @@ def test_key_file_that_others_can_read_is_not_used(tmp_path: Path, mode: int) ->
     with pytest.raises(ConfigError, match="can be read by others") as refused:
         ClientKey.load(tmp_path / "anna.json")
     assert "chmod 600" in refused.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a file of root and reads it as another user")
+@pytest.mark.parametrize(("mode", "used"), [(0o440, True), (0o640, True), (0o444, False), (0o660, False)])
+def test_key_file_of_root_may_be_read_by_one_group(mode: int, used: bool) -> None:
+    """So Kubernetes gives a secret to a container that is not root."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, nobody = Path(folder) / "anna.json", 65534
+        path.parent.chmod(0o755)
+        _key().save(path)
+        path.chmod(mode)
+        os.chown(path, 0, nobody)
+        before = os.getgroups()
+        os.setgroups([])
+        os.setegid(nobody)
+        os.seteuid(nobody)
+        try:
+            with contextlib.nullcontext() if used else pytest.raises(ConfigError, match="can be read by others"):
+                assert ClientKey.load(path).name == "anna"
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+            os.setgroups(before)
 
 
 @pytest.mark.parametrize(
