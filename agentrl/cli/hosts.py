@@ -1,4 +1,4 @@
-"""Defines the commands `hosts list`, `hosts show` and `hosts forget`."""
+"""Defines the commands `hosts list`, `hosts show`, `hosts drain`, `hosts remove` and `hosts forget`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ def register(app: typer.Typer) -> None:
     hosts = group(app, "hosts", "The machines of the run and their devices.")
     add_command(hosts, "list")(list_hosts)
     add_command(hosts, "show")(show)
+    add_command(hosts, "drain", acts=True)(drain)
+    add_command(hosts, "remove", acts=True)(remove)
     add_command(hosts, "forget", acts=True)(forget)
 
 
@@ -71,6 +73,30 @@ def _memory(row: HostRow) -> str:
 
     used, total = row.memory_used_bytes, row.facts.memory_bytes
     return f"{output.size(used)} of {output.size(total)}" if total else output.size(used)
+
+
+async def drain(
+    cli: Cli,
+    host: Annotated[str, typer.Argument(metavar="HOST", help="A host of the run.")],
+    cancel: Annotated[bool, typer.Option("--cancel", help="The host takes units again.")] = False,
+) -> ExitCode:
+    """Let the units of a host finish their work and start elsewhere.
+
+    The host stays in the run and gets no unit until `--cancel`. The same as `agentrl drain --host HOST`."""
+    from agentrl.cli.execute import act
+    from agentrl.protocol.commands import DrainUnits
+
+    return await act(cli, "drain", DrainUnits(host=host, cancel=cancel))
+
+
+async def remove(cli: Cli, host: Annotated[str, typer.Argument(metavar="HOST", help="A host of the run.")]) -> ExitCode:
+    """Drain a host, then end its agent and revoke its key.
+
+    `agentrl hosts drain HOST --cancel` keeps the host as long as one of its units lives."""
+    from agentrl.cli.execute import act
+    from agentrl.protocol.commands import RemoveHost
+
+    return await act(cli, "remove_host", RemoveHost(host=host))
 
 
 async def forget(

@@ -155,6 +155,7 @@ class CommandMethods(ABC):
     pause = Method[Accepted]("pause")
     resume = Method[Accepted]("resume")
     force_stopped = Method[Accepted]("force_stopped")
+    remove_host = Method[Accepted]("remove_host")
     forget_host = Method[Accepted]("forget_host")
     stacks = Method[Accepted]("stacks")
     tune = Method[Accepted]("tune")

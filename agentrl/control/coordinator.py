@@ -44,6 +44,7 @@ from agentrl.control.handlers.units import UnitHandler
 from agentrl.control.host_admission import HostAdmission
 from agentrl.control.host_agent_watch import HostAgentWatch
 from agentrl.control.host_departures import HostDepartures
+from agentrl.control.host_removal import HostRemoval
 from agentrl.control.host_tunnels import HostTunnels
 from agentrl.control.incidents import SHOWN, Incidents
 from agentrl.control.instruction_handler import InstructionHandler
@@ -177,6 +178,7 @@ class Coordinator:
         tunnels = HostTunnels(context, self._state_dir)
         self._admission.on_forgotten = tunnels.forgotten
         self._departures = HostDepartures(context, self._admission.forget, self._ended.set)
+        self._removal = HostRemoval(context, requests, self._admission, self._rebind)
         hosts = HostHandler(context, requests, self._incidents, self._admission, tunnels, self._departures)
         self._settings = ActiveConfig(context, self._state_dir)
         self._queries = Queries(context, requests, lambda all: self._alerting.rows(all))
@@ -224,6 +226,7 @@ class Coordinator:
             "test_alert": preparing(alerting.preview_test, alerting.test),
             "forget_host": preparing(self._preview_forget, self._forget_host),
             "stacks": stacks.prepare,
+            **self._removal.table,
         }
 
     def _preview_forget(self, args: commands.ForgetHost) -> Effect:
@@ -247,7 +250,8 @@ class Coordinator:
         self._open()
         progress = ProgressWatch(self._context, self._queries.chains)
         shown = (progress.tick, self._alerting.tick, self._recorder.tick)
-        ticks = (*shown, self._own_files().tick, self._admission.forget_silent, self._departures.look)
+        of_hosts = (self._admission.forget_silent, self._departures.look, self._removal.tick)
+        ticks = (*shown, self._own_files().tick, *of_hosts)
         checks = PeriodicChecks(self._context, self._marker, ticks)
         watch = HostAgentWatch(self._context, self._state_dir, self._incidents.host_agent_failed)
         tasks = [restarting_task("periodic checks", checks.run), restarting_task("host agent watch", watch.run)]

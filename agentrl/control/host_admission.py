@@ -95,6 +95,10 @@ class HostAdmission:
             except AgentrlError as failed:
                 log.error("the units of host %s cannot connect: %s", hello.host, failed)
 
+    def key_of(self, host: str) -> str:
+        """The name of the key with which the host joined; empty for one that is unknown or of this machine."""
+        return self._joined.key_of(host)
+
     def forget_silent(self, now: float) -> None:
         """Forget the hosts that are gone for good. May be called often."""
         if now < self._look_at:

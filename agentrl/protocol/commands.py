@@ -219,6 +219,12 @@ class ForgetHost(Args, frozen=True):
     host: str
 
 
+class RemoveHost(Args, frozen=True):
+    """A host that answers leaves the run: its units end elsewhere or wait, then its agent ends."""
+
+    host: str
+
+
 class AddKey(Args, frozen=True):
     name: str
     public: str
@@ -556,6 +562,7 @@ COMMANDS: dict[str, CommandSpec] = {
             "rollback",
         ),
         _act("stacks", CollectStacks, "stacks", "Stacks of all units into one file.", tier=harmless),
+        _act("remove_host", RemoveHost, "hosts remove", "Drain a host, then end its agent and revoke its key."),
         _act("forget_host", ForgetHost, "hosts forget", "Declare that a silent host is gone for good."),
         _act("force_stopped", ForceStopped, "stop --force", "Vouch that a lost unit is dead."),
         _act("add_key", AddKey, "keys new", "Admit a key.", "revoke_key", Permission.ADMIN),

@@ -47,6 +47,10 @@ class JoinedHosts:
     def names(self) -> list[str]:
         return list(self._known)
 
+    def key_of(self, host: str) -> str:
+        known = self._known.get(host)
+        return known.access_key if known is not None else ""
+
     def refusal(self, claim: JoinedHost, *, connected: bool) -> HostRefusal | None:
         """Return why this machine may not be the host; `connected` says whether one with this name is."""
         name, known = claim.host, self._known.get(claim.host)

@@ -21,9 +21,12 @@ MOST_NAMED = 6
 
 
 def forecast(
-    state: State, specs: Iterable[GroupSpec], starting: Iterable[str], ending: Iterable[str]
+    state: State, specs: Iterable[GroupSpec], starting: Iterable[str], ending: Iterable[str], *, without: str = ""
 ) -> tuple[str, ...]:
-    """Sentences about the units in `starting`, if those in `ending` have ended before."""
+    """Sentences about the units in `starting`, if those in `ending` have ended before, and the host `without` takes
+    none.
+    """
+    draining = {*state.run.draining_hosts, without}
     by_group = {spec.name: spec for spec in specs}
     gone = {*starting, *ending}
     staying = [slot for slot in state.slots.values() if slot.unit not in gone]
@@ -36,7 +39,7 @@ def forecast(
         # What did not fit for one unit fits for no later one of its group.
         host, reason = "", refused.get(spec.name, "")
         if not reason:
-            host, reason = place(spec, state.hosts, state.run.draining_hosts, used, state.data_host, devices)
+            host, reason = place(spec, state.hosts, draining, used, state.data_host, devices)
         if host:
             used.setdefault(host, Use()).change(spec, 1)
             need = spec.resources.gpus

@@ -218,12 +218,17 @@ class State(msgspec.Struct):
         self._indexed = -1
         self.run.retired[slot.group] = max(slot.incarnation, self.run.retired.get(slot.group, 0))
 
+    def units_on(self, host: str) -> list[str]:
+        """Return the units of which an incarnation may live on this host."""
+        return [
+            slot.unit
+            for slot in self.slots.values()
+            if (slot.host == host and not slot.tree_gone) or any(ghost.host == host for ghost in slot.ghosts)
+        ]
+
     def holds_units(self, host: str) -> bool:
         """Return whether an incarnation may live on this host."""
-        return any(
-            (slot.host == host and not slot.tree_gone) or any(ghost.host == host for ghost in slot.ghosts)
-            for slot in self.slots.values()
-        )
+        return bool(self.units_on(host))
 
     def left_alone(self, group: str) -> bool:
         """Return whether only the groups that are needed to read the run are up, and this group is not one of them."""

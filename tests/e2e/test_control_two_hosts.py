@@ -19,7 +19,7 @@ import pytest
 
 from agentrl.config.this_host import default_name
 from agentrl.errors import ExitCode
-from agentrl.protocol.rows import HostRow, UnitRow, UnitState
+from agentrl.protocol.rows import HostRow, OperationRow, OperationState, UnitRow, UnitState
 from tests.e2e.networks import Network
 from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import PATIENCE_S, eventually
@@ -41,6 +41,7 @@ class TwoHosts:
         self._folder = run.file.parent
         self._log = (self._folder / "agent-b.log").open("w")
         self.agent: subprocess.Popen[bytes] | None = None
+        self.key = "b.key"
 
     def up(self) -> None:
         run = self.run
@@ -52,7 +53,7 @@ class TwoHosts:
     def start_agent(self) -> None:
         """Starts it like an operator of the other host, with paths relative to this directory."""
         where = ["--state-dir", "b/state", "--run-dir", "b/run", "--run", self.run.uuid()]
-        whom = ["--coordinator", ADDRESS, "--key", "b.key"]
+        whom = ["--coordinator", ADDRESS, "--key", self.key]
         self.agent = subprocess.Popen(
             [*self.link.inside(HOSTS[1]), PYTHON, "-m", "agentrl", "daemon", "host", "--name", THERE, *where, *whom],
             cwd=self._folder,
@@ -235,6 +236,39 @@ def test_drained_host_stays_empty_until_the_drain_is_cancelled(hosts: TwoHosts) 
         assert run.lives_of(unit) == set()
     assert run.wait_state("fenced-0", "ready").host == HERE
     run.cli("drain", "--host", THERE, "--cancel")
+    after = hosts.all_ready()
+    assert {unit: after[unit].incarnation for unit in FAR} == {u: before[u].incarnation + 1 for u in FAR}
+
+
+def test_removed_host_leaves_with_nothing_left_on_it_and_joins_again_with_another_key(hosts: TwoHosts) -> None:
+    run, before = hosts.run, hosts.all_ready()
+    code, refused = run.cli("hosts", "remove", HERE, "--yes", check=False)
+    assert code == ExitCode.REFUSED
+    assert f"Host {HERE} has the data of this run." in str(refused)
+    preview = run.cli("hosts", "remove", THERE, "--dry-run")["effect"]
+    assert set(FAR) <= set(preview["drains"])
+    assert preview["changes"] == [f"host {THERE} leaves the run"]
+    assert any("waits at first" in note and "far-0" in note for note in preview["notes"])
+    removal = run.cli("hosts", "remove", THERE, "--no-wait", "--yes")["operation"]
+    run.kill(run.coordinator_pid())
+    assert hosts.agent is not None
+    assert hosts.agent.wait(PATIENCE_S) == 0
+
+    def has_ended() -> OperationRow:
+        row = run.rows()[f"op/{removal}"]
+        assert isinstance(row, OperationRow)
+        assert row.state is OperationState.SUCCEEDED, f"{row.state}: {row.reason}"
+        return row
+
+    lines = eventually(has_ended, what="the end of the removal").lines
+    assert "processes examined" in lines[0]
+    assert lines[1] == f"The key {THERE} is revoked."
+    assert f"host/{THERE}" not in run.rows()
+    assert {unit: run.lives_of(unit) for unit in FAR} == {unit: set() for unit in FAR}
+    assert next(row for row in run.cli("keys", "list") if row["name"] == THERE)["revoked_at"]
+    hosts.key = "b-2.key"
+    run.cli("keys", "new", "b-2", "--permission", "host", "--out", str(run.file.parent / hosts.key))
+    hosts.start_agent()
     after = hosts.all_ready()
     assert {unit: after[unit].incarnation for unit in FAR} == {u: before[u].incarnation + 1 for u in FAR}
 

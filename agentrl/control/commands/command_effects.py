@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from agentrl.control.state.operations import Operation
 from agentrl.errors import ConflictError, RefusedError, UnknownNameError, UsageError
 from agentrl.formatting.amounts import utc
@@ -16,6 +18,7 @@ from agentrl.formatting.names import nearest
 from agentrl.protocol import commands, rows
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.specs import split_unit
+from agentrl.supervision.placement_forecast import forecast
 from agentrl.supervision.scheduling import victims
 from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_slots import GroupState, Slot, State
@@ -106,8 +109,9 @@ def of_drain(state: State, args: commands.DrainUnits) -> Effect:
     if args.host:
         if args.host not in state.hosts:
             raise unknown("host", args.host, state.hosts)
-        there = tuple(s.unit for s in state.slots.values() if s.host == args.host and s.state in WITH_PROCESS)
-        return Effect(changes=(f"host {args.host} takes units again",)) if args.cancel else Effect(drains=there)
+        if args.cancel:
+            return Effect(changes=(f"host {args.host} takes units again",))
+        return _of_drained_host(state, args.host)
     slot = present(state, args.unit, args.incarnation)
     if args.cancel:
         return Effect(changes=(f"{slot.unit} goes on",))
@@ -158,6 +162,34 @@ def of_force(state: State, args: commands.ForceStopped) -> Effect:
             hint=f"`agentrl stop {args.unit}` stops it.",
         )
     return Effect(loses=(f"if {slot.name} on {slot.host} still lives, two of it will run",))
+
+
+def of_remove_host(state: State, host: str) -> Effect:
+    """Refuses a host that is silent, and the one that has the data."""
+    if host not in {*state.hosts, *state.run.hosts}:
+        raise unknown("host", host, {*state.hosts, *state.run.hosts})
+    if host == state.data_host:
+        raise RefusedError(f"Host {host} has the data of this run.", hint="`agentrl down` ends the run.")
+    known = state.hosts.get(host)
+    if known is None or not known.connected:
+        raise RefusedError(
+            f"Host {host} does not answer, so its units cannot be drained.",
+            hint=f"If it is gone for good: `agentrl hosts forget {host}`.",
+        )
+    drains = _of_drained_host(state, host)
+    return msgspec.structs.replace(
+        drains,
+        changes=(f"host {host} leaves the run",),
+        loses=(f"the key of host {host} is refused for good",),
+    )
+
+
+def _of_drained_host(state: State, host: str) -> Effect:
+    there = [slot for slot in state.slots.values() if slot.host == host and slot.state in WITH_PROCESS]
+    specs = [group.spec for group in state.groups.values()]
+    moving = [slot.unit for slot in there if slot.wanted and not slot.held]
+    notes = forecast(state, specs, moving, (), without=host)
+    return Effect(drains=tuple(slot.unit for slot in there), notes=notes)
 
 
 def of_forget_host(state: State, host: str) -> Effect:
