@@ -52,6 +52,7 @@ def screen(report: StatusReport, width: int, aimed: Callable[[str], str] = str) 
         parts.append(output.cell(report.pulse.sentence, "cyan"))
     if report.learning is not None and (learned := _learned(report.learning)):
         parts.append(output.cell(learned))
+    if report.learning is not None and report.learning.curves and _learned(report.learning):
         parts.append(output.cell(f"curves: tensorboard --logdir {shlex.quote(report.learning.curves)}", "dim"))
     parts += [headline(row, others, aimed) for row, others in alerts_by_cause(active_alerts(report.alerts))]
     parts += [

@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import shutil
 import sys
@@ -39,6 +40,13 @@ def problems_of(config: RunConfig) -> Iterator[ConfigError]:
     python = config.engines.python
     if config.environments and config.engines.kind == "sglang" and python != "{python}" and not shutil.which(python):
         yield ConfigError(f"engines.python: there is no program {python}.", hint="Name the Python that has SGLang.")
+    curves = config.training.curves
+    for package, wanted in (("mlflow", curves.mlflow.server), ("wandb", curves.wandb.project)):
+        if wanted and importlib.util.find_spec(package) is None:
+            yield ConfigError(
+                f"training.curves.{package}: the package {package} is not installed.",
+                hint=f"`pip install 'agentrl[{package}]'`",
+            )
     demonstrations = config.training.demonstrations
     if config.is_job and demonstrations and not Path(demonstrations).is_file():
         yield ConfigError(

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from agentrl.config.curves import CurvesSettings
 from agentrl.config.field_types import (
     LONGEST_S,
     NEXT_STEP,
@@ -149,6 +150,8 @@ class Training(LossKeys):
     """Unpinned checkpoints that are kept."""
     dumps: Natural = 0
     """How many of the newest batches are kept in `RUN_DIR/dumps`; `agentrl train --from-dump` trains them again."""
+    curves: CurvesSettings = CurvesSettings()
+    """Where the metrics of steps and evaluations are written to, besides the Step documents."""
     max_trained_count: Positive = 1
     """How often a task may be trained, as long as a record of it is within the bound."""
     retrain_after_s: Annotated[Number, Field(ge=0, le=86_400)] = 0.0

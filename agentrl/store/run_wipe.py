@@ -27,7 +27,7 @@ from agentrl.store.mongod_binary import find_mongod
 from agentrl.store.mongod_files import prepare
 from agentrl.store.mongod_server import Mongod, wait_until_data_is_free
 
-MADE = ("checkpoints", "dumps", "logs", "reference", "stacks", "supervised", "tensorboard", "weights")
+MADE = ("checkpoints", "dumps", "logs", "reference", "stacks", "supervised", "tensorboard", "wandb", "weights")
 """Directories of the run's directory that a run makes."""
 BUILT_MODEL = "model"
 """Made only where the configuration says so."""

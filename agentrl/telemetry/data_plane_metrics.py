@@ -38,6 +38,10 @@ CHECKPOINTS_DAMAGED = Metric(
     (0, 0),
 )
 
+CURVES_WAITING = Metric("curves_waiting", "", "Points of curves that wait for a program such as MLflow.")
+CURVES_DROPPED = Metric("curves_dropped", "", "Points of curves that no queue had room for, since the process began.")
+CURVES_FAILING = Metric("curves_failing", "", "Whether a program takes no points of curves now.", (0, 0))
+
 CANARY_LARGEST = Metric(
     "canary_largest", "nat", "Largest |Δ log-prob| of the canary between engine and trainer, of the version served."
 )

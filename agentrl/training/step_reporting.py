@@ -1,4 +1,4 @@
-"""The numbers of a step: in its document, on the unit's line, and as curves.
+"""The numbers of a step: in its document and on the unit's line.
 
 Invariants:
 - a number has the same name everywhere;
@@ -8,12 +8,9 @@ Invariants:
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from agentrl.config.run import RunConfig
 from agentrl.engines.canary import K3_OVER_SQUARE, P99_OVER_MEAN, limit_of
@@ -103,25 +100,3 @@ def to_unit(unit: Unit, metrics: Mapping[str, float], step: Step) -> None:
         # A number that this step lacks is cleared: no alarm may continue because of an earlier step.
         | {metric.name: metrics.get(metric.name, math.nan) for metric in learning_metrics.OF_STEPS}
     )
-
-
-class Curves:
-    """Metrics of steps for TensorBoard. Writes nothing if TensorBoard is not installed."""
-
-    def __init__(self, directory: Path) -> None:
-        self._writer: Any = None
-        try:
-            module = importlib.import_module("torch.utils.tensorboard")
-        except ImportError:
-            log.info("TensorBoard is not installed; metrics are in the Step documents only")
-            return
-        self._writer = module.SummaryWriter(str(directory), flush_secs=5)
-
-    def add(self, step: int, metrics: Mapping[str, float], *, prefix: str = "train") -> None:
-        if self._writer is not None:
-            for name, value in metrics.items():
-                self._writer.add_scalar(f"{prefix}/{name}", value, step)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()

@@ -48,6 +48,8 @@ from agentrl.training.batch import Batch
 from agentrl.training.batch_dumps import DUMPS, BatchDumps
 from agentrl.training.batch_selection import Look, Place
 from agentrl.training.checkpoints import Progress
+from agentrl.training.curve_sinks import RunName
+from agentrl.training.curves import Curves, undone_by
 from agentrl.training.evaluator import Evaluator, has_held_out_tasks
 from agentrl.training.learner import Learner, StepResult
 from agentrl.training.learning_watch import LearningWatch
@@ -55,7 +57,6 @@ from agentrl.training.poison_trials import Suspicion
 from agentrl.training.ranks import Loader
 from agentrl.training.resume import CHECKPOINTS, Start, take_over
 from agentrl.training.scientific_settings import Settings
-from agentrl.training.step_reporting import Curves
 from agentrl.training.trainer_knobs import Knobs, Plan
 from agentrl.training.trainer_state import DivergedError, TrainerState, ending
 from agentrl.training.waiting import BatchWait, Retrying
@@ -98,7 +99,7 @@ class Trainer:
         self._run_dir = unit.run_dir
         self._dumps = BatchDumps(unit.run_dir / DUMPS, config.training.dumps)
         self._knobs = Knobs(unit, config)
-        self._curves = Curves(unit.run_dir / "tensorboard")
+        self._curves = Curves(config.training.curves, unit.run_dir, RunName(config.name, unit.run), unit.metrics)
         self._evaluator = Evaluator(database, self._evaluated)
         self._watch = LearningWatch(database)
         self._evaluates = has_held_out_tasks(config)
@@ -352,7 +353,7 @@ class Trainer:
         now.effective += trained
         now.unsaved += trained
         self._unit.metric(NOTHING_TRAINED.name, now.useless_steps)
-        self._curves.add(now.step, metrics)
+        self._curves.step(now.step, metrics)
         step_reporting.to_unit(self._unit, metrics, step)
 
     # ---- what is due ----
@@ -464,7 +465,7 @@ class Trainer:
 
     def _evaluated(self, version: int, numbers: dict[str, float]) -> None:
         self._evaluated_lately = True
-        self._curves.add(version, numbers, prefix="evaluation")
+        self._curves.evaluation(version, numbers)
 
     # ---- beginning and end ----
 
@@ -496,6 +497,7 @@ class Trainer:
         self._unit.metric(WARMUP_UNUSED.name, start.warmup_unused)
         self._unit.metric(CHECKPOINTS_DAMAGED.name, start.damaged)
         self._set_state(start, await publications.parents(self._database))
+        self._curves.rolled_back(start.step, await undone_by(self._database, self._lineage), self._lineage)
         self._suspicion = await poison_trials.recall(self._database)
         await self._watch.recall()
         # The trainer before this one may have died after an evaluation and before this.

@@ -23,7 +23,8 @@ PAGE = (DOCS / "run-file.md").read_text()
 LOSSES = (DOCS / "losses.md").read_text()
 HOSTS = (DOCS / "hosts.md").read_text()
 TRAINING = (DOCS / "training.md").read_text()
-EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE + LOSSES + TRAINING + HOSTS, re.MULTILINE | re.DOTALL)
+MONITORING = (DOCS / "monitoring.md").read_text().replace("```yaml\nrule_files", "```\nrule_files")
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE + LOSSES + TRAINING + HOSTS + MONITORING, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))

@@ -23,6 +23,9 @@ from agentrl.telemetry.data_plane_metrics import (
     BREAKER_OPEN,
     CANARY_LARGEST,
     CANARY_OVER_LIMIT,
+    CURVES_DROPPED,
+    CURVES_FAILING,
+    CURVES_WAITING,
     HELD_OUT_TRAINED,
     REJECTED,
     STEP,
@@ -417,6 +420,22 @@ def test_open_circuit_breaker_and_failing_tool_are_named() -> None:
     run.report("toolbox-0", **{breaker: 0.0, failures: 0.15})
     assert run.pass_time(60) == ["tool-fails:toolbox-0/shop.lookup"]
     run.report("toolbox-0", **{failures: 0.02})
+    assert run.pass_time(60) == []
+
+
+def test_curves_that_a_program_does_not_take_are_an_alert_until_it_takes_them() -> None:
+    run = SimulatedRun(TRAINER)
+    failing, waiting, dropped = (named(metric, "mlflow") for metric in (CURVES_FAILING, CURVES_WAITING, CURVES_DROPPED))
+    run.report(**{failing: 0.0, waiting: 3.0, dropped: 0.0})
+    assert run.pass_time(60) == []
+    run.report(**{failing: 1.0, waiting: 1000.0, dropped: 12.0})
+    assert run.pass_time(60) == ["curves-not-written:trainer-0/mlflow"]
+    (row,) = run.fired
+    assert (row.severity, row.evidence[0]) == (
+        Severity.WARNING,
+        "1000 points wait, 12 were dropped since the process began.",
+    )
+    run.report(**{failing: 0.0, waiting: 0.0})
     assert run.pass_time(60) == []
 
 

@@ -15,6 +15,7 @@ from agentrl.store import accounting, checkpoints, evaluations, lineages, public
 from agentrl.store.database import Database
 from agentrl.store.steps import LineageClosedError
 from agentrl.training import trainer as training
+from agentrl.training.curves import undone_by
 from agentrl.training.resume import Start, take_over
 from tests.store.flow import publication
 from tests.training.rollouts import after, closed_groups, configuration, end_of_data, task_statuses, trainer
@@ -111,6 +112,9 @@ async def test_a_rollback_starts_a_lineage_from_the_chosen_weights_and_can_be_un
     assert all(torch.equal(again[name], value) for name, value in weights(tmp_path / early.path).items())
     rolled_back = await db.find("Step", {"status": StepStatus.ROLLED_BACK}, sort=[("step", 1)])
     assert [step["step"] for step in rolled_back] == [3, 4]
+    newest = await lineages.current(db)
+    assert newest is not None
+    assert await undone_by(db, newest.id) == [3, 4]
     await balanced(db)
     await rollbacks.request(db, late, "it was not the weights", by="op-2")
     await trainer(db, configuration(tmp_path, tiny, steps=4), tmp_path, life=3).run()

@@ -24,7 +24,17 @@ from agentrl.protocol.messages import RepeatedError, UnitPart
 from agentrl.protocol.rows import HostRow, Severity, UnitRow, UnitState
 from agentrl.telemetry import learning_metrics as of
 from agentrl.telemetry.control_plane_metrics import Metric
-from agentrl.telemetry.data_plane_metrics import BREAKER_OPEN, HELD_OUT_TRAINED, REJECTED, TOOL_FAILURES, named_in
+from agentrl.telemetry.data_plane_metrics import (
+    BREAKER_OPEN,
+    CURVES_DROPPED,
+    CURVES_FAILING,
+    CURVES_WAITING,
+    HELD_OUT_TRAINED,
+    REJECTED,
+    TOOL_FAILURES,
+    named,
+    named_in,
+)
 
 DISK_FILLS_S, DISK_FILLS_CLEAR_S, DISK_FILLS_PAGE_S = 86_400.0, 108_000.0, 7200.0
 GROWTH_MIN_BYTES = 64 << 20
@@ -379,6 +389,22 @@ def breaker_open(snapshot: RunSnapshot, active: Collection[str], now: float) -> 
                 ),
                 f"agentrl tools errors --filter server={server}",
                 explained_by=(f"{name}/{server}",),
+            )
+
+
+def curves_not_written(snapshot: RunSnapshot, active: Collection[str], now: float) -> Iterator[Finding]:
+    for name, program, failing in _reported(snapshot, "trainer", CURVES_FAILING):
+        if failing:
+            numbers = snapshot.metrics.values(name)
+            waiting, dropped = (numbers.get(named(each, program), 0.0) for each in (CURVES_WAITING, CURVES_DROPPED))
+            yield Finding(
+                f"{name}/{program}",
+                f"{program} takes no points of curves from {name}; training itself is not affected.",
+                (
+                    f"{waiting:.0f} points wait, {dropped:.0f} were dropped since the process began.",
+                    "It is tried again at least once a minute. The metrics of all steps are in the store.",
+                ),
+                f"agentrl logs {name}",
             )
 
 

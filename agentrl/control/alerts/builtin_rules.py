@@ -240,6 +240,7 @@ DATA_RULES = (
         (CANARY_LARGEST,),
         subjects=units_at_work("engine"),
     ),
+    Condition("curves-not-written", functions.curves_not_written, hold_s=30.0),
     Condition("tool-server-left-alone", functions.breaker_open, hold_s=5.0),
     Condition("tool-fails", functions.tool_fails, hold_s=10.0),
     Condition("tool-memory", functions.tool_memory, hold_s=4.0),

@@ -59,7 +59,9 @@ class Queries:
 
     def _status(self, args: commands.Status) -> StatusReport:
         report = self._report()
-        return sendable(replace(report, learning=learning(report)))
+        return sendable(
+            replace(report, learning=learning(report, tensorboard=config is None or config.training.curves.tensorboard))
+        )
 
     def _report(self) -> StatusReport:
         rows = self._context.feed.rows
@@ -116,7 +118,7 @@ class Queries:
         return [audit_of(change) for change in self._context.knobs.history(args.name)]
 
 
-def learning(report: StatusReport) -> LearningReport | None:
+def learning(report: StatusReport, *, tensorboard: bool = True) -> LearningReport | None:
     """What the trainer reported last; None without a trainer."""
     trainer = next((unit for unit in report.units if unit.role == Role.TRAINER), None)
     if trainer is None:
@@ -130,7 +132,7 @@ def learning(report: StatusReport) -> LearningReport | None:
         evaluation_margin=numbers.get(learning_metrics.EVALUATION_MARGIN.name),
         evaluation_best=numbers.get(learning_metrics.EVALUATION_BEST.name),
         evaluation_best_version=round(numbers.get(learning_metrics.EVALUATION_BEST_VERSION.name, 0)),
-        curves=f"{report.run.run_dir}/tensorboard",
+        curves=f"{report.run.run_dir}/tensorboard" if tensorboard else "",
     )
 
 
