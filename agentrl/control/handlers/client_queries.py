@@ -59,9 +59,9 @@ class Queries:
 
     def _status(self, args: commands.Status) -> StatusReport:
         report = self._report()
-        return sendable(
-            replace(report, learning=learning(report, tensorboard=config is None or config.training.curves.tensorboard))
-        )
+        config = self._context.config
+        tensorboard = config is None or config.training.curves.tensorboard
+        return sendable(replace(report, learning=learning(report, tensorboard=tensorboard)))
 
     def _report(self) -> StatusReport:
         rows = self._context.feed.rows
