@@ -1,13 +1,14 @@
-"""Defines the commands `hosts list`, `hosts show`, `hosts drain`, `hosts remove` and `hosts forget`."""
+"""Defines the commands `hosts list`, `hosts show`, `hosts add`, `hosts drain`, `hosts remove` and `hosts forget`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentrl.cli.options import Cli, add_command, group
-from agentrl.errors import ExitCode, UnknownNameError
+from agentrl.errors import ConflictError, ExitCode, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from agentrl.protocol.rows import HostRow
@@ -17,6 +18,7 @@ def register(app: typer.Typer) -> None:
     hosts = group(app, "hosts", "The machines of the run and their devices.")
     add_command(hosts, "list")(list_hosts)
     add_command(hosts, "show")(show)
+    add_command(hosts, "add", acts=True)(add)
     add_command(hosts, "drain", acts=True)(drain)
     add_command(hosts, "remove", acts=True)(remove)
     add_command(hosts, "forget", acts=True)(forget)
@@ -73,6 +75,55 @@ def _memory(row: HostRow) -> str:
 
     used, total = row.memory_used_bytes, row.facts.memory_bytes
     return f"{output.size(used)} of {output.size(total)}" if total else output.size(used)
+
+
+async def add(
+    cli: Cli,
+    host: Annotated[str, typer.Argument(metavar="HOST", help="The name of the new host.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Its key file; default: HOST.key here.", show_default=False),
+    ] = None,
+) -> ExitCode:
+    """Admit another machine to the run, and show what to run there.
+
+    With a placement, `agentrl up` starts the agents of all hosts of the run file, and this is not needed."""
+    import shlex
+
+    from agentrl.cli import output
+    from agentrl.cli.keys import Permission, file_of, make_key
+    from agentrl.config.this_host import HOST_NAME
+
+    if not HOST_NAME.fullmatch(host):
+        raise UsageError(f"{host!r} is no name of a host.", hint="Use at most 64 letters, digits, dots and dashes.")
+    file = file_of(host, out)
+    async with cli.connect() as client:
+        status = await client.status()
+        if any(row.host == host for row in status.hosts):
+            raise ConflictError(f"The run has a host {host} already.", hint=f"`agentrl hosts show {host}` shows it.")
+        name = _free_name(host, {row.name for row in await client.list_keys()})
+        key = await make_key(cli, client, name, Permission.HOST, file)
+    if key is None:
+        return ExitCode.OK
+    where = ["--state-dir", f"/var/tmp/agentrl/{status.run.uuid}", "--run-dir", status.run.run_dir]
+    whom = ["--run", status.run.uuid, "--coordinator", key.address, "--key", file.name]
+    command = shlex.join(["agentrl", "daemon", "host", "--name", host, *where, *whom])
+    if cli.json:
+        output.emit({"host": host, "key": name, "file": str(file), "command": command})
+        return ExitCode.OK
+    output.say(f"{file} lets one machine join as {host}; keep it secret (mode 0600). Copy it there, then run there:")
+    output.say(f"  {command}")
+    output.say("A host without the directory of the run gets files over the network; give it a directory of its own.")
+    return ExitCode.OK
+
+
+def _free_name(host: str, taken: set[str]) -> str:
+    """The name of a key stays taken when it was revoked."""
+    number = 2
+    name = host
+    while name in taken:
+        name, number = f"{host}-{number}", number + 1
+    return name
 
 
 async def drain(

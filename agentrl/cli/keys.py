@@ -28,7 +28,7 @@ from agentrl.errors import (
 from agentrl.formatting.sentences import ended
 
 if TYPE_CHECKING:
-    from agentrl.client import Client
+    from agentrl.client import Client, ClientKey
 
 
 _EVERYWHERE = ("", "*", "0.0.0.0", "[::]", "::")
@@ -62,40 +62,54 @@ async def new(
 ) -> ExitCode:
     """Make a key file that opens the run from another host."""
     from agentrl.cli import output
+
+    file = file_of(name, out)
+    async with cli.connect() as client:
+        key = await make_key(cli, client, name, permission, file)
+    if key is None:
+        return ExitCode.OK
+    if cli.json:
+        made = {"name": name, "permission": permission.value, "public": key.public, "address": key.address}
+        output.emit({**made, "file": str(file)})
+        return ExitCode.OK
+    output.say(f"{file} lets its holder reach {key.address} as {permission.value}; keep it secret (mode 0600).")
+    output.say(f"Use it by `agentrl status --key {file.name}`, or set AGENTRL_KEY to its path.")
+    return ExitCode.OK
+
+
+def file_of(name: str, out: Path | None) -> Path:
+    """The file of a new key. Raises UsageError or ConflictError."""
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii():
+        raise UsageError(f"{name!r} is not a name of a key.", hint="Use letters, digits, dots, dashes and underscores.")
+    file = (out or Path(f"{name}.key")).expanduser().absolute()
+    if file.exists():
+        raise ConflictError(
+            f"{file} exists already; nothing was overwritten.", hint="Choose another place by --out FILE."
+        )
+    return file
+
+
+async def make_key(cli: Cli, client: Client, name: str, permission: Permission, file: Path) -> ClientKey | None:
+    """Write a key to the file and have it admitted; None if that was only to be previewed."""
     from agentrl.cli.execute import agreed, finished
     from agentrl.client import ClientKey, new_keypair
     from agentrl.protocol.commands import AddKey
     from agentrl.protocol.messages import Permission as Allowed
     from agentrl.protocol.rows import OperationState
 
-    if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
-        raise UsageError(f"{name!r} is not a name of a key.", hint="Use letters, digits, dashes and underscores.")
-    file = (out or Path(f"{name}.key")).expanduser().absolute()
-    if file.exists():
-        raise ConflictError(
-            f"{file} exists already; nothing was overwritten.", hint="Choose another place by --out FILE."
-        )
     pair = new_keypair()
-    async with cli.connect() as client:
-        where = _listening(client)
-        key = ClientKey(name=name, public=pair.public, secret=pair.secret, **where)
-        args = AddKey(name=name, public=pair.public, permission=Allowed(permission.value))
-        send = await agreed(cli, client, "add_key", args)
-        if send is None:
-            return ExitCode.OK
-        # The file comes first: an admitted key without its file would be useless.
-        key.save(file)
-        with _kept_unless_refused(file):
-            row = await finished(cli, client, (await send()).operation)
-            if row.state is not OperationState.SUCCEEDED:
-                raise OperationFailedError(f"The key was not admitted: {ended(row.reason or row.state)}")
-    if cli.json:
-        made = {"name": name, "permission": permission.value, "public": pair.public, "address": key.address}
-        output.emit({**made, "file": str(file)})
-        return ExitCode.OK
-    output.say(f"{file} lets its holder reach {key.address} as {permission.value}; keep it secret (mode 0600).")
-    output.say(f"Use it by `agentrl status --key {file.name}`, or set AGENTRL_KEY to its path.")
-    return ExitCode.OK
+    key = ClientKey(name=name, public=pair.public, secret=pair.secret, **_listening(client))
+    args = AddKey(name=name, public=pair.public, permission=Allowed(permission.value))
+    send = await agreed(cli, client, "add_key", args)
+    if send is None:
+        return None
+    # The file comes first: an admitted key without its file would be useless.
+    key.save(file)
+    with _kept_unless_refused(file):
+        row = await finished(cli, client, (await send()).operation)
+        if row.state is not OperationState.SUCCEEDED:
+            raise OperationFailedError(f"The key was not admitted: {ended(row.reason or row.state)}")
+    return key
 
 
 @contextlib.contextmanager

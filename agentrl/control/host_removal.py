@@ -18,7 +18,7 @@ from agentrl.control.context import Context
 from agentrl.control.host_admission import HostAdmission
 from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.state.operations import Operation
-from agentrl.errors import AgentrlError
+from agentrl.errors import AgentrlError, RefusedError
 from agentrl.protocol import messages
 from agentrl.protocol.commands import RemoveHost
 from agentrl.protocol.rows import OperationState
@@ -50,7 +50,12 @@ class HostRemoval:
         self.table: dict[str, Prepare] = {COMMAND: self._prepare}
 
     def _prepare(self, args: RemoveHost) -> Prepared:
-        context = self._context
+        context, config = self._context, self._context.config
+        if config is not None and config.placement.kind != "local" and args.host in config.all_hosts:
+            raise RefusedError(
+                f"The placement of this run keeps host {args.host} in it.",
+                hint="Take it out of `hosts` in the run file; the next `agentrl up` drains it and gives it back.",
+            )
         effect = command_effects.of_remove_host(context.state, args.host)
 
         def execute(operation: Operation) -> None:

@@ -7,6 +7,8 @@ processes of both, so it can count the processes of a unit on both sides of a br
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -41,7 +43,8 @@ class TwoHosts:
         self._folder = run.file.parent
         self._log = (self._folder / "agent-b.log").open("w")
         self.agent: subprocess.Popen[bytes] | None = None
-        self.key = "b.key"
+        self.command: list[str] = []
+        """What `hosts add` said to run there; empty for what a person knows by heart."""
 
     def up(self) -> None:
         run = self.run
@@ -53,9 +56,10 @@ class TwoHosts:
     def start_agent(self) -> None:
         """Starts it like an operator of the other host, with paths relative to this directory."""
         where = ["--state-dir", "b/state", "--run-dir", "b/run", "--run", self.run.uuid()]
-        whom = ["--coordinator", ADDRESS, "--key", self.key]
+        whom = ["--coordinator", ADDRESS, "--key", "b.key"]
+        words = self.command or ["daemon", "host", "--name", THERE, *where, *whom]
         self.agent = subprocess.Popen(
-            [*self.link.inside(HOSTS[1]), PYTHON, "-m", "agentrl", "daemon", "host", "--name", THERE, *where, *whom],
+            [*self.link.inside(HOSTS[1]), PYTHON, "-m", "agentrl", *words],
             cwd=self._folder,
             env=self.run.environ,
             stdout=self._log,
@@ -81,6 +85,8 @@ class TwoHosts:
         if self.agent is not None and self.agent.poll() is None:
             self.agent.kill()
             self.agent.wait(PATIENCE_S)
+        if self.command:
+            shutil.rmtree(self.command[self.command.index("--state-dir") + 1])
 
     # ---- state ----
 
@@ -266,8 +272,10 @@ def test_removed_host_leaves_with_nothing_left_on_it_and_joins_again_with_anothe
     assert f"host/{THERE}" not in run.rows()
     assert {unit: run.lives_of(unit) for unit in FAR} == {unit: set() for unit in FAR}
     assert next(row for row in run.cli("keys", "list") if row["name"] == THERE)["revoked_at"]
-    hosts.key = "b-2.key"
-    run.cli("keys", "new", "b-2", "--permission", "host", "--out", str(run.file.parent / hosts.key))
+    made = run.cli("hosts", "add", THERE, "--out", str(run.file.parent / "again.key"))
+    assert made["key"] == f"{THERE}-2"  # the name of a revoked key stays taken
+    program, *hosts.command = shlex.split(made["command"])
+    assert program == "agentrl"
     hosts.start_agent()
     after = hosts.all_ready()
     assert {unit: after[unit].incarnation for unit in FAR} == {u: before[u].incarnation + 1 for u in FAR}
