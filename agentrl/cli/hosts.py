@@ -39,6 +39,9 @@ async def list_hosts(cli: Cli) -> ExitCode:
     ]
     names = ("host", "state", "units", "cpu", "memory", "devices")
     output.show(output.table(names, rows, right=("units", "cpu")), cli.color)
+    for row in hosts:
+        if row.reason:
+            output.say(f"{row.host}: {row.reason}")
     return ExitCode.OK
 
 
@@ -61,6 +64,8 @@ async def show(cli: Cli, host: Annotated[str, typer.Argument(metavar="HOST", hel
     output.say(
         f"{row.host} is {row.state}: {row.units} units, {row.cpu_percent:.0f} % of its processors, {_memory(row)}."
     )
+    if row.reason:
+        output.say(row.reason)
     if row.facts.without_devices:
         output.say(row.facts.without_devices)
     if not row.facts.devices:

@@ -168,6 +168,7 @@ def _hosts(hosts: list[HostRow], now: float, width: int) -> RenderableType:
             fills,
             f"leaving: {row.leaving}" if row.leaving else "draining" if row.draining else "",
             counted(len(row.strays), "strays") if row.strays else "",
+            row.reason,
         ]
         rows.append(
             (

@@ -181,11 +181,15 @@ def _note_left_out_settings(loaded: Loaded, sets: tuple[str, ...], place: Place)
 
 def _preview_of_a_new_run(cli: Cli, loaded: Loaded) -> ExitCode:
     from agentrl.cli.execute import report_preview
+    from agentrl.config.placement import starts
     from agentrl.protocol.effects import Effect, tier_of
     from agentrl.protocol.specs import unit_name
 
     sizes = loaded.config.sizes
-    effect = Effect(starts=tuple(unit_name(group, slot) for group, count in sizes.items() for slot in range(count)))
+    effect = Effect(
+        starts=tuple(unit_name(group, slot) for group, count in sizes.items() for slot in range(count)),
+        notes=starts(loaded.config.placement, loaded.config.all_hosts),
+    )
     report_preview(cli, effect, tier_of(effect))
     return ExitCode.OK
 

@@ -93,6 +93,18 @@ class Placement(Section):
         return next(iter(self._given()), "local")
 
 
+MOST_NAMED = 6
+
+
+def starts(placement: Placement, hosts: Mapping[str, Host]) -> tuple[str, ...]:
+    """A sentence about the hosts that are to be started; none if there are none."""
+    if placement.kind == "local" or not hosts:
+        return ()
+    named = [f"{name} ({host.node})" if host.node else name for name, host in hosts.items()]
+    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    return (f"{placement.kind} starts the hosts {', '.join(named[:MOST_NAMED])}{more}",)
+
+
 def problems_of(
     placement: Placement, hosts: Mapping[str, Host], *, listens: bool
 ) -> Iterator[tuple[tuple[str, ...], str]]:

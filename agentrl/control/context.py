@@ -114,13 +114,19 @@ class Context:
 
     def show_host(self, name: str) -> None:
         host = self.state.hosts.get(name)
-        if host is None:
+        if host is None and (why := self.state.awaited.get(name)):
+            self.feed.set(f"host/{name}", self.observed.awaited_row(name, why))
+        elif host is None:
             self.feed.remove(f"host/{name}")
         else:
             units, full_in_s = self.supervisor.units_on(name), self.disks.full_in_s(name)
             holders = self.supervisor.holders(name)
             row = self.observed.host_row(host, units=units, holders=holders, full_in_s=full_in_s)
             self.feed.set(f"host/{name}", row)
+
+    def is_connected(self, host: str) -> bool:
+        known = self.state.hosts.get(host)
+        return host == self.host or (known is not None and known.connected)
 
     def show_bottleneck(self) -> None:
         now = self.clock.now()

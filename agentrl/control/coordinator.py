@@ -61,6 +61,7 @@ from agentrl.control.persistence.journal import Journal
 from agentrl.control.persistence.keyring import Keyring
 from agentrl.control.persistence.state_lock import RunDirMarker, StateLock
 from agentrl.control.persistence.stored_values import StoredValues
+from agentrl.control.placed_hosts import PlacedHosts
 from agentrl.control.progress_watch import ProgressWatch
 from agentrl.control.shutdown import Shutdown
 from agentrl.control.state.bottleneck import BottleneckDetector
@@ -176,7 +177,8 @@ class Coordinator:
         units = UnitHandler(context, requests, self._incidents)
         self._admission = HostAdmission(context, recovery.load_hosts(self._stored), self._state_dir)
         tunnels = HostTunnels(context, self._state_dir)
-        self._admission.on_forgotten = tunnels.forgotten
+        self._placed = PlacedHosts(context, self._state_dir, lambda host, why: self._admission.forget(host, gone=why))
+        self._admission.on_forgotten += [tunnels.forgotten, self._placed.forgotten]
         self._departures = HostDepartures(context, self._admission.forget, self._ended.set)
         self._removal = HostRemoval(context, requests, self._admission, self._rebind)
         hosts = HostHandler(context, requests, self._incidents, self._admission, tunnels, self._departures)
@@ -184,7 +186,7 @@ class Coordinator:
         self._queries = Queries(context, requests, lambda all: self._alerting.rows(all))
         self._alerting = AlertService(context, self._queries.chains)
         self._recorder = FeedRecorder(context, self._state_dir)
-        shutdown = Shutdown(context, requests, self._ended.set)
+        shutdown = Shutdown(context, requests, self._placed, self._ended.set)
         self._instructions = InstructionHandler(context, self._incidents, tunnels, units.died, shutdown.all_stopped)
         served = ServedCommands(context, requests)
         tuning = Tuning(context, self._settings, requests, StalenessPreview(context, served.ask).extend)
@@ -212,7 +214,7 @@ class Coordinator:
         self._outside = MetricsListener(self._queries.snapshot, self._exporting_changed)
         self._settings.may_refuse = self._may_refuse
         self._settings.on_times = hosts.send_times
-        configures = (self._alerting, self._listener, self._outside, self._recorder, tunnels)
+        configures = (self._alerting, self._listener, self._outside, self._recorder, tunnels, self._placed)
         self._settings.on_config += [each.configure for each in configures]
         self._marker = RunDirMarker(Path(run.run_dir), context.host, self._identity.boot_id, run.name, run.uuid)
 
@@ -250,7 +252,7 @@ class Coordinator:
         self._open()
         progress = ProgressWatch(self._context, self._queries.chains)
         shown = (progress.tick, self._alerting.tick, self._recorder.tick)
-        of_hosts = (self._admission.forget_silent, self._departures.look, self._removal.tick)
+        of_hosts = (self._admission.forget_silent, self._departures.look, self._removal.tick, self._placed.look)
         ticks = (*shown, self._own_files().tick, *of_hosts)
         checks = PeriodicChecks(self._context, self._marker, ticks)
         watch = HostAgentWatch(self._context, self._state_dir, self._incidents.host_agent_failed)

@@ -43,7 +43,7 @@ class HostAdmission:
         self._context = context
         self._state_dir = state_dir
         self._joined = JoinedHosts(joined)
-        self.on_forgotten: Callable[[str], None] = lambda host: None
+        self.on_forgotten: list[Callable[[str], None]] = []
         self._began = context.clock.now()
         self._look_at = 0.0
 
@@ -115,17 +115,19 @@ class HostAdmission:
             if not context.state.holds_units(name):
                 self.forget(name)
 
-    def forget(self, name: str, *, by: str = "") -> None:
-        """`by`: the operation by which a person declares the host gone."""
+    def forget(self, name: str, *, by: str = "", gone: str = "") -> None:
+        """`by`: the operation by which a person declares the host gone; `gone`: what took its machine away."""
         context = self._context
-        log.info("host %s is forgotten: %s", name, f"declared gone by {by}" if by else "silent, and holds no unit")
+        why = gone or (f"declared gone by {by}" if by else "silent, and holds no unit")
+        log.info("host %s is forgotten: %s", name, why)
         if self._joined.forget(name):
             context.executor.put("host", name, None)
         context.host_leases.end(name)
         context.peers.forget_host(name)
-        self.on_forgotten(name)
+        for listener in self.on_forgotten:
+            listener(name)
         context.observed.hosts.pop(name, None)
-        context.happened(events.HostForgotten(host=name, by=by))
+        context.happened(events.HostForgotten(host=name, by=by, gone=gone))
 
 
 def _claim(peer: Peer, hello: HostHello) -> JoinedHost:

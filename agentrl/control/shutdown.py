@@ -3,6 +3,7 @@
 Invariants:
 - `down` succeeds only with a report from every host of the run.
 - The report of `down` names everything that is not proven.
+- A machine that a placement took for the run is given back before `down` reports.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from agentrl.control.context import Context
 from agentrl.control.messaging.pending_requests import PendingRequests
@@ -26,10 +28,24 @@ SHOW_END_S = 0.4
 """How long the feed shows the end before the coordinator ends."""
 
 
+class Machines(Protocol):
+    """The hosts that a placement started."""
+
+    def placed(self) -> list[str]: ...
+    async def gone(self, host: str) -> str:
+        """Why nothing of the host is left, although it does not answer; empty if that is not certain."""
+
+    async def release(self) -> str:
+        """Give all of them back. Returns what could not be proven."""
+
+
 class Shutdown:
-    def __init__(self, context: Context, requests: PendingRequests, leave: Callable[[], None]) -> None:
+    def __init__(
+        self, context: Context, requests: PendingRequests, machines: Machines, leave: Callable[[], None]
+    ) -> None:
         self._context = context
         self._requests = requests
+        self._machines = machines
         self._leave = leave
         self._task: asyncio.Task[None] | None = None
 
@@ -53,16 +69,29 @@ class Shutdown:
         hosts = sorted({*context.peers.hosts(), *context.state.hosts, *context.state.run.hosts})
         for host in hosts:
             await self._prove(host, lines, unproven)
+        await self._give_back(lines, unproven)
         for operation in self._downs():
             self._conclude(operation, lines, unproven)
         context.executor.flush()
         context.feed.tick(context.clock.now(), context.clock.now())
         await asyncio.sleep(SHOW_END_S)
-        for host in context.peers.hosts():
-            sent = context.peers.send_to_host(host, messages.AgentExit())
-            log.info("the agent of host %s %s", host, "may end" if sent else "is not connected, so it was not ended")
+        self._end_agents(context.peers.hosts())
         await self._until_agents_left()
         self._leave()
+
+    async def _give_back(self, lines: list[str], unproven: list[str]) -> None:
+        if not (placed := self._machines.placed()):
+            return
+        self._end_agents(placed)
+        if problem := await self._machines.release():
+            unproven.append(problem)
+        else:
+            lines.append(f"{', '.join(placed)}: given back by the placement")
+
+    def _end_agents(self, hosts: list[str]) -> None:
+        for host in hosts:
+            sent = self._context.peers.send_to_host(host, messages.AgentExit())
+            log.info("the agent of host %s %s", host, "may end" if sent else "is not connected, so it was not ended")
 
     def _downs(self) -> list[Operation]:
         return [op for op in self._context.operations.live() if op.command == "down"]
@@ -78,6 +107,9 @@ class Shutdown:
             first = await self._requests.host(host, messages.ScanRun(kill=True), messages.ScanReport)
             report = await self._requests.host(host, messages.ScanRun(), messages.ScanReport) if first.found else first
         except AgentrlError as failed:
+            if gone := await self._machines.gone(host):
+                lines.append(f"{host}: its machine is gone: {gone}")
+                return
             unproven.append(f"host {host}: {failed}{'' if host in self._context.peers.hosts() else _if_gone(host)}")
             return
         lines += [f"{host}: ended {_describe(each)}" for each in first.killed]

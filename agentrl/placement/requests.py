@@ -8,11 +8,13 @@ import msgspec
 
 from agentrl.placement import Placed, PlacedRun, Wanted
 
+Act = Literal["ensure", "describe", "release"]
+
 
 class Request(msgspec.Struct, frozen=True):
     """One call of a backend. Its invitations have secrets, so it is never an argument."""
 
-    act: Literal["ensure", "describe", "release"]
+    act: Act
     settings: dict[str, Any]
     """`placement` of the run file, as plain data."""
     run: PlacedRun

@@ -164,7 +164,7 @@ class HostRow(Row, tag="host", frozen=True):
 
     host: str
     state: str
-    """up, silent, lost, draining."""
+    """up, starting, silent, lost, draining."""
     since_at: float = 0.0
     facts: HostFacts = HostFacts()
     agent_pid: int = 0
@@ -185,6 +185,8 @@ class HostRow(Row, tag="host", frozen=True):
     """By device: the process that keeps it from being given to a unit."""
     leaving: str = ""
     """Why its agent is about to end. The units there end, and others take their place elsewhere."""
+    reason: str = ""
+    """Why it is not there, if a placement starts it."""
 
 
 class ToolLoad(msgspec.Struct, frozen=True, omit_defaults=True):

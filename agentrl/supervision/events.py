@@ -129,12 +129,22 @@ class HostLeaving(Event, frozen=True):
     why: str
 
 
+class HostAwaited(Event, frozen=True):
+    """A host of the run file that a placement starts is not there yet, or not any more."""
+
+    host: str
+    why: str
+    """Empty: nobody starts it any more."""
+
+
 class HostForgotten(Event, frozen=True):
     """A silent host that holds no unit is no longer a host of the run."""
 
     host: str
     by: str = ""
     """The operation by which a person declares that all processes there are dead."""
+    gone: str = ""
+    """Why its placement is certain that all processes there are dead: the job was preempted, the pod evicted."""
 
 
 class Spawned(HostEvent, frozen=True):

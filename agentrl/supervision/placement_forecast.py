@@ -39,7 +39,7 @@ def forecast(
         # What did not fit for one unit fits for no later one of its group.
         host, reason = "", refused.get(spec.name, "")
         if not reason:
-            host, reason = place(spec, state.hosts, draining, used, state.data_host, devices)
+            host, reason = place(spec, state.hosts, draining, used, state.data_host, devices, state.awaited)
         if host:
             used.setdefault(host, Use()).change(spec, 1)
             need = spec.resources.gpus

@@ -24,6 +24,7 @@ MOST_NAMED = 3
 """The number of hosts with the same reason that a sentence names."""
 MOST_REFUSALS = 5
 _MICRO = 1_000_000
+_NONE_AWAITED: Mapping[str, str] = {}
 
 
 class Use(msgspec.Struct):
@@ -73,9 +74,10 @@ def place(
     used: Mapping[str, Use],
     data_host: str,
     held: HeldDevices,
+    awaited: Mapping[str, str] = _NONE_AWAITED,
 ) -> tuple[str, str]:
     """Return (host, "") or ("", reason). The host whose devices are linked is preferred, then the one with the fewest
-    units, then the first name.
+    units, then the first name. `awaited` has the reasons why hosts are not there.
     """
     allowed = spec.hosts or ((data_host,) if spec.role is not Role.SIDECAR and data_host else ())
     if not hosts:
@@ -93,8 +95,9 @@ def place(
             fits.append((islands_used(chosen, devices_of(host.facts)) if chosen else 0, use.units, name))
     if fits:
         return min(fits)[2], ""
-    if absent := [name for name in allowed if name not in hosts]:
-        refusals["has not registered"] = absent
+    for name in allowed:
+        if name not in hosts:
+            refusals.setdefault(awaited.get(name, "has not registered"), []).append(name)
     return "", f"no host can take it ({_sentence(refusals)})"
 
 

@@ -57,6 +57,7 @@ class Supervisor:
             events.HostSilent: self._host_silent,
             events.DevicesHeld: self._devices_held,
             events.HostLeaving: self._host_leaving,
+            events.HostAwaited: lambda e, now: self._host_awaited(e),
             events.HostForgotten: self._host_forgotten,
             events.Spawned: self._spawned,
             events.SpawnFailed: self._spawn_failed,
@@ -150,6 +151,7 @@ class Supervisor:
     def _host_connected(self, event: events.HostConnected, now: float) -> None:
         host = HostState(event.host, event.facts, True, self._up_since(event, now))
         self.state.hosts[event.host] = host
+        self.state.awaited.pop(event.host, None)
         self._life.host_changed(event.host)
         self._identify(event)
         if event.host not in self.state.run.hosts:
@@ -274,10 +276,19 @@ class Supervisor:
             host.leaving, host.leaves_at = event.why, event.until
             self._life.host_leaves(event.host, now)
 
+    def _host_awaited(self, event: events.HostAwaited) -> None:
+        awaited = self.state.awaited
+        if awaited.get(event.host, "") == event.why:
+            return
+        awaited[event.host] = event.why
+        if not event.why:
+            del awaited[event.host]
+        self._life.host_changed(event.host)
+
     def _host_forgotten(self, event: events.HostForgotten, now: float) -> None:
-        for slot in list(self.state.slots.values()) if event.by else ():
+        for slot in list(self.state.slots.values()) if event.by or event.gone else ():
             if slot.host == event.host:
-                self._declare_dead(slot, event.by, now)
+                self._declare_dead(slot, event.by or slot.desired_by, event.gone, now)
             for ghost in slot.ghosts:
                 if ghost.host == event.host:
                     self._life.forget_ghost(slot, ghost.host, ghost.incarnation)
@@ -295,9 +306,10 @@ class Supervisor:
     def _death_vouched(self, event: events.DeathVouched, now: float) -> None:
         slot = self._present(event)
         if slot is not None:
-            self._declare_dead(slot, event.by, now)
+            self._declare_dead(slot, event.by, "", now)
 
-    def _declare_dead(self, slot: Slot, by: str, now: float) -> None:
+    def _declare_dead(self, slot: Slot, by: str, gone: str, now: float) -> None:
+        """`gone`: what took its host away; empty if an operator declares it."""
         if slot.tree_gone or not self.state.is_out_of_reach(slot):
             return
         self._life.abandon(slot)
@@ -305,10 +317,8 @@ class Supervisor:
         self._life.out.append(Died(slot.unit, slot.incarnation))
         if slot.state is not S.LOST:
             return
-        if self._life.runs(slot):
-            self._life.move(slot, S.PENDING, "declared dead by an operator", now)
-        else:
-            self._life.move(slot, S.STOPPED, "declared dead by an operator", now)
+        because = f"lost with its host: {gone}" if gone else "declared dead by an operator"
+        self._life.move(slot, S.PENDING if self._life.runs(slot) else S.STOPPED, because, now)
 
     # ---- processes ----
 

@@ -262,7 +262,7 @@ class Lifecycle:
     def _place(self, group: str) -> tuple[str, str]:
         state = self.state
         spec, use = state.groups[group].spec, self.host_use.by_host
-        return place(spec, state.hosts, state.run.draining_hosts, use, state.data_host, self.devices)
+        return place(spec, state.hosts, state.run.draining_hosts, use, state.data_host, self.devices, state.awaited)
 
     def _gang_obstacle(self, slot: Slot, now: float) -> str:
         group = self.state.groups[slot.group]

@@ -195,6 +195,8 @@ class State(msgspec.Struct):
     groups: dict[str, GroupState] = {}
     slots: dict[str, Slot] = {}
     hosts: dict[str, HostState] = {}
+    awaited: dict[str, str] = {}
+    """Why a host is not there that a placement starts. Not persisted."""
     data_host: str = ""
     """The host of the coordinator, whose state directory has the database. Empty: not known, so any host."""
     _members: dict[str, list[Slot]] = {}

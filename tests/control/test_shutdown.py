@@ -32,7 +32,8 @@ async def down_of(requests: Any) -> Operation:
         executor=SimpleNamespace(flush=lambda: None),
         feed=SimpleNamespace(tick=lambda *_: None),
     )
-    Shutdown(context, requests or PendingRequests(peers), left.set).all_stopped()
+    machines: Any = SimpleNamespace(placed=list, gone=lambda host: asyncio.sleep(0, ""))
+    Shutdown(context, requests or PendingRequests(peers), machines, left.set).all_stopped()
     await asyncio.wait_for(left.wait(), 30.0)
     return down
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import msgspec
+
+from agentrl.config.placement import starts
 from agentrl.config.show import changes
 from agentrl.control.commands import command_effects
 from agentrl.control.commands.active_config import ActiveConfig
@@ -70,6 +73,9 @@ class DesiredState:
         changed = changes(context.config, config) if context.config is not None else []
         only_read = run.up and run.reading and not args.reading
         effect = command_effects.of_plan(plan, changed, reading=args.reading, only_read=only_read)
+        if not args.reading:
+            absent = {name: host for name, host in config.all_hosts.items() if not context.is_connected(name)}
+            effect = msgspec.structs.replace(effect, notes=(*effect.notes, *starts(config.placement, absent)))
         before = {unit: slot.incarnation for unit, slot in context.state.slots.items()}
         goals = {unit: Goal(Want.UP, before.get(unit, 0)) for unit in (*plan.started, *plan.changed)}
         goals |= {unit: Goal(Want.ENDED, before[unit]) for unit in plan.stopped}

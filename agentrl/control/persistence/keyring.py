@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import hashlib
 import re
 import stat
 from pathlib import Path
@@ -20,9 +21,11 @@ from agentrl.control.persistence.atomic_file import replace_file
 from agentrl.errors import ConfigError, ConflictError, RefusedError, UnknownNameError
 from agentrl.protocol.commands import KeyRow
 from agentrl.protocol.messages import Permission
-from agentrl.transport.curve_keys import ServerKeys, load_server_keys
+from agentrl.transport.curve_keys import ClientKey, ServerKeys, load_server_keys, new_keypair
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HOSTS = "hosts"
+_HOST_CHARS = 50
 UNITS = ".units"
 """Ends the name of a key for the units of a host. No other key may have such a name."""
 _Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -115,6 +118,37 @@ class Keyring:
             return
         row = KeyRow(f"{of}{UNITS}", public, Permission.UNIT, created_at=at, of=of)
         self._write((*(each for each in self._rows if (each.name, each.of) != (row.name, of)), row))
+
+    def key_of_host(self, host: str, at: float) -> ClientKey:
+        """The key with which a placement starts the agent of this host, without an address.
+
+        It is made once and kept, so that an agent that lives and one that is started again have the same."""
+        path = self._path_of_host(host)
+        if path.exists():
+            return ClientKey.load(path)
+        pair = new_keypair()
+        name = f"{host[:_HOST_CHARS]}.{hashlib.sha256(pair.public.encode()).hexdigest()[:8]}"
+        key = ClientKey(name, pair.public, pair.secret, self.server_keys().public, address="")
+        key.save(path)
+        self.add(name, pair.public, Permission.HOST, at)
+        return key
+
+    def placed_hosts(self) -> list[str]:
+        """The hosts that have such a key: a placement has started their agents, or tried to."""
+        folder = self._directory / _HOSTS
+        return sorted(path.name.removesuffix(".json") for path in folder.glob("[!.]*.json")) if folder.is_dir() else []
+
+    def end_key_of_host(self, host: str, at: float) -> None:
+        """The machine is gone or released: its key is refused, and the next one gets another."""
+        path = self._path_of_host(host)
+        if path.exists():
+            name = ClientKey.load(path).name
+            if name in self._permissions:
+                self.revoke(name, at)
+            path.unlink()
+
+    def _path_of_host(self, host: str) -> Path:
+        return self._directory / _HOSTS / f"{host}.json"
 
     def revoke(self, name: str, at: float) -> KeyRow:
         """Refuse a key from now on, and that of its units. The caller closes its open connections."""

@@ -72,6 +72,7 @@ class ObservedState:
         self._ended: dict[str, ObservedUnit] = {}
         """Facts of the incarnations before the present ones."""
         self.hosts: dict[str, ObservedHost] = {}
+        self.awaited_since: dict[str, float] = {}
 
     def facts(self, slot: Slot) -> ObservedUnit:
         """The facts of the present incarnation; a new one starts without any."""
@@ -204,7 +205,12 @@ class ObservedState:
             holders=holders,
             occupied=host.occupied,
             leaving=host.leaving,
+            reason=self.state.awaited.get(host.host, ""),
         )
+
+    def awaited_row(self, host: str, why: str) -> rows.HostRow:
+        """The row of a host that a placement starts."""
+        return rows.HostRow(host=host, state="starting", since_at=self.awaited_since.get(host, 0.0), reason=why)
 
     def run_row(self, run_file: RunFile, status: CoordinatorStatus) -> rows.RunRow:
         state, reason = self._run_state(status)

@@ -1,0 +1,286 @@
+"""Keeps the hosts of the run file placed: starts their agents, says why one is not there, and gives machines back.
+
+Each call of a backend is a process of its own (`python -m agentrl.placement`), so the coordinator never waits for a
+cluster, and a backend that hangs or dies takes nothing with it.
+
+Invariants:
+- A host that is not connected is started again and again, with growing pauses; nothing else waits for that.
+- Only a host whose backend promises that its machine is gone is forgotten, and its key with it.
+- A host that the run file does not name any more is drained before its machine is given back.
+- The secret of a host goes to the backend over standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from agentrl import __version__
+from agentrl.config.hosts import Host
+from agentrl.config.placement import Placement as Settings
+from agentrl.config.run import RunConfig
+from agentrl.control.context import Context
+from agentrl.errors import AgentrlError, UnavailableError, error_for
+from agentrl.placement import Invitation, Placed, PlacedRun, State, Wanted
+from agentrl.placement.requests import Act, Reply, Request
+from agentrl.protocol.messages import AgentExit
+from agentrl.supervision import events
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+CALL_WITHIN_S = 300.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+LEAVES_WITHIN_S = 5.0
+STARTS_END_WITHIN_S = 30.0
+_ANY = ("", "*", "0.0.0.0", "[::]", "::")
+
+
+@dataclass(slots=True)
+class Try:
+    """The attempts to place one host."""
+
+    next_at: float = 0.0
+    pause_s: float = FIRST_PAUSE_S
+    lost: str = ""
+    """What took its last machine away."""
+
+    def failed(self, now: float) -> None:
+        self.next_at = now + self.pause_s
+        self.pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s)
+
+    def waits(self, now: float) -> None:
+        self.next_at, self.pause_s = now + FIRST_PAUSE_S, FIRST_PAUSE_S
+
+
+class PlacedHosts:
+    """`forget(host, why)` forgets a host whose machine is gone."""
+
+    def __init__(self, context: Context, state_dir: Path, forget: Callable[[str, str], None]) -> None:
+        self._context = context
+        self._run = PlacedRun(context.run.uuid, context.run.name, str(state_dir))
+        self._forget = forget
+        self._settings = Settings()
+        self._hosts: dict[str, Host] = {}
+        self._listen = ""
+        self._tries: dict[str, Try] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._look_at = 0.0
+
+    def configure(self, config: RunConfig) -> None:
+        """The configuration has changed: try at once what failed before."""
+        placed = config.placement.kind != "local"
+        self._settings, self._listen = config.placement, config.coordinator.listen
+        here = self._context.host
+        self._hosts = {name: host for name, host in config.all_hosts.items() if name != here} if placed else {}
+        self._tries = {}
+        self._look_at = 0.0
+
+    def look(self, now: float) -> None:
+        """Start what is missing, and end what is not wanted any more. May be called often."""
+        context = self._context
+        if now < self._look_at or context.ending or not context.state.run.up:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        if self._task is not None and not self._task.done():
+            return
+        missing = self._missing(now)
+        surplus = self._surplus()
+        if missing or surplus:
+            self._task = asyncio.create_task(self._work(missing, surplus), name="placement of hosts")
+
+    def forgotten(self, host: str) -> None:
+        """The host is forgotten: its next machine gets another key."""
+        try:
+            self._context.keyring.end_key_of_host(host, self._context.clock.now())
+        except (AgentrlError, OSError) as failed:
+            log.error("the key of host %s is not removed: %s", host, failed)
+
+    # ---- at the end of the run ----
+
+    def placed(self) -> list[str]:
+        """The hosts whose machines were taken for this run."""
+        return self._context.keyring.placed_hosts()
+
+    async def gone(self, host: str) -> str:
+        """Why nothing of this host is left, if its placement promises that."""
+        if host not in self.placed():
+            return ""
+        try:
+            described = await self._call("describe")
+        except AgentrlError:
+            return ""
+        return next((one.why for one in described if one.host == host and one.state is State.GONE), "")
+
+    async def release(self) -> str:
+        """End the agents that live and give all machines back. Returns what could not be proven."""
+        if not (hosts := self.placed()):
+            return ""
+        if self._task is not None:
+            # A start that is under way would otherwise come after the end.
+            await asyncio.wait((self._task,), timeout=STARTS_END_WITHIN_S)
+            self._task.cancel()
+        await self._until_left(hosts)
+        try:
+            await self._call("release", hosts=tuple(hosts))
+        except AgentrlError as failed:
+            return str(failed)
+        for host in hosts:
+            self.forgotten(host)
+        return ""
+
+    # ---- while the run lives ----
+
+    def _missing(self, now: float) -> list[str]:
+        connected = set(self._context.peers.hosts())
+        for host in [host for host in self._tries if host in connected and not self._context.state.is_silent(host)]:
+            del self._tries[host]
+        absent = [h for h in self._hosts if h not in connected or self._context.state.is_silent(h)]
+        return [host for host in absent if self._tries.setdefault(host, Try()).next_at <= now]
+
+    def _surplus(self) -> list[str]:
+        """Hosts that the run file does not name any more, and that are empty. Those that are not are drained first."""
+        state, found = self._context.state, []
+        for host in self.placed():
+            if host in self._hosts:
+                continue
+            if not state.holds_units(host):
+                found.append(host)
+            elif host not in state.run.draining_hosts:
+                self._context.happened(events.HostDrained(host=host, by="placement"))
+        return found
+
+    async def _work(self, missing: list[str], surplus: list[str]) -> None:
+        if surplus:
+            await self._give_back(surplus)
+        if missing:
+            await self._start(missing)
+
+    async def _start(self, hosts: list[str]) -> None:
+        for host in hosts:
+            self._await(host, f"{self._settings.kind} starts it")
+        try:
+            wanted = tuple(map(self._wanted, hosts))
+            placed = await self._call("ensure", wanted=wanted)
+        except AgentrlError as failed:
+            placed = tuple(Placed(host, State.LOST, why=failed.message, hint=failed.hint) for host in hosts)
+        for one in placed:
+            if one.host in self._hosts and one.host not in self._context.peers.hosts():
+                self._placed(one)
+
+    def _placed(self, one: Placed) -> None:
+        now, tried = self._context.clock.now(), self._tries.setdefault(one.host, Try())
+        match one.state:
+            case State.GONE:
+                tried.lost, tried.next_at = one.why, 0.0
+                self._take_out(one)
+                self._await(one.host, one.why)
+            case State.STARTING:
+                tried.waits(now)
+                self._await(one.host, "; ".join(filter(None, (tried.lost, one.why or "it starts"))))
+            case State.ALIVE:
+                tried.failed(now)
+                self._await(one.host, f"its agent has not joined yet ({one.where})")
+            case State.LOST:
+                tried.failed(now)
+                self._await(one.host, f"{one.why} {one.hint}".strip())
+
+    def _take_out(self, one: Placed) -> None:
+        """Its machine is gone: units that were there are dead, and others may take their place at once."""
+        context = self._context
+        context.audit("placement", one.host, one.why)
+        host = context.state.hosts.get(one.host)
+        if host is not None and host.connected:
+            context.happened(events.HostSilent(host=one.host, for_s=0.0, reporting=frozenset()))
+        self._forget(one.host, one.why)
+
+    def _await(self, host: str, why: str) -> None:
+        context = self._context
+        context.observed.awaited_since.setdefault(host, context.clock.now())
+        if host in context.peers.hosts() and not context.state.is_silent(host):
+            return
+        if context.state.awaited.get(host) != why:
+            log.info("host %s: %s", host, why)
+            context.happened(events.HostAwaited(host=host, why=why))
+
+    async def _give_back(self, hosts: list[str]) -> None:
+        for host in hosts:
+            self._context.peers.send_to_host(host, AgentExit())
+        await self._until_left(hosts)
+        try:
+            await self._call("release", hosts=tuple(hosts))
+        except AgentrlError as failed:
+            log.error("%s", failed)
+            return
+        for host in hosts:
+            self._context.happened(events.HostAwaited(host=host, why=""))
+            self._forget(host, "the run file does not name it any more")
+            self.forgotten(host)
+
+    async def _until_left(self, hosts: Collection[str]) -> None:
+        clock = self._context.clock
+        deadline = clock.now() + LEAVES_WITHIN_S
+        while set(hosts) & set(self._context.peers.hosts()) and clock.now() < deadline:
+            await asyncio.sleep(0.01)
+
+    def _wanted(self, host: str) -> Wanted:
+        context, given = self._context, self._hosts[host]
+        key = context.keyring.key_of_host(host, context.clock.now())
+        slurm = self._settings.slurm
+        invitation = Invitation(
+            host=host,
+            run=context.run.uuid,
+            version=__version__,
+            state_dir=given.disk,
+            run_dir=context.run.run_dir,
+            coordinator=_reachable(self._listen),
+            key_name=key.name,
+            public=key.public,
+            secret=key.secret,
+            server_public=key.server_public,
+            leave_within_s=slurm.drain_s if slurm is not None else 0.0,
+        )
+        return Wanted(host, invitation, given.node)
+
+    async def _call(
+        self, act: Act, *, wanted: tuple[Wanted, ...] = (), hosts: tuple[str, ...] = ()
+    ) -> tuple[Placed, ...]:
+        """Raises AgentrlError if the backend as a whole fails."""
+        request = Request(act, self._settings.model_dump(mode="json"), self._run, wanted, hosts)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "agentrl.placement"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(CALL_WITHIN_S):
+                output, complaint = await process.communicate(msgspec.json.encode(request))
+        except TimeoutError:
+            raise UnavailableError(f"The placement {self._settings.kind} did not answer in time.") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        try:
+            reply = msgspec.json.decode(output, type=Reply)
+        except msgspec.DecodeError:
+            last = (complaint.decode(errors="replace").strip().splitlines() or ["no word"])[-1]
+            raise UnavailableError(f"The placement {self._settings.kind} failed: {last}") from None
+        if reply.error:
+            raise error_for(reply.code, reply.error, reply.hint)
+        return reply.placed
+
+
+def _reachable(listen: str) -> str:
+    """An address for other hosts: instead of `0.0.0.0`, which is every address of this host, its name."""
+    host, _, port = listen.removeprefix("tcp://").rpartition(":")
+    return f"tcp://{socket.gethostname() if host in _ANY else host}:{port}"

@@ -1,0 +1,181 @@
+"""`up` starts the agents of other hosts over a real sshd in network namespaces; `down` ends them and proves it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.host.agent_lock import read_agent_file
+from agentrl.protocol.rows import HostRow
+from tests.e2e.networks import Network
+from tests.e2e.running import PYTHON, Run, running
+from tests.placement.sites import Sshd, make_ssh_key
+from tests.waiting import PATIENCE_S, eventually
+
+HERE, B, C, D = "here", "b", "c", "d"
+UP_WITHIN_S = 2 * PATIENCE_S
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+class Machines:
+    """Three machines with sshd, and the one of the operator."""
+
+    def __init__(self, run: Run, network: Network) -> None:
+        self.run, self.network = run, network
+        self.folder = run.file.parent
+        self._keys = self.folder / "keys"
+        self._keys.mkdir()
+        for name in ("machine", "person", "stranger"):
+            make_ssh_key(self._keys / name)
+        self.sshd = {
+            host: Sshd(
+                self._keys,
+                self.folder / f"sshd-{host}",
+                22,
+                address=network.address(host),
+                inside=tuple(network.inside(host)),
+            )
+            for host in (B, C, D)
+        }
+
+    def configure(self) -> None:
+        config, address = self.run.config, self.network.address
+        config["coordinator"] = {"listen": f"tcp://{address(HERE)}:7400"}
+        config["hosts"] = {host: {"node": address(host), "disk": str(self.disk(host))} for host in (B, C, D)}
+        options = [f"UserKnownHostsFile={self.folder}/known", "StrictHostKeyChecking=accept-new"]
+        config["placement"] = {"ssh": {"identity": "keys/person", "options": options}}
+
+    def disk(self, host: str) -> Path:
+        return self.folder / "disks" / host
+
+    def agentrl(self, *words: str) -> tuple[int, Any, str]:
+        """A command on the machine of the operator: exit code, document, what it wrote for people."""
+        command = [*self.network.inside(HERE), PYTHON, "-m", "agentrl", *words]
+        done = subprocess.run(
+            command,
+            env=self.run.environ,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=UP_WITHIN_S,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, json.loads(done.stdout) if "--json" in words else done.stdout, done.stderr
+
+    def up(self) -> None:
+        self.run.write()
+        code, document, complaint = self.agentrl("up", str(self.run.file), "--json")
+        assert code == 0, (document, complaint)
+
+    def host(self, name: str) -> HostRow | None:
+        row = self.run.rows().get(f"host/{name}")
+        assert row is None or isinstance(row, HostRow)
+        return row
+
+    def agent_of(self, host: str) -> int:
+        known = read_agent_file(self.disk(host), host)
+        assert known is not None
+        assert known.identity.alive()
+        return known.pid
+
+    def close(self) -> None:
+        for daemon in self.sshd.values():
+            daemon.close()
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    network = Network(name, (HERE, B, C, D))
+    try:
+        network.lay()
+        for run in running(tmp_path, name, factor=0.3):
+            machines = Machines(run, network)
+            try:
+                yield machines
+            finally:
+                run.close()
+                machines.close()
+    finally:
+        network.remove()
+
+
+def test_hosts_are_started_kept_replaced_and_ended_over_ssh(machines: Machines) -> None:
+    run, network = machines.run, machines.network
+    machines.configure()
+    run.unit("web", "step_loop", count=2, hosts=[B, C])
+    run.unit("far", "step_loop", fenced=True, hosts=[C, D])
+    run.write()
+    code, shown, _ = machines.agentrl("up", str(run.file), "--dry-run")
+    assert code == 0
+    assert f"ssh starts the hosts b ({network.address(B)})" in shown
+    machines.up()
+    assert {row.host for row in run.units().values()} <= {B, C, D}
+    assert (machines.disk(B) / "hosts" / B / "access.key").stat().st_mode & 0o777 == 0o600
+
+    # An agent that dies is started again, and its units live on.
+    before, agent = run.incarnations(), machines.agent_of(B)
+    os.kill(agent, signal.SIGKILL)
+    eventually(lambda: machines.agent_of(B) != agent, what="another agent of b")
+    eventually(lambda: (machines.host(B) or {}).state == "up", what="b to be up")  # type: ignore[union-attr]
+    assert run.incarnations() == before
+
+    # A machine that is cut off is lost with its reason, and its units are placed elsewhere.
+    lost = run.unit_row("far-0").host
+    other = next(host for host in (C, D) if host != lost)
+    network.cut(lost)
+    eventually(lambda: run.unit_row("far-0").host == other, within_s=UP_WITHIN_S, what="far-0 elsewhere")
+    run.wait_state("far-0", "ready")
+    row = eventually(lambda: (found := machines.host(lost)) and "cannot be reached" in found.reason and found)
+    assert row.state == "lost"
+    network.mend(lost)
+    eventually(lambda: (found := machines.host(lost)) and found.state == "up", within_s=UP_WITHIN_S)
+
+    code, down, _ = machines.agentrl("down", "--yes", "--json", "--run", run.name)
+    assert code == 0, down
+    assert any("b, c, d: given back" in line for line in down["lines"])
+    assert not run.processes()
+
+
+def test_each_failure_of_a_start_is_one_sentence(machines: Machines) -> None:
+    run, network = machines.run, machines.network
+    machines.configure()
+    run.unit("web", "step_loop", hosts=[B, C])
+    hosts = run.config["hosts"]
+    hosts |= {"nowhere": {"node": "10.99.0.99"}, "unknown": {"node": "no-such-machine.invalid"}}
+    machines.sshd[D].close()
+    run.config["placement"]["ssh"]["connect_s"] = 2
+    network.cut(C)
+    machines.up()
+    for host, words in (
+        (C, "cannot be reached"),
+        (D, "does not take connections of ssh"),
+        ("nowhere", "cannot be reached"),
+        ("unknown", "has no address"),
+    ):
+        row = eventually(lambda host=host, words=words: (r := machines.host(host)) and words in r.reason and r)  # type: ignore[misc]
+        assert row.state == "starting"
+        assert row.reason.startswith(f"Host {host} (")
+    run.config["placement"]["ssh"] |= {"identity": "keys/stranger"}
+    for ssh, words in (
+        ({"identity": "keys/stranger"}, "refuses the key"),
+        ({"identity": "keys/person", "python": "/no/python"}, "is no Python that can be started"),
+        ({"python": "/usr/bin/python3"}, "has no agentrl installed"),
+    ):
+        network.mend(C)
+        run.config["placement"]["ssh"] |= ssh
+        del hosts[B]
+        hosts[B] = {"node": network.address(B), "disk": str(machines.disk("other"))}
+        run.write()
+        machines.agentrl("up", str(run.file), "--no-wait", "--json")
+        row = eventually(lambda words=words: (r := machines.host(C)) and words in r.reason and r)  # type: ignore[misc]
+        assert "Traceback" not in row.reason
