@@ -140,10 +140,13 @@ class PlacedHosts:
 
     def _missing(self, now: float) -> list[str]:
         connected = set(self._context.peers.hosts())
-        for host in [host for host in self._tries if host in connected and not self._context.state.is_silent(host)]:
-            del self._tries[host]
-        absent = [h for h in self._hosts if h not in connected or self._context.state.is_silent(h)]
-        return [host for host in absent if self._tries.setdefault(host, Try()).next_at <= now]
+        absent = [host for host in self._hosts if not self._is_here(host, connected)]
+        self._tries = {host: self._tries.get(host, Try()) for host in absent}
+        return [host for host, tried in self._tries.items() if tried.next_at <= now]
+
+    def _is_here(self, host: str, connected: Collection[str]) -> bool:
+        # The connection of a machine that is cut off stays open for long.
+        return host in connected and not self._context.state.is_silent(host)
 
     def _surplus(self) -> list[str]:
         """Hosts that the run file does not name any more, and that are empty. Those that are not are drained first."""
@@ -172,7 +175,7 @@ class PlacedHosts:
         except AgentrlError as failed:
             placed = tuple(Placed(host, State.LOST, why=failed.message, hint=failed.hint) for host in hosts)
         for one in placed:
-            if one.host in self._hosts and one.host not in self._context.peers.hosts():
+            if one.host in self._hosts and not self._is_here(one.host, self._context.peers.hosts()):
                 self._placed(one)
 
     def _placed(self, one: Placed) -> None:
@@ -204,7 +207,7 @@ class PlacedHosts:
     def _await(self, host: str, why: str) -> None:
         context = self._context
         context.observed.awaited_since.setdefault(host, context.clock.now())
-        if host in context.peers.hosts() and not context.state.is_silent(host):
+        if self._is_here(host, context.peers.hosts()):
             return
         if context.state.awaited.get(host) != why:
             log.info("host %s: %s", host, why)

@@ -69,7 +69,7 @@ class Shutdown:
         hosts = sorted({*context.peers.hosts(), *context.state.hosts, *context.state.run.hosts})
         for host in hosts:
             await self._prove(host, lines, unproven)
-        await self._give_back(lines, unproven)
+        await self._give_back(hosts, lines, unproven)
         for operation in self._downs():
             self._conclude(operation, lines, unproven)
         context.executor.flush()
@@ -79,14 +79,14 @@ class Shutdown:
         await self._until_agents_left()
         self._leave()
 
-    async def _give_back(self, lines: list[str], unproven: list[str]) -> None:
+    async def _give_back(self, hosts: list[str], lines: list[str], unproven: list[str]) -> None:
         if not (placed := self._machines.placed()):
             return
         self._end_agents(placed)
         if problem := await self._machines.release():
             unproven.append(problem)
-        else:
-            lines.append(f"{', '.join(placed)}: given back by the placement")
+        elif given_back := [host for host in placed if host in hosts]:
+            lines.append(f"{', '.join(given_back)}: given back by the placement")
 
     def _end_agents(self, hosts: list[str]) -> None:
         for host in hosts:

@@ -33,7 +33,7 @@ class Machines:
         self.folder = run.file.parent
         self._keys = self.folder / "keys"
         self._keys.mkdir()
-        for name in ("machine", "person", "stranger"):
+        for name in ("machine", "person"):
             make_ssh_key(self._keys / name)
         self.sshd = {
             host: Sshd(
@@ -50,8 +50,9 @@ class Machines:
         config, address = self.run.config, self.network.address
         config["coordinator"] = {"listen": f"tcp://{address(HERE)}:7400"}
         config["hosts"] = {host: {"node": address(host), "disk": str(self.disk(host))} for host in (B, C, D)}
+        config["hosts"]["nowhere"] = {"node": "no-such-machine.invalid"}
         options = [f"UserKnownHostsFile={self.folder}/known", "StrictHostKeyChecking=accept-new"]
-        config["placement"] = {"ssh": {"identity": "keys/person", "options": options}}
+        config["placement"] = {"ssh": {"identity": "keys/person", "options": options, "connect_s": 3}}
 
     def disk(self, host: str) -> Path:
         return self.folder / "disks" / host
@@ -120,6 +121,10 @@ def test_hosts_are_started_kept_replaced_and_ended_over_ssh(machines: Machines) 
     assert f"ssh starts the hosts b ({network.address(B)})" in shown
     machines.up()
     assert {row.host for row in run.units().values()} <= {B, C, D}
+    nowhere = machines.host("nowhere")
+    assert nowhere is not None
+    assert nowhere.state == "starting", "a host that cannot be started stops nothing else"
+    assert "Host nowhere (no-such-machine.invalid) has no address" in nowhere.reason
     assert (machines.disk(B) / "hosts" / B / "access.key").stat().st_mode & 0o777 == 0o600
 
     # An agent that dies is started again, and its units live on.
@@ -144,38 +149,3 @@ def test_hosts_are_started_kept_replaced_and_ended_over_ssh(machines: Machines) 
     assert code == 0, down
     assert any("b, c, d: given back" in line for line in down["lines"])
     assert not run.processes()
-
-
-def test_each_failure_of_a_start_is_one_sentence(machines: Machines) -> None:
-    run, network = machines.run, machines.network
-    machines.configure()
-    run.unit("web", "step_loop", hosts=[B, C])
-    hosts = run.config["hosts"]
-    hosts |= {"nowhere": {"node": "10.99.0.99"}, "unknown": {"node": "no-such-machine.invalid"}}
-    machines.sshd[D].close()
-    run.config["placement"]["ssh"]["connect_s"] = 2
-    network.cut(C)
-    machines.up()
-    for host, words in (
-        (C, "cannot be reached"),
-        (D, "does not take connections of ssh"),
-        ("nowhere", "cannot be reached"),
-        ("unknown", "has no address"),
-    ):
-        row = eventually(lambda host=host, words=words: (r := machines.host(host)) and words in r.reason and r)  # type: ignore[misc]
-        assert row.state == "starting"
-        assert row.reason.startswith(f"Host {host} (")
-    run.config["placement"]["ssh"] |= {"identity": "keys/stranger"}
-    for ssh, words in (
-        ({"identity": "keys/stranger"}, "refuses the key"),
-        ({"identity": "keys/person", "python": "/no/python"}, "is no Python that can be started"),
-        ({"python": "/usr/bin/python3"}, "has no agentrl installed"),
-    ):
-        network.mend(C)
-        run.config["placement"]["ssh"] |= ssh
-        del hosts[B]
-        hosts[B] = {"node": network.address(B), "disk": str(machines.disk("other"))}
-        run.write()
-        machines.agentrl("up", str(run.file), "--no-wait", "--json")
-        row = eventually(lambda words=words: (r := machines.host(C)) and words in r.reason and r)  # type: ignore[misc]
-        assert "Traceback" not in row.reason

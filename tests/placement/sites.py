@@ -111,7 +111,8 @@ class SshSite(Site):
         self._daemons = {host: Sshd(self._keys, folder / host, free_port()) for host in self.hosts}
         config = folder / "ssh_config"
         config.write_text("".join(self._entry(host) for host in self.hosts))
-        self.settings = {"ssh": {"identity": str(self._keys / "person"), "config": str(config)}}
+        self.ssh: dict[str, object] = {"identity": str(self._keys / "person"), "config": str(config)}
+        self.settings = {"ssh": self.ssh}
 
     def _entry(self, host: str) -> str:
         lines = ("HostName 127.0.0.1", f"Port {self._daemons[host].port}", f"UserKnownHostsFile {self.folder}/known")
