@@ -174,6 +174,20 @@ class AnyOrder(RuleBasedStateMachine):
         else:
             self.world.become_silent(lost)
 
+    @rule(host=hosts)
+    def machine_is_taken_away(self, host: str) -> None:
+        """Its placement promises that everything on it has ended; another machine may come."""
+        lost = self.host(host)
+        if lost.name == self.world.supervisor.state.data_host:
+            return
+        self.world.lose_power(lost, ledger_survives=False)
+        self.world.become_silent(lost)
+        self.world.handle(events.HostForgotten(host=lost.name, gone="preempted"))
+        self.world.handle(events.HostAwaited(host=lost.name, why="waits in the queue"))
+        state = self.world.supervisor.state
+        assert not state.holds_units(lost.name)
+        assert lost.name not in state.hosts
+
     @rule(host=hosts, device=st.sampled_from("012"), there=st.booleans())
     def another_process_computes(self, host: str, device: str, there: bool) -> None:
         use = DeviceUse(device, processes=(ProcessInfo(4711, "elsewhere"),) if there else ())
