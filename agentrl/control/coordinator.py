@@ -179,6 +179,7 @@ class Coordinator:
         tunnels = HostTunnels(context, self._state_dir)
         self._placed = PlacedHosts(context, self._state_dir, lambda host, why: self._admission.forget(host, gone=why))
         self._admission.on_forgotten += [tunnels.forgotten, self._placed.forgotten]
+        self._admission.on_dismissed = self._placed.dismissed
         self._departures = HostDepartures(context, self._admission.forget, self._ended.set)
         self._removal = HostRemoval(context, requests, self._admission, self._rebind)
         hosts = HostHandler(context, requests, self._incidents, self._admission, tunnels, self._departures)

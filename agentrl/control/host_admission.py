@@ -44,6 +44,8 @@ class HostAdmission:
         self._state_dir = state_dir
         self._joined = JoinedHosts(joined)
         self.on_forgotten: list[Callable[[str], None]] = []
+        self.on_dismissed: Callable[[str], None] = lambda host: None
+        """Called after a person removed a host, or declared it gone."""
         self._began = context.clock.now()
         self._look_at = 0.0
 
@@ -126,6 +128,8 @@ class HostAdmission:
         context.peers.forget_host(name)
         for listener in self.on_forgotten:
             listener(name)
+        if by:
+            self.on_dismissed(name)
         context.observed.hosts.pop(name, None)
         context.happened(events.HostForgotten(host=name, by=by, gone=gone))
 

@@ -7,6 +7,7 @@ Invariants:
 - A host that is not connected is started again and again, with growing pauses; nothing else waits for that.
 - Only a host whose backend promises that its machine is gone is forgotten, and its key with it.
 - A host that the run file does not name any more is drained before its machine is given back.
+- A host that a person removed stays away until the next `up`.
 - The secret of a host goes to the backend over standard input.
 """
 
@@ -71,6 +72,7 @@ class PlacedHosts:
         self._hosts: dict[str, Host] = {}
         self._listen = ""
         self._tries: dict[str, Try] = {}
+        self._dismissed: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._look_at = 0.0
 
@@ -81,6 +83,7 @@ class PlacedHosts:
         here = self._context.host
         self._hosts = {name: host for name, host in config.all_hosts.items() if name != here} if placed else {}
         self._tries = {}
+        self._dismissed.clear()
         self._look_at = 0.0
 
     def look(self, now: float) -> None:
@@ -103,11 +106,16 @@ class PlacedHosts:
         except (AgentrlError, OSError) as failed:
             log.error("the key of host %s is not removed: %s", host, failed)
 
+    def dismissed(self, host: str) -> None:
+        """A person removed the host, or declared it gone: it stays away until the next `up`."""
+        self._dismissed.add(host)
+        self._context.happened(events.HostAwaited(host=host, why=""))
+
     # ---- at the end of the run ----
 
     def placed(self) -> list[str]:
-        """The hosts whose machines were taken for this run."""
-        return self._context.keyring.placed_hosts()
+        """The hosts whose machines may have been taken for this run."""
+        return sorted({*self._context.keyring.placed_hosts(), *self._hosts})
 
     async def gone(self, host: str) -> str:
         """Why nothing of this host is left, if its placement promises that."""
@@ -140,7 +148,8 @@ class PlacedHosts:
 
     def _missing(self, now: float) -> list[str]:
         connected = set(self._context.peers.hosts())
-        absent = [host for host in self._hosts if not self._is_here(host, connected)]
+        wanted = [host for host in self._hosts if host not in self._dismissed]
+        absent = [host for host in wanted if not self._is_here(host, connected)]
         self._tries = {host: self._tries.get(host, Try()) for host in absent}
         return [host for host, tried in self._tries.items() if tried.next_at <= now]
 
@@ -151,7 +160,7 @@ class PlacedHosts:
     def _surplus(self) -> list[str]:
         """Hosts that the run file does not name any more, and that are empty. Those that are not are drained first."""
         state, found = self._context.state, []
-        for host in self.placed():
+        for host in self._context.keyring.placed_hosts():
             if host in self._hosts:
                 continue
             if not state.holds_units(host):
