@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 TUNNEL, HOST = "AGENTRL_TUNNEL", "AGENTRL_HOST"
 """Variables of a unit: the socket of the tunnel, and the name of its host."""
 LOOPBACK = "127.0.0.1"
+FILES = "files"
+"""The file process of a host, in place of a port."""
 _MOST_ANSWER = 1024
 
 
@@ -39,7 +41,7 @@ class Way(NamedTuple):
     def leads_to(self, host: str) -> bool:
         return host not in (LOOPBACK, "localhost", "::1")
 
-    async def open(self, host: str, port: int) -> socket.socket:
+    async def open(self, host: str, port: int | str) -> socket.socket:
         """A connected socket. Raises NoWayError."""
         loop = asyncio.get_running_loop()
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

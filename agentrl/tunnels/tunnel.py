@@ -1,10 +1,12 @@
 """One host's end of the tunnels: entrances for its units, an exit for those of other hosts.
 
 A unit that connects to the Unix socket writes `HOST PORT` and a line break, and reads `ok` or `no: REASON`; then the
-connection is that to the port. A forward is an entrance of its own that always leads to one port.
+connection is that to the port. The word `files` in place of a port means the file process of that host. A forward is an
+entrance of its own that always leads to one port.
 
 Invariants:
-- An exit leads to the loopback address only, and to a port only while a process of this run listens there.
+- An exit leads to the loopback address only, and to a port only while a process of this run listens there; or to the
+  socket of the file process.
 - Whoever comes is a host of the run now: its certificate names one, and the coordinator has not forgotten it.
 - What passes is not read, and not kept beyond a buffer.
 """
@@ -25,6 +27,8 @@ from agentrl.tunnels.authority import name_of
 
 log = logging.getLogger("tunnel")
 LOOPBACK = "127.0.0.1"
+FILES = "files"
+"""The word for the file process of a host."""
 WITHIN_S = 10.0
 """To connect, and to say where to."""
 CLOSE_WITHIN_S = 2.0
@@ -120,9 +124,9 @@ class Tunnel:
         try:
             async with asyncio.timeout(WITHIN_S):
                 host, _, port = (await reader.readline())[:_LINE].decode(errors="replace").strip().rpartition(" ")
-            if not port.isdecimal():
+            if not port.isdecimal() and port != FILES:
                 raise TunnelError("The line must be HOST PORT.")
-            there = await self._reach(host, int(port))
+            there = await self._reach(host, port)
         except (AgentrlError, OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as failed:
             writer.write(f"no: {failed}\n".encode())
             return
@@ -131,16 +135,17 @@ class Tunnel:
 
     async def _through(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            there = await self._reach(*self._forwards[name])
+            host, port = self._forwards[name]
+            there = await self._reach(host, str(port))
         except (AgentrlError, OSError, TimeoutError, ValueError) as failed:
             log.warning("no way to %s: %s", name, failed)
             return
         await _pass(reader, writer, *there)
 
-    async def _reach(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _reach(self, host: str, port: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Raises TunnelError, OSError or TimeoutError."""
         if host == self._host:
-            return await asyncio.open_connection(LOOPBACK, port)
+            return await self._local(port)
         address = self._peers.get(host, "")
         at, _, exit_port = address.rpartition(":")
         if not exit_port or self._going is None:
@@ -178,15 +183,24 @@ class Tunnel:
         try:
             async with asyncio.timeout(WITHIN_S):
                 line = (await reader.readline()).decode(errors="replace").strip()
-            if not line.isdecimal() or not await asyncio.to_thread(self._is_of_run, int(line)):
+            if line != FILES and not (line.isdecimal() and await asyncio.to_thread(self._is_of_run, int(line))):
                 raise TunnelError(f"No process of the run listens on port {line[:20]!r} of host {self._host}.")
-            there = await asyncio.open_connection(LOOPBACK, int(line))
+            there = await self._local(line)
         except (AgentrlError, OSError, TimeoutError, ValueError) as failed:
             log.info("a connection from %s is refused: %s", who, failed)
             writer.write(f"no: {_why(failed)}\n".encode())
             return
         writer.write(f"{_OK}\n".encode())
         await _pass(reader, writer, *there)
+
+    async def _local(self, port: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Raises TunnelError or OSError."""
+        if port != FILES:
+            return await asyncio.open_connection(LOOPBACK, int(port))
+        try:
+            return await asyncio.open_unix_connection(forward_path(self._entrance, FILES))
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise TunnelError(f"Host {self._host} passes no files on now.") from None
 
     def _peer_of(self, writer: asyncio.StreamWriter) -> str | None:
         shown = writer.get_extra_info("peercert") or {}

@@ -1,0 +1,129 @@
+"""The messages between file processes, and between a unit and the file process of its host.
+
+A message is its length in four bytes and JSON; the bytes of a piece follow the message that announces them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from agentrl.errors import AgentrlError
+from agentrl.files.pieces import Content
+
+MOST_BYTES = 64 << 20
+"""A list of many thousand files."""
+
+
+class FilesError(AgentrlError):
+    """A file of the run cannot be got here now; it may be later."""
+
+
+class WrongListError(AgentrlError):
+    """The list of pieces is damaged, so no host can be asked for the file."""
+
+
+# ---- between hosts ----
+
+
+class WhatIsThere(msgspec.Struct, frozen=True, tag="what_is_there"):
+    """Which pieces of a file does this host have? Answered by There once that is not `known` any more."""
+
+    path: str
+    """Relative to the run's directory, for a host that wrote the file itself."""
+    content: Content
+    known: int = -1
+
+
+class There(msgspec.Struct, frozen=True, omit_defaults=True):
+    revision: int = 0
+    have: str = "0"
+    """A bitmap in hexadecimal digits, as the next one."""
+    asked: str = "0"
+    whole: bool = False
+    origin: bool = False
+    nothing: bool = False
+    """This host neither has the file nor gets it."""
+
+
+class SendPiece(msgspec.Struct, frozen=True, tag="send_piece"):
+    """Answered by Piece and its bytes."""
+
+    path: str
+    content: Content
+    number: int
+
+
+class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
+    bytes: int = 0
+    problem: str = ""
+
+
+class ListFiles(msgspec.Struct, frozen=True, tag="list_files"):
+    """What does a unit of this role need? Answered by Listed."""
+
+    role: str
+
+
+class Listed(msgspec.Struct, frozen=True, omit_defaults=True):
+    config: str = ""
+    """The configuration in force, as JSON."""
+    files: dict[str, Content] = {}
+    """By their absolute path there."""
+    executable: list[str] = []
+    problem: str = ""
+
+
+FromHost = WhatIsThere | SendPiece | ListFiles
+
+
+# ---- from a unit ----
+
+
+class Bring(msgspec.Struct, frozen=True, tag="bring"):
+    """Get these files into a directory, relative to the run's. Answered by Progress, then Done. They stay there until
+    the connection ends or names others to Keep."""
+
+    directory: str
+    files: dict[str, Content]
+
+
+class Keep(msgspec.Struct, frozen=True, tag="keep"):
+    """Of what this connection brought, only these directories are needed from now on. No answer."""
+
+    directories: list[str]
+
+
+class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
+    """Get the configuration and the files that units of this role read. Answered by Progress, then Done."""
+
+    role: str
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    done_bytes: int
+    all_bytes: int
+
+
+class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
+    problem: str = ""
+    damaged: bool = False
+    """The list is damaged: it will not help to ask again."""
+
+
+FromUnit = Bring | Keep | Prepare
+
+
+async def read(reader: asyncio.StreamReader) -> bytes:
+    """One message. Raises OSError or asyncio.IncompleteReadError if the connection ends."""
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    if size > MOST_BYTES:
+        raise ConnectionError(f"a message of {size} bytes is refused")
+    return await reader.readexactly(size)
+
+
+def write(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
+    body = msgspec.json.encode(message)
+    writer.write(len(body).to_bytes(4, "big"))
+    writer.write(body)

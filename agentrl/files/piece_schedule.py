@@ -1,0 +1,91 @@
+"""Chooses which piece is asked of which host next, so that the host that wrote a file sends each piece about once.
+
+Hosts that get the same file share it out: each takes its own share from those that have all of it, and the other shares
+from the hosts that took them. Nobody directs this: every host computes the same shares from what the others report.
+
+Invariants:
+- A piece is asked only of a host that has it, and of one host at a time.
+- A host that has the whole file is asked only for pieces that no host which is still getting it could pass on.
+- The origin, which wrote the file, is asked only for pieces that no other host has.
+- A host that has its own share takes over the pieces of others that they have not asked for yet.
+
+A bitmap is an int: bit N stands for piece N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+
+class Source(NamedTuple):
+    """What another host reports of a file, and how many more requests it may get from here now."""
+
+    have: int = 0
+    asked: int = 0
+    """Pieces that it is about to get itself."""
+    whole: bool = False
+    origin: bool = False
+    free: int = 1
+
+
+class Request(NamedTuple):
+    piece: int
+    source: str
+
+
+def next_requests(here: str, have: int, asked: int, count: int, sources: Mapping[str, Source]) -> list[Request]:
+    """`have` and `asked` are those of this host. Sources that failed are not among `sources`."""
+    needed = ((1 << count) - 1) & ~have & ~asked
+    getting = sorted({here} | {name for name, source in sources.items() if not source.whole})
+    position = getting.index(here)
+    partial = {name: source for name, source in sources.items() if not source.whole}
+    passed_on = _union(source.have for source in partial.values())
+    elsewhere = _union(source.have for source in sources.values() if not source.origin)
+    theirs = _union(source.asked for source in partial.values())
+    found: list[Request] = []
+    for group, allowed in (
+        (partial, -1),
+        ({name: source for name, source in sources.items() if source.whole and not source.origin}, ~passed_on),
+        ({name: source for name, source in sources.items() if source.whole and source.origin}, ~elsewhere),
+    ):
+        free = {name: source.free for name, source in group.items()}
+        while turn := [name for name, left in sorted(free.items()) if left > 0]:
+            # Each host begins with another source, so that not all of them ask the same one first.
+            for name in turn[position % len(turn) :] + turn[: position % len(turn)]:
+                piece = _choose(needed & group[name].have & allowed, theirs, count, position, len(getting), group[name])
+                if piece is None:
+                    free[name] = 0
+                    continue
+                free[name] -= 1
+                needed &= ~(1 << piece)
+                found.append(Request(piece, name))
+    return found
+
+
+def _choose(candidates: int, theirs: int, count: int, position: int, hosts: int, source: Source) -> int | None:
+    first = position * count // hosts
+    if not source.whole:
+        return next(_rotated(candidates, count, first), None)
+    own = next((piece for piece in _bits(candidates) if piece % hosts == position), None)
+    return own if own is not None else next(_rotated(candidates & ~theirs, count, first), None)
+
+
+def _rotated(bitmap: int, count: int, first: int) -> Iterator[int]:
+    """Its pieces from the first one on, then those before it."""
+    yield from (first + piece for piece in _bits(bitmap >> first))
+    yield from _bits(bitmap & ((1 << first) - 1))
+
+
+def _bits(bitmap: int) -> Iterator[int]:
+    while bitmap:
+        lowest = bitmap & -bitmap
+        yield lowest.bit_length() - 1
+        bitmap ^= lowest
+
+
+def _union(bitmaps: Iterator[int]) -> int:
+    found = 0
+    for bitmap in bitmaps:
+        found |= bitmap
+    return found

@@ -1,0 +1,113 @@
+"""How a unit gets the files of the run that its host does not have: through the file process of its host.
+
+Invariants: in a run on one host nothing is asked; what is there already is not asked for twice; what was brought stays
+while the unit needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from agentrl.files import frames
+from agentrl.files.frames import FilesError, WrongListError
+from agentrl.files.pieces import Content
+from agentrl.formatting.amounts import size
+from agentrl.http.run_hosts import FILES, way
+
+AGAIN_S = 0.5
+CONNECT_WITHIN_S = 30.0
+"""The file process may be starting."""
+_Message = TypeVar("_Message", bound=msgspec.Struct)
+
+
+def socket_for_hosts(tunnel: Path) -> Path:
+    """To which the tunnel connects other hosts."""
+    return tunnel.with_name(f"{tunnel.stem}-{FILES}.sock")
+
+
+def socket_for_units(tunnel: Path) -> Path:
+    return tunnel.with_name(f"{tunnel.stem}-{FILES}-here.sock")
+
+
+class UnitFiles:
+    """Used by one task at a time."""
+
+    def __init__(self, tunnel: Path | None, *, report: Callable[[str], None] = lambda sentence: None) -> None:
+        """`report` gets a sentence while something is on its way. Without a tunnel the run is on one host."""
+        self._socket = None if tunnel is None else socket_for_units(tunnel)
+        self._report = report
+        self._lock = asyncio.Lock()
+        self._ends: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._brought: set[str] = set()
+
+    @classmethod
+    def of_this_unit(cls, report: Callable[[str], None] = lambda sentence: None) -> UnitFiles:
+        found = way()
+        return cls(None if found is None else found.tunnel, report=report)
+
+    async def prepare(self, role: str) -> None:
+        """Get the configuration and the files that the role reads. Raises FilesError."""
+        await self._ask(frames.Prepare(role), "the files of the run")
+
+    async def bring(self, directory: str, files: Mapping[str, Content]) -> None:
+        """Raises FilesError, or WrongListError if asking again will not help."""
+        if self._socket is not None and directory not in self._brought:
+            await self._ask(frames.Bring(directory, dict(files)), directory)
+            self._brought.add(directory)
+
+    async def keep(self, directories: Iterable[str]) -> None:
+        """The others that were brought may go."""
+        kept = set(directories)
+        if not self._brought - kept or self._ends is None:
+            return
+        async with self._lock:
+            self._brought &= kept
+            frames.write(self._ends[1], frames.Keep(sorted(self._brought)))
+            with contextlib.suppress(OSError):
+                await self._ends[1].drain()
+
+    def close(self) -> None:
+        if self._ends is not None:
+            self._ends[1].transport.abort()
+            self._ends = None
+        self._brought.clear()
+
+    async def _ask(self, question: frames.FromUnit, what: str) -> None:
+        if self._socket is None:
+            return
+        async with self._lock:
+            try:
+                reader, writer = self._ends = self._ends or await self._connect(self._socket)
+                frames.write(writer, question)
+                await writer.drain()
+                while True:
+                    answer = msgspec.json.decode(await frames.read(reader), type=frames.Progress | frames.Done)
+                    if isinstance(answer, frames.Done):
+                        break
+                    if answer.done_bytes < answer.all_bytes:
+                        self._report(f"gets {what}: {size(answer.done_bytes)} of {size(answer.all_bytes)}")
+            except (OSError, asyncio.IncompleteReadError, TimeoutError) as failed:
+                self.close()
+                raise FilesError(f"The file process of this host ended or does not answer: {failed}.") from failed
+            except BaseException:
+                self.close()
+                raise
+        if answer.damaged:
+            raise WrongListError(answer.problem)
+        if answer.problem:
+            raise FilesError(answer.problem)
+
+    @staticmethod
+    async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async with asyncio.timeout(CONNECT_WITHIN_S):
+            while True:
+                try:
+                    return await asyncio.open_unix_connection(path)
+                except (FileNotFoundError, ConnectionRefusedError):
+                    await asyncio.sleep(AGAIN_S)
