@@ -37,6 +37,7 @@ from agentrl.telemetry.data_plane_metrics import (
     Meter,
 )
 from agentrl.unit import Unit, run_unit
+from daemons import run_files
 
 LOOK_EVERY_S = 0.5
 NO_VERSION = "it serves no version yet"
@@ -49,7 +50,8 @@ LEAVE_WITHIN_S = 5.0
 async def main(unit: Unit) -> None:
     if unit.state_dir is None:
         raise ConfigError("An engine needs the state directory of its run.", hint="Start it with `agentrl up`.")
-    config = run_database.configuration(unit.run_dir)
+    files, config = await run_files.prepared(unit, "engine")
+    weights = run_files.EngineFiles(unit, files)
     database = await run_database.open_database(config, unit.state_dir)
     try:
         async with _engine(config, unit.state_dir) as running:
@@ -60,6 +62,8 @@ async def main(unit: Unit) -> None:
                 run_dir=unit.run_dir,
                 second=running.second,
                 evaluates=unit.slot == 0,
+                bring=weights.bring,
+                keep=weights.keep,
                 load_within_s=config.engines.load_s,
                 on_version=lambda version: setattr(unit, "weights", version),
                 on_canary=lambda agreement: _report_canary(unit, agreement),

@@ -17,6 +17,8 @@ from agentrl.config import policy_rules
 from agentrl.config.http_token import http_token
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.files.frames import FilesError
+from agentrl.files.unit_files import UnitFiles
 from agentrl.rollout import chat_format, user_code
 from agentrl.rollout.attempt import SamplerContext
 from agentrl.rollout.chat_format import ChatFormat
@@ -27,11 +29,12 @@ from agentrl.rollout.sampler_reporting import WaitMeter, reporting
 from agentrl.rollout.scorers import close_scorers
 from agentrl.rollout.service_directory import SamplerToolbox, ServiceDirectory
 from agentrl.rollout.user_code_faults import UserCodeFaults
-from agentrl.store import run_database
+from agentrl.store import publications, run_database
 from agentrl.store.call_writer import Writer
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.owners import Lease
 from agentrl.unit import Unit, run_unit
+from daemons import run_files
 
 log = logging.getLogger("sampler")
 LOOK_EVERY_S = 0.5
@@ -47,7 +50,7 @@ async def main(unit: Unit) -> None:
     if unit.state_dir is None:
         raise ConfigError("A sampler needs the state directory of its run.", hint="Start it with `agentrl up`.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    config = run_database.configuration(unit.run_dir)
+    files, config = await run_files.prepared(unit, "sampler")
     with unit.phase("reading code and datasets", at_most_s=START_AT_MOST_S):
         user_code.load(config)
     knobs = SamplerKnobs(unit, config)
@@ -61,7 +64,7 @@ async def main(unit: Unit) -> None:
         lease = Lease(database, life, unit=unit.name, role="sampler", run=unit.run)
         await lease.open()
         unit.ready()
-        chat = await _first_chat_format(unit, config, database, lease)
+        chat = await _first_chat_format(unit, config, database, lease, files)
         if chat is not None:
             for sentence in (chat.rewrites, *chat_format.other_calls(chat, config)):
                 if sentence:
@@ -103,7 +106,9 @@ def _context(
     )
 
 
-async def _first_chat_format(unit: Unit, config: RunConfig, database: Database, lease: Lease) -> ChatFormat | None:
+async def _first_chat_format(
+    unit: Unit, config: RunConfig, database: Database, lease: Lease, files: UnitFiles
+) -> ChatFormat | None:
     """Of the first published model. Returns None if this sampler is drained before."""
     variables = config.model.template if config.model is not None else {}
     keeping = asyncio.create_task(lease.keep(), name="keep the lease")
@@ -113,9 +118,10 @@ async def _first_chat_format(unit: Unit, config: RunConfig, database: Database, 
             while not unit.draining:
                 if keeping.done():
                     keeping.result()
-                with contextlib.suppress(StoreUnavailableError):
-                    if (chat := await chat_format.published(database, unit.run_dir, variables)) is not None:
-                        return chat
+                with contextlib.suppress(StoreUnavailableError, FilesError):
+                    if (newest := await publications.newest(database)) is not None:
+                        await files.bring(newest.path, chat_format.files_of(newest))
+                        return chat_format.read(unit.run_dir / newest.path, variables)
                 unit.status("waits for the first weights")
                 await unit.sleep_async(LOOK_EVERY_S)
         return None

@@ -32,6 +32,7 @@ from agentrl.toolbox.served_tool_commands import ServedToolCommands
 from agentrl.toolbox.service_report import ServiceReporter, parts_of, problems_of, starting, status_of, waits_of
 from agentrl.toolbox.toolbox import Quotas, Toolbox
 from agentrl.unit import Unit, run_unit
+from daemons import run_files
 
 log = logging.getLogger("toolbox")
 LOOK_EVERY_S = 0.5
@@ -50,7 +51,7 @@ async def main(unit: Unit) -> None:
     # The SDK logs tracebacks for what servers do wrong; the toolbox logs one sentence.
     for noisy in ("mcp", "httpx2"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    config = run_database.configuration(unit.run_dir)
+    _, config = await run_files.prepared(unit, "toolbox")
     name = f"{unit.name}.{unit.incarnation}"
     # No episode takes longer, so a session without calls for this long belongs to a dead sampler.
     quotas = Quotas(idle_s=max(60.0, config.rollout.episode_s))

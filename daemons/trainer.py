@@ -25,6 +25,7 @@ from agentrl.training import rank_processes, ranks
 from agentrl.training.resume import settings_of
 from agentrl.training.trainer import Trainer
 from agentrl.unit import Unit, run_unit
+from daemons import run_files
 
 DRAIN_WITHIN_S = 120.0
 RANKS_WITHIN_S = 300.0
@@ -34,7 +35,7 @@ log = logging.getLogger("trainer")
 
 async def main(unit: Unit) -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
-    config = run_database.configuration(unit.run_dir)
+    _, config = await run_files.prepared(unit, "trainer")
     torch.set_num_threads(config.training.threads)
     if unit.state_dir is None:
         raise ConfigError("A trainer needs the state directory of its run.", hint="Start it with `agentrl up`.")

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from agentrl.config.field_types import Section, Words
+from agentrl.config.field_types import Bytes, Section, Words
 from agentrl.config.this_host import HOST_NAME
 
 MAY_RUN = ("engine", "sampler", "toolbox")
@@ -43,6 +43,9 @@ class Host(Section):
     disk: str = ""
     """Its own directory for the state of its agent (ledger, key, secrets), on a disk of its own. Empty: a directory in
     `/var/tmp` for this user and run, if a placement starts it."""
+    cache: Bytes = 0
+    """How much it keeps of weights and other files that it gets from other hosts, if it does not share the run's
+    directory: bytes, or text such as `200GiB`; 0 is 100 GiB."""
 
 
 def all_hosts(hosts: Mapping[str, Host]) -> dict[str, Host]:

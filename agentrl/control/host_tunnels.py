@@ -49,7 +49,7 @@ class HostTunnels:
             here, bind = self._host(host), self._host(host).bind or self._host(host).address
             if not bind and host == self._context.host:
                 bind = self._listens_at()
-            self._context.peers.send_to_host(host, OpenTunnel(bind=bind, port=here.port))
+            self._context.peers.send_to_host(host, OpenTunnel(bind=bind, port=here.port, cache_bytes=here.cache))
 
     def opened(self, host: str, tunnel: TunnelOpened) -> None:
         """The tunnel of a host listens, or wants another certificate."""

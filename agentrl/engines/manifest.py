@@ -15,29 +15,23 @@ import msgspec
 from agentrl.engines.canary import Canary
 from agentrl.engines.interface import WeightsRefusedError
 from agentrl.errors import DiskError
+from agentrl.files.pieces import Content, content_of
 
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 
 
-class FileEntry(msgspec.Struct, frozen=True):
-    """Size and hash that a file must have."""
-
-    bytes: int
-    blake2b: str
-
-
 class Manifest(msgspec.Struct, frozen=True):
     """The content of `manifest.json`, and the `manifest` of a Publication."""
 
-    files: dict[str, FileEntry]
+    files: dict[str, Content]
     canary: Canary = msgspec.field(default_factory=Canary)
 
 
 def describe(directory: Path, names: Iterable[str], canary: Canary | None = None) -> Manifest:
     """The manifest of files as they are now, for the writer of weights."""
-    return Manifest({name: _entry((directory / name).read_bytes()) for name in names}, canary or Canary())
+    return Manifest({name: content_of(directory / name) for name in names}, canary or Canary())
 
 
 def write(directory: Path, manifest: Manifest) -> None:
@@ -61,9 +55,9 @@ def read_verified(directory: Path, manifest: Manifest) -> dict[str, bytes]:
     """The contents of all files of the manifest. Raises WeightsRefusedError, which names every wrong file."""
     contents: dict[str, bytes] = {}
 
-    def same(file: Path, entry: FileEntry) -> bool:
+    def same(file: Path, entry: Content) -> bool:
         contents[file.name] = data = file.read_bytes()
-        return _entry(data) == entry
+        return len(data) == entry.bytes and hashlib.blake2b(data).hexdigest() == entry.blake2b
 
     _check_all(directory, manifest, same)
     return contents
@@ -72,14 +66,14 @@ def read_verified(directory: Path, manifest: Manifest) -> dict[str, bytes]:
 def verify(directory: Path, manifest: Manifest) -> None:
     """The same check without the contents: files of any size are read in pieces."""
 
-    def same(file: Path, entry: FileEntry) -> bool:
+    def same(file: Path, entry: Content) -> bool:
         with file.open("rb") as data:
             return hashlib.file_digest(data, hashlib.blake2b).hexdigest() == entry.blake2b
 
     _check_all(directory, manifest, same)
 
 
-def _check_all(directory: Path, manifest: Manifest, same: Callable[[Path, FileEntry], bool]) -> None:
+def _check_all(directory: Path, manifest: Manifest, same: Callable[[Path, Content], bool]) -> None:
     wrong: list[str] = []
     for name, entry in manifest.files.items():
         if Path(name).name != name:
@@ -96,7 +90,3 @@ def _check_all(directory: Path, manifest: Manifest, same: Callable[[Path, FileEn
             wrong.append(f"{name} cannot be read ({broken.strerror})")
     if wrong:
         raise WeightsRefusedError(f"The weights in {directory} are not as announced: {'; '.join(wrong)}.")
-
-
-def _entry(data: bytes) -> FileEntry:
-    return FileEntry(len(data), hashlib.blake2b(data).hexdigest())

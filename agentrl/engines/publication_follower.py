@@ -129,6 +129,13 @@ class _Decision(NamedTuple):
     agreement: Agreement | None = None
 
 
+async def nothing_to_bring(announced: Announced) -> None:
+    """For a host that shares the run's directory."""
+
+
+async def nothing_to_keep(versions: Collection[int]) -> None: ...
+
+
 class PublicationFollower:
     """Keeps one engine at the newest publication."""
 
@@ -141,6 +148,8 @@ class PublicationFollower:
         run_dir: Path,
         second: TwoVersionEngine | None = None,
         evaluates: bool = True,
+        bring: Callable[[Announced], Awaitable[None]] = nothing_to_bring,
+        keep: Callable[[Collection[int]], Awaitable[None]] = nothing_to_keep,
         load_within_s: float = 600.0,
         on_version: Callable[[int], None] = lambda version: None,
         on_canary: Callable[[Agreement], None] = lambda agreement: None,
@@ -153,7 +162,8 @@ class PublicationFollower:
         why nothing serves, and an empty text when a version does.
 
         Without `second` the engine holds one version. Then, if it is the one that `evaluates`, it serves the version
-        of an evaluation instead of the newest. `waiting_for` is entered while a version is loaded.
+        of an evaluation instead of the newest. `waiting_for` is entered while a version is loaded. `bring` gets the
+        files of a version to this host, and `keep` names the versions whose files are needed there.
         """
         self._engine = engine
         self._publications = publications
@@ -161,6 +171,8 @@ class PublicationFollower:
         self._run_dir = run_dir
         self._second = second
         self._evaluates = evaluates
+        self._bring = bring
+        self._keep = keep
         self._load_within_s = load_within_s
         self._on_version = on_version
         self._on_canary = on_canary
@@ -189,9 +201,23 @@ class PublicationFollower:
         """Looks at the publications once and loads what is newer."""
         await self._report_decision()
         wanted = await self._wanted()
-        if wanted is not None and await self._publications.permit(wanted.version, self._service.id):
+        # The files come before the permit: an engine on its way takes nothing out of routing, and hosts that get a
+        # version at the same time pass it on to each other.
+        if wanted is None or not await self._has_files(wanted):
+            return
+        if await self._publications.permit(wanted.version, self._service.id):
             await self._take(wanted)
             await self._report_decision()
+            await self._keep({version for version in (self.version, self._pinned) if version is not None})
+
+    async def _has_files(self, announced: Announced) -> bool:
+        """Get the files of a version to this host. Returns False if it is refused, because its manifest is damaged."""
+        try:
+            await self._bring(announced)
+        except WeightsRefusedError as wrong:
+            self._refuse(announced.version, wrong.message)
+            return False
+        return True
 
     async def look_for_pins(self) -> None:
         """Holds the version that an evaluation needs."""
@@ -297,6 +323,8 @@ class PublicationFollower:
             await engine.unpin()
         else:
             held = (await self._engine.load()).versions_loaded
+            if wanted.version not in held:
+                await self._bring(wanted)
             await engine.pin(wanted.version, "" if version in held else str(self._path_of(wanted)))
         self._pinned = version
         await self.report()

@@ -131,8 +131,8 @@ class Cache:
             if digest and not self._held[digest]:
                 self._remove(digest)
         raise FilesError(
-            f"Host {self._host} has no room for {amounts.size(content.bytes)} of the run: {amounts.size(max(0, left))} are "
-            f"left of {amounts.size(self.limit_bytes)} (hosts.{self._host}.cache), and the rest is in use.",
+            f"Host {self._host} has no room for {amounts.size(content.bytes)} of the run: of "
+            f"{amounts.size(self.limit_bytes)} (hosts.{self._host}.cache) {amounts.size(max(0, left))} are not in use.",
             hint="Give the host a larger cache, or free its disk.",
         )
 

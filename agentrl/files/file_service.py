@@ -77,7 +77,7 @@ class FileService:
     async def _there_once_changed(self, question: frames.WhatIsThere) -> frames.There:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWERS_WITHIN_S):
-                while (there := self._there(question)).revision == question.known:
+                while self._there(question).revision == question.known:
                     await self._change.wait()
         return self._there(question)
 

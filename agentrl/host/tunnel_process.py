@@ -1,37 +1,30 @@
-"""The tunnel of this host: a process of its own, so that what passes through it never delays the supervision.
+"""The tunnel of this host and its file process: processes of their own, so that what passes through them never delays
+the supervision.
 
 Invariants:
-- The process ends with the agent: its input ends.
-- While the run needs it, a tunnel that ended is started again, under the same path.
+- While the run needs them, one that ended is started again, under the same path.
 - What units here need to know of services elsewhere is in files of mode 0600 on this host's own disk.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
-import json
-import logging
 import os
 import secrets
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from agentrl.config.http_token import TOKEN_FILE
-from agentrl.host import procfs
+from agentrl.host.helper_process import HelperProcess
 from agentrl.host.spawn_environment import Home
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages import OpenTunnel, RunSecrets, TunnelOpened, TunnelPeers
 from agentrl.transport.addresses import runtime_dir
 
-log = logging.getLogger(__name__)
-AGAIN_S = 1.0
 MONGO = "mongo"
 _ANY = "0.0.0.0"
 
@@ -41,11 +34,10 @@ class TunnelProcess:
         self._home = home
         self._send = send
         self._wanted: OpenTunnel | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._running: asyncio.Task[None] | None = None
         self._opened: TunnelOpened | None = None
-        self._told: dict[str, dict[str, Any]] = {}
-        """The last line of each kind, for a tunnel that starts again."""
+        folder = home.state_dir / "hosts" / home.host
+        self._tunnel = HelperProcess(home.run, "daemons.tunnel", folder / "tunnel.log", self._has_opened)
+        self._files = HelperProcess(home.run, "daemons.files", folder / "files.log", lambda line: None)
 
     @property
     def entrance(self) -> Path | None:
@@ -55,22 +47,29 @@ class TunnelProcess:
         return runtime_dir(self._home.run) / f"tunnel-{hashlib.sha256(self._home.host.encode()).hexdigest()[:8]}.sock"
 
     def open(self, wanted: OpenTunnel) -> None:
-        if wanted == self._wanted and self._running is not None:
+        if wanted == self._wanted and self._tunnel.is_open:
             if self._opened is not None:
                 self._send(self._opened)
             return
-        self._wanted = wanted
-        self.close()
-        self._running = asyncio.create_task(self._keep_running(wanted), name="tunnel")
+        self._wanted, self._opened = wanted, None
+        entrance, host = str(self.entrance), self._home.host
+        bind = wanted.bind or _own_address(self._home.coordinator) or _ANY
+        self._tunnel.open(["--host", host, "--entrance", entrance, "--bind", bind, "--port", str(wanted.port)])
+        if not self._files.is_open:
+            self._files.open(["--host", host, "--run-dir", str(self._home.run_dir), "--tunnel", entrance])
+        if wanted.cache_bytes:
+            self._files.tell("cache", {"cache": wanted.cache_bytes})
 
     def peers(self, message: TunnelPeers) -> None:
         here = _host_of(self._home.coordinator)
         peers = {name: f"{here}{at}" if at.startswith(":") else at for name, at in message.peers.items()}
-        self._tell("peers", {"certificate": message.certificate, "authority": message.authority, "peers": peers})
+        self._tunnel.tell("peers", {"certificate": message.certificate, "authority": message.authority, "peers": peers})
+        self._files.tell("peers", {"peers": sorted(peers)})
 
     def secrets(self, message: RunSecrets) -> None:
         state = self._home.state_dir
         _write_private(state / TOKEN_FILE, message.http_token)
+        self._files.tell("data_host", {"data_host": message.mongo_host})
         if not message.mongo_url:
             return
         entrance = self.entrance
@@ -82,82 +81,17 @@ class TunnelProcess:
         _write_private(
             state / "mongo" / "url", f"mongodb://{who}@{socket_path}/?authSource=admin&directConnection=true"
         )
-        self._tell("forward", {"forward": MONGO, "host": message.mongo_host, "port": parts.port})
-
-    def close(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            self._running = None
-        if self._process is not None:
-            self._end(self._process)
+        self._tunnel.tell("forward", {"forward": MONGO, "host": message.mongo_host, "port": parts.port})
 
     async def closed(self) -> None:
         """Close, and return when the agent has nothing open any more."""
-        running = self._running
-        self.close()
-        if running is not None:
-            await asyncio.gather(running, return_exceptions=True)
+        await self._files.closed()
+        await self._tunnel.closed()
 
-    async def _keep_running(self, wanted: OpenTunnel) -> None:
-        while True:
-            try:
-                await self._run(wanted)
-            except OSError as failed:
-                log.error("The tunnel cannot be started: %s.", failed)
-            log.warning("The tunnel has ended; it is started again.")
-            await asyncio.sleep(AGAIN_S)
-
-    async def _run(self, wanted: OpenTunnel) -> None:
-        """Until it ends."""
+    def _has_opened(self, line: dict[str, Any]) -> None:
         address = _own_address(self._home.coordinator)
-        process = self._process = self._started(wanted, address)
-        for told in self._told.values():
-            self._write(told)
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), process.stdout
-        )
-        try:
-            while line := await reader.readline():
-                said = json.loads(line)
-                self._opened = TunnelOpened(request=said["request"], port=said["port"], address=address)
-                self._send(self._opened)
-        finally:
-            transport.close()
-            self._end(process)
-
-    def _started(self, wanted: OpenTunnel, address: str) -> subprocess.Popen[bytes]:
-        """Raises OSError."""
-        home, entrance = self._home, self.entrance
-        command = [sys.executable, "-m", "daemons.tunnel", "--host", home.host, "--entrance", str(entrance)]
-        command += ["--bind", wanted.bind or address or _ANY, "--port", str(wanted.port)]
-        env = procfs.without_marks(os.environ) | {"AGENTRL_RUN": home.run}
-        path = home.state_dir / "hosts" / home.host / "tunnel.log"
-        output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            pipe = subprocess.PIPE
-            return subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=output, start_new_session=True)
-        finally:
-            os.close(output)
-
-    def _tell(self, kind: str, line: dict[str, Any]) -> None:
-        self._told[kind] = line
-        self._write(line)
-
-    def _write(self, line: dict[str, Any]) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.write(json.dumps(line).encode() + b"\n")
-                self._process.stdin.flush()
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """It ends with its input."""
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-        process.returncode = 0  # the agent reaps all its children
-        if self._process is process:
-            self._process = self._opened = None
+        self._opened = TunnelOpened(request=line["request"], port=line["port"], address=address)
+        self._send(self._opened)
 
 
 def _own_address(coordinator: str) -> str:

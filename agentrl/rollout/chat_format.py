@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from agentrl.chat import prefix_check
 from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.store import publications
-from agentrl.store.database import Database
+from agentrl.files.pieces import Content
+from agentrl.store.documents import Publication
 
 
 class ChatFormat(NamedTuple):
@@ -26,10 +28,10 @@ class ChatFormat(NamedTuple):
     """Where the model's own chat template rewrites earlier turns, as a sentence; empty if it does not."""
 
 
-async def published(database: Database, run_dir: Path, variables: Mapping[str, Any]) -> ChatFormat | None:
-    """Of the newest publication; None while there is none."""
-    newest = await publications.newest(database)
-    return None if newest is None else read(run_dir / newest.path, variables)
+def files_of(publication: Publication) -> dict[str, Content]:
+    """Those that `read` needs: everything but the weights."""
+    files = msgspec.convert(publication.manifest.get("files", {}), dict[str, Content])
+    return {name: content for name, content in files.items() if not name.endswith(".safetensors")}
 
 
 def read(directory: Path, variables: Mapping[str, Any] | None = None) -> ChatFormat:

@@ -385,6 +385,7 @@ OPENED = {"opened_at": {"$type": "date"}}
 class CheckpointFile(msgspec.Struct):
     bytes: int = 0
     hash: str = ""
+    pieces: list[str] = []
 
 
 class Checkpoint(Named):

@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shutil
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import safetensors
 from safetensors.torch import load_file, save_file
 
 from agentrl.errors import ConfigError
+from agentrl.files.pieces import content_of
 from agentrl.store.documents import CheckpointFile
 from agentrl.training.atomic_directories import whole_directory
 from agentrl.training.learner import Learner
@@ -99,15 +99,14 @@ def consistency_problem(directory: Path, expected: dict[str, CheckpointFile]) ->
         if size != known.bytes:
             return f"{name} has {size} bytes, not {known.bytes}"
     for name, known in expected.items():
-        if _described(directory / name) != known:
+        if _described(directory / name).hash != known.hash:
             return f"{name} has another content than was written"
     return ""
 
 
 def _described(file: Path) -> CheckpointFile:
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, hashlib.blake2b)
-    return CheckpointFile(file.stat().st_size, digest.hexdigest())
+    found = content_of(file)
+    return CheckpointFile(found.bytes, found.blake2b, list(found.pieces))
 
 
 def remove(directory: Path) -> None:

@@ -178,6 +178,8 @@ class OpenTunnel(Message, tag="open_tunnel", frozen=True):
     """Empty: the address from which the host reaches the coordinator."""
     port: int = 0
     """0: any free port."""
+    cache_bytes: int = 0
+    """The limit of what the host keeps of other hosts' files; 0: the default."""
 
 
 class TunnelPeers(Message, tag="tunnel_peers", frozen=True):
