@@ -107,6 +107,9 @@ def arguments() -> argparse.Namespace:
         metavar="S",
         help="SIGTERM drains this host, and the agent ends when no unit is left or after S seconds",
     )
+    parser.add_argument(
+        "--bound-to", type=int, default=0, metavar="PID", help="the end of that process is like SIGTERM to this one"
+    )
     parser.add_argument("--probe", choices=("ready", "live"), help="exit 0 if the agent is so, else say why not")
     parser.add_argument("--cgroups", choices=("auto", "off"), default="auto")
     args = parser.parse_args()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,6 +50,23 @@ def key_for_units(path: Path, own: ClientKey) -> ClientKey:
     return made
 
 
+def _on_end_of(pid: int, act: Callable[[], None]) -> None:
+    """Call `act` once that process has ended."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        act()
+        return
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(handle)
+        os.close(handle)
+        act()
+
+    loop.add_reader(handle, ended)
+
+
 async def _run(
     args: argparse.Namespace,
     home: Home,
@@ -59,9 +77,9 @@ async def _run(
 ) -> int:
     loop, finished = asyncio.get_running_loop(), asyncio.Event()
 
-    def end() -> None:
+    def end(why: str = "its host agent got SIGTERM") -> None:
         if args.leave_within > 0:
-            agent.leave(args.leave_within, "its host agent got SIGTERM")
+            agent.leave(args.leave_within, why)
         else:
             finished.set()
 
@@ -99,6 +117,8 @@ async def _run(
         )
     if ended_early():
         end()
+    if args.bound_to:
+        _on_end_of(args.bound_to, lambda: end("what carried its host agent has ended"))
     log.info("The host agent of %s is up with %d incarnations in its ledger.", home.host, len(agent.incarnations))
     try:
         await finished.wait()

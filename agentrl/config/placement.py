@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -63,6 +63,40 @@ class Slurm(Section):
     """How long the start of an agent on a node may take."""
 
 
+class RayBundle(Section):
+    """What a host takes of the node of Ray that it is on."""
+
+    hosts: Words = ()
+    """The hosts that take this much each: names, or the name of several."""
+    cpus: Annotated[float, Field(ge=0)] = 1.0
+    gpus: Annotated[float, Field(ge=0)] = 0.0
+    """Their agents see only these."""
+    resources: dict[str, Annotated[float, Field(gt=0)]] = {}  # noqa: RUF012
+    """Resources with names of your own, as `ray start --resources` has them."""
+
+
+class Ray(Section):
+    """Agents in actors of a Ray cluster, one in each bundle of a placement group."""
+
+    address: str = "auto"
+    """`auto` if the coordinator is on a node of the cluster, its HOST:PORT, or `ray://HOST:10001`."""
+    strategy: Literal["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"] = "STRICT_SPREAD"
+    """How hosts share nodes: by default each has a node for itself, as far as this run is concerned."""
+    bundles: tuple[RayBundle, ...] = ()
+    """What the hosts take. A host that none of them names takes one CPU."""
+    drain_s: Annotated[int, Field(strict=True, ge=1, le=86_400)] = 60
+    """How long a host has to finish its work when its actor has ended."""
+    python: str = ""
+    """The Python on the nodes that has agentrl installed. Empty: the path of the Python of the coordinator."""
+    start_s: Seconds = 60.0
+    """How long the start of an agent on a node may take."""
+
+    def of(self, host: str) -> RayBundle:
+        """A word names a host, or all hosts of a `count`."""
+        kind = host.rpartition("-")[0]
+        return next((each for each in self.bundles if host in each.hosts or kind in each.hosts), RayBundle())
+
+
 class Placement(Section):
     """How the agents of the hosts in `hosts` are started. A word, such as `ssh`, takes the defaults of its section."""
 
@@ -70,6 +104,8 @@ class Placement(Section):
     """Over OpenSSH."""
     slurm: Slurm | None = None
     """In a job of Slurm."""
+    ray: Ray | None = None
+    """In a Ray cluster."""
 
     @model_validator(mode="before")
     @classmethod
@@ -117,6 +153,10 @@ def problems_of(
         yield ("placement", placement.kind), "needs coordinator.listen, the address at which hosts join the run"
     if placement.slurm is not None and placement.slurm.components:
         yield from _problems_of_components(placement.slurm, hosts)
+    if placement.ray is not None:
+        words = {word for bundle in placement.ray.bundles for word in bundle.hosts}
+        for word in sorted(words - {*hosts, *all_hosts(hosts)}):
+            yield ("placement", "ray", "bundles"), f"names the unknown host {word!r}"
 
 
 def _problems_of_components(slurm: Slurm, hosts: Mapping[str, Host]) -> Iterator[tuple[tuple[str, ...], str]]:

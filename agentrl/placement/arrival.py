@@ -1,7 +1,8 @@
 """Runs on a machine that becomes a host of a run: `python -m agentrl.placement.arrival`.
 
 It reads an Order on standard input, prints an `Arrived` as one line of JSON, and ends. With `--stay` it becomes the
-agent after it has printed the line, for schedulers that end what the process that they started has started.
+agent after it has printed the line, for schedulers that end what the process that they started has started. With
+`--bound` the host leaves when the parent of this process ends, for schedulers whose reservation that parent is.
 
 Invariants:
 - The key comes in on standard input, and lies in a file of mode 0600 in a directory that nobody else can enter.
@@ -67,10 +68,10 @@ def usual_state_dir(run: str, host: str) -> Path:
     return Path("/var/tmp") / f"agentrl-{os.getuid()}" / run / host
 
 
-def carry_out(order: Order, *, stay: bool = False) -> Arrived:
+def carry_out(order: Order, *, stay: bool = False, bound_to: int = 0) -> Arrived:
     """Raises AgentrlError. With `stay`, a start returns before the agent exists, and `become_agent` follows."""
     if order.invitation is not None:
-        return _prepared(order.invitation) if stay else _started(order.invitation)
+        return _prepared(order.invitation) if stay else _started(order.invitation, bound_to)
     state_dir = Path(order.state_dir) if order.state_dir else usual_state_dir(order.run, order.host)
     if order.act == "end":
         end_agent(state_dir, order.host)
@@ -84,9 +85,10 @@ def _answer(host: str, state_dir: Path, known: AgentFile | None) -> Arrived:
     return Arrived(host, pid=known.pid if known else 0, state_dir=str(state_dir))
 
 
-def _started(invitation: Invitation) -> Arrived:
+def _started(invitation: Invitation, bound_to: int) -> Arrived:
     state_dir = _make_ready(invitation)
     arguments = _agent_arguments(invitation, state_dir)
+    arguments += ["--bound-to", str(bound_to)] if bound_to else []
     try:
         known: AgentFile | None = start_agent(
             state_dir, Path(invitation.run_dir), invitation.run, invitation.host, arguments
@@ -190,7 +192,7 @@ def main() -> int:
     try:
         order = msgspec.json.decode(sys.stdin.buffer.read(_LONGEST_ORDER), type=Order)
         stay = "--stay" in sys.argv[1:]
-        arrived = carry_out(order, stay=stay)
+        arrived = carry_out(order, stay=stay, bound_to=os.getppid() if "--bound" in sys.argv[1:] else 0)
     except msgspec.DecodeError as broken:
         arrived = Arrived("", error=f"The order on standard input is not understood: {broken}.", code=ExitCode.VERSION)
     except AgentrlError as failed:

@@ -14,6 +14,10 @@ def open_placement(settings: Settings, run: PlacedRun) -> Placement:
         from agentrl.placement.ssh import SshPlacement
 
         return SshPlacement(settings.ssh, run)
+    if settings.ray is not None:
+        from agentrl.placement.ray_actors import RayPlacement
+
+        return RayPlacement(settings.ray, run)
     from agentrl.placement.local import LocalPlacement
 
     return LocalPlacement(Path(run.state_dir))

@@ -15,11 +15,15 @@ import pytest
 
 from agentrl import __version__
 from agentrl.config.placement import Placement as Settings
+from agentrl.errors import NotProvenError
 from agentrl.host import procfs
 from agentrl.host.agent_lock import read_agent_file
 from agentrl.placement import Invitation, PlacedRun, Placement, Wanted
 from agentrl.placement.backends import open_placement
+from agentrl.placement.notes import Notes
+from agentrl.placement.ray_actors import RayNote
 from agentrl.transport.curve_keys import new_keypair
+from tests.placement.ray_cluster import RayCluster
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, eventually
 
@@ -166,7 +170,31 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-SITES: dict[str, type[Site]] = {"local": LocalSite, "ssh": SshSite}
+class RaySite(Site):
+    """A real Ray cluster, which the tests share. Each host has a node for itself."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._cluster = RayCluster.shared()
+        self.ray = {"address": self._cluster.address}
+        self.settings = {"ray": self.ray}
+
+    def wanted(self, host: str, version: str = __version__) -> Wanted:
+        if host != self.hosts[0]:
+            self._cluster.mend()  # an earlier test may have left one node
+        return super().wanted(host, version)
+
+    def take_away(self, host: str) -> None:
+        (note,) = [note for name, note in Notes(self.run.state_dir, "ray", RayNote).all().items() if name == host]
+        self._cluster.kill_node(note.node)
+
+    def close(self) -> None:
+        super().close()
+        with contextlib.suppress(NotProvenError):
+            self.open().release(self.hosts)
+
+
+SITES: dict[str, type[Site]] = {"local": LocalSite, "ssh": SshSite, "ray": RaySite}
 
 
 @contextlib.contextmanager
