@@ -444,6 +444,8 @@ ACTIONS: tuple[Action, ...] = (
         "keys",
         _("key.new", "n", "new key", "Makes a key file.", Keys.do_key_new, "add_key", 58),
         _("key.revoke", "x", "revoke", "Refuses this key from now on.", Keys.do_key_revoke, "revoke_key", 57),
+        _("key.rotate", "R", "rotate", "Replaces the secrets by which the processes of the run know each other.",
+          Keys.do_key_rotate, "rotate_keys", 56),
     ),
     # the run
     *_by(CliRunner, _("run.apply", "", "up with a file", "Makes the run equal to a file; shows the plan.",

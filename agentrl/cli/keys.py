@@ -1,4 +1,4 @@
-"""Defines the commands `keys new`, `keys list` and `keys revoke`.
+"""Defines the commands `keys new`, `keys list`, `keys revoke` and `keys rotate`.
 
 Invariants:
 - A secret is written to a file and never printed.
@@ -49,6 +49,7 @@ def register(app: typer.Typer) -> None:
     add_command(keys, "new", acts=True)(new)
     add_command(keys, "list")(list_keys)
     add_command(keys, "revoke", acts=True)(revoke)
+    add_command(keys, "rotate", acts=True)(rotate)
 
 
 async def new(
@@ -194,3 +195,15 @@ async def revoke(
     from agentrl.protocol.commands import RevokeKey
 
     return await act(cli, "revoke_key", RevokeKey(name=key_name))
+
+
+async def rotate(cli: Cli) -> ExitCode:
+    """Replace the secrets by which the processes of the run know each other.
+
+    These are the token of its HTTP listeners and, with several hosts, the authority and the certificates of its
+    tunnels. The run works on: the former ones are accepted until every host has the new ones. Keys of people and hosts
+    stay; `keys revoke` ends one."""
+    from agentrl.cli.execute import act
+    from agentrl.protocol.commands import RotateKeys
+
+    return await act(cli, "rotate_keys", RotateKeys())

@@ -164,6 +164,7 @@ class CommandMethods(ABC):
     silence = Method[Accepted]("silence")
     test_alert = Method[Accepted]("test_alert")
     add_key = Method[Accepted]("add_key")
+    rotate_keys = Method[Accepted]("rotate_keys")
     revoke_key = Method[Accepted]("revoke_key")
     requeue_tasks = Method[Accepted]("requeue_tasks")
     exclude_records = Method[Accepted]("exclude_records")

@@ -49,6 +49,7 @@ from agentrl.control.host_tunnels import HostTunnels
 from agentrl.control.incidents import SHOWN, Incidents
 from agentrl.control.instruction_handler import InstructionHandler
 from agentrl.control.instruction_queue import Executor
+from agentrl.control.key_rotation import KeyRotation
 from agentrl.control.local_peers import LocalPeers
 from agentrl.control.message_router import MessageRouter
 from agentrl.control.messaging.peers import Peers
@@ -180,6 +181,7 @@ class Coordinator:
         self._placed = PlacedHosts(context, self._state_dir, lambda host, why: self._admission.forget(host, gone=why))
         self._admission.on_forgotten += [tunnels.forgotten, self._placed.forgotten]
         self._admission.on_dismissed = self._placed.dismissed
+        self._rotation = KeyRotation(context, self._state_dir, tunnels)
         self._departures = HostDepartures(context, self._admission.forget, self._ended.set)
         self._removal = HostRemoval(context, requests, self._admission, self._rebind)
         hosts = HostHandler(context, requests, self._incidents, self._admission, tunnels, self._departures)
@@ -230,6 +232,7 @@ class Coordinator:
             "forget_host": preparing(self._preview_forget, self._forget_host),
             "stacks": stacks.prepare,
             **self._removal.table,
+            **self._rotation.table,
         }
 
     def _preview_forget(self, args: commands.ForgetHost) -> Effect:
@@ -254,7 +257,7 @@ class Coordinator:
         progress = ProgressWatch(self._context, self._queries.chains)
         shown = (progress.tick, self._alerting.tick, self._recorder.tick)
         of_hosts = (self._admission.forget_silent, self._departures.look, self._removal.tick, self._placed.look)
-        ticks = (*shown, self._own_files().tick, *of_hosts)
+        ticks = (*shown, self._own_files().tick, *of_hosts, self._rotation.tick)
         checks = PeriodicChecks(self._context, self._marker, ticks)
         watch = HostAgentWatch(self._context, self._state_dir, self._incidents.host_agent_failed)
         tasks = [restarting_task("periodic checks", checks.run), restarting_task("host agent watch", watch.run)]

@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 
 from agentrl.config.hosts import Host, need_tunnels
-from agentrl.config.http_token import http_token
+from agentrl.config.http_token import tokens_in_file
 from agentrl.config.run import RunConfig
 from agentrl.control.context import Context
 from agentrl.errors import AgentrlError
@@ -33,7 +33,7 @@ class HostTunnels:
         self._certificates: dict[str, str] = {}
 
     @property
-    def _needed(self) -> bool:
+    def needed(self) -> bool:
         config = self._context.config
         return config is not None and need_tunnels(config.all_hosts)
 
@@ -45,49 +45,70 @@ class HostTunnels:
 
     def connected(self, host: str) -> None:
         """A host agent said hello."""
-        if self._needed:
+        if self.needed:
             here, bind = self._host(host), self._host(host).bind or self._host(host).address
             if not bind and host == self._context.host:
                 bind = self._listens_at()
             self._context.peers.send_to_host(host, OpenTunnel(bind=bind, port=here.port, cache_bytes=here.cache))
+            if (self._state_dir / "mongo" / "url").exists():
+                # They may have been replaced while it was away.
+                self.send_secrets(host)
 
     def opened(self, host: str, tunnel: TunnelOpened) -> None:
         """The tunnel of a host listens, or wants another certificate."""
-        if not self._needed:
+        if not self.needed:
             return
         try:
-            self._authority = self._authority or Authority(self._state_dir, self._context.run.uuid)
-            self._certificates[host] = self._authority.issue(host, tunnel.request)
+            self._certificates[host] = self.authority.issue(host, tunnel.request)
         except AgentrlError as failed:
             log.error("host %s gets no certificate: %s", host, failed)
             return
         self._opened[host] = tunnel
-        self._tell_all()
+        self.tell_all()
+
+    @property
+    def authority(self) -> Authority:
+        """Raises AgentrlError."""
+        if self._authority is None:
+            self._authority = Authority(self._state_dir, self._context.run.uuid)
+        return self._authority
+
+    def issue_again(self) -> None:
+        """Give every host a certificate of the present authority. Raises AgentrlError."""
+        for host, tunnel in self._opened.items():
+            self._certificates[host] = self.authority.issue(host, tunnel.request)
+        self.tell_all()
 
     def forgotten(self, host: str) -> None:
         if self._opened.pop(host, None) is not None:
             self._certificates.pop(host, None)
-            self._tell_all()
+            self.tell_all()
 
     def before_spawn(self, host: str, role: Role) -> None:
         """A unit is about to start there."""
+        if role is not Role.SIDECAR:
+            self.send_secrets(host)
+
+    def send_secrets(self, host: str) -> None:
+        """The tokens of the run and the address of its database, once the database has one."""
         context, config = self._context, self._context.config
-        if host == context.host or role is Role.SIDECAR or config is None:
+        if host == context.host or config is None:
             return
         try:
-            token = http_token(self._state_dir)
+            token = "\n".join(tokens_in_file(self._state_dir))
             url = (self._state_dir / "mongo" / "url").read_text().strip() if config.has_mongo else ""
         except (AgentrlError, OSError) as failed:
             log.error("the units of host %s cannot be told where the database is: %s", host, failed)
             return
         context.peers.send_to_host(host, RunSecrets(http_token=token, mongo_url=url, mongo_host=context.host))
 
-    def _tell_all(self) -> None:
+    def tell_all(self) -> None:
+        """Tell all hosts their certificates, whom they trust, and where the others are."""
         if self._authority is None:
             return
         peers = {host: f"{self._address(host)}:{tunnel.port}" for host, tunnel in self._opened.items()}
         for host in self._opened:
-            told = TunnelPeers(self._certificates[host], self._authority.certificate, peers)
+            told = TunnelPeers(self._certificates[host], self._authority.trusted, peers)
             self._context.peers.send_to_host(host, told)
 
     def _address(self, host: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from agentrl.config.http_token import RunToken
 from agentrl.engines.interface import (
     CallRefusedError,
     EngineBusyError,
@@ -73,9 +74,9 @@ class Answer(msgspec.Struct):
 class HttpEngine:
     """Implements `Engine`. One instance per engine process; it keeps connections open until it is closed."""
 
-    def __init__(self, url: str, token: str, *, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, url: str, token: str | RunToken, *, headers: Mapping[str, str] | None = None) -> None:
         self.url = url.rstrip("/")
-        self._http = HttpClient(self.url, {"Authorization": f"Bearer {token}", **(headers or {})}, way=run_hosts.way())
+        self._http = HttpClient(self.url, dict(headers or {}), way=run_hosts.way(), token=token)
 
     async def close(self) -> None:
         await self._http.close()

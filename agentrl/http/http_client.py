@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from agentrl.config.http_token import RunToken, current
 from agentrl.errors import ConfigError
 from agentrl.http.run_hosts import Way
 
@@ -248,8 +249,9 @@ class HttpClient:
         *,
         connect_within_s: float = CONNECT_WITHIN_S,
         way: Way | None = None,
+        token: str | RunToken | None = None,
     ) -> None:
-        """With a `way` the URL may name a host of the run."""
+        """With a `way` the URL may name a host of the run. `token`: what each call shows, as it is then."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ConfigError(f"{url!r} is no address of an engine; it must be such as http://127.0.0.1:30000.")
@@ -261,13 +263,15 @@ class HttpClient:
         if any(sign in f"{name}{value}" for name, value in named.items() for sign in "\r\n"):
             raise ConfigError(f"The headers of calls to {url} have a line break in them.")
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+        self._token = token
         self._connect_within_s = connect_within_s
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
 
     def ask(self, method: str, path: str, body: bytes = b"") -> _Call:
         """One call. Raises ConnectionBrokenError; the caller sets the deadline."""
-        head = f"{method} {path} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
+        shown = "" if self._token is None else f"Authorization: Bearer {current(self._token)}\r\n"
+        head = f"{method} {path} HTTP/1.1\r\n{self._headers}{shown}Content-Length: {len(body)}\r\n\r\n"
         return _Call(self, head.encode("latin-1") + body)
 
     async def close(self) -> None:

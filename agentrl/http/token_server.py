@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -23,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agentrl.config.http_token import RunToken, accepts
 from agentrl.errors import UsageError
 
 KEEP_ALIVE_S = 120
@@ -128,9 +128,9 @@ async def listening(app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0) -> 
             await serving
 
 
-def bears(request: Request, token: str) -> bool:
+def bears(request: Request, token: str | RunToken) -> bool:
     """Whether the request has the token of the run."""
-    return hmac.compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {token}".encode())
+    return accepts(token, request.headers.get("authorization", "").encode())
 
 
 async def body_of(request: Request, kind: type[B]) -> B:

@@ -231,6 +231,10 @@ class AddKey(Args, frozen=True):
     permission: Permission
 
 
+class RotateKeys(Args, frozen=True):
+    """Replace the run's HTTP token, and the authority and certificates of its tunnels."""
+
+
 class RevokeKey(Args, frozen=True):
     name: str
 
@@ -566,6 +570,7 @@ COMMANDS: dict[str, CommandSpec] = {
         _act("forget_host", ForgetHost, "hosts forget", "Declare that a silent host is gone for good."),
         _act("force_stopped", ForceStopped, "stop --force", "Vouch that a lost unit is dead."),
         _act("add_key", AddKey, "keys new", "Admit a key.", "revoke_key", Permission.ADMIN),
+        _act("rotate_keys", RotateKeys, "keys rotate", "Replace the secrets of the run.", "", Permission.ADMIN),
         _act("revoke_key", RevokeKey, "keys revoke", "Refuse a key from now on.", "", Permission.ADMIN),
     )
 }

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from agentrl.config.http_token import RunToken
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import Engine
 from agentrl.engines.routing import Candidate, Router
@@ -39,7 +40,7 @@ SILENT_AFTER_S = 15.0
 class SamplerToolbox(ToolboxClient):
     """The client of one toolbox. Episodes that begin together read its tools once."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str | RunToken) -> None:
         super().__init__(url, token)
         self._known: tuple[ToolInfo, ...] = ()
         self._read_at = float("-inf")
@@ -64,7 +65,7 @@ class ServiceDirectory:
     def __init__(
         self,
         database: Database,
-        token: str,
+        token: str | RunToken,
         toolbox: Callable[[str], ToolboxClient],
         *,
         max_lag: int = 2,

@@ -21,6 +21,7 @@ from functools import partial
 import msgspec
 
 from agentrl.config.data_plane import ToolServer
+from agentrl.config.http_token import RunToken
 from agentrl.errors import AgentrlError, RefusedError, UnknownNameError
 from agentrl.formatting.amounts import counted
 from agentrl.policies.replay_verdicts import CallResult, Verdict, fault_of, is_same, judge, lost_its_session
@@ -85,7 +86,9 @@ class _NotMineError(Exception):
 class ReplayRunner:
     """Takes queued replays in the name of a steward, while `run` runs."""
 
-    def __init__(self, database: Database, servers: Mapping[str, ToolServer], *, owner: str, token: str) -> None:
+    def __init__(
+        self, database: Database, servers: Mapping[str, ToolServer], *, owner: str, token: str | RunToken
+    ) -> None:
         self._database = database
         self.servers = servers
         self._owner = owner

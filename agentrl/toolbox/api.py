@@ -15,6 +15,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from agentrl.config.http_token import RunToken
 from agentrl.http.token_server import Act, Application, BodyError, Route, bears, body_of
 from agentrl.policies.replay_verdicts import ToolEffect
 from agentrl.toolbox.api_messages import (
@@ -45,7 +46,7 @@ class ToolEntry(msgspec.Struct, frozen=True, kw_only=True):
     """As the server declares it."""
 
 
-def build_app(toolbox: Toolbox, token: str) -> Application:
+def build_app(toolbox: Toolbox, token: str | RunToken) -> Application:
     handlers = _Handlers(toolbox)
     table = (
         Route("/mcpapi/servers", "GET", handlers.servers),
@@ -99,7 +100,7 @@ def _entry(tool: ToolInfo) -> ToolEntry:
     )
 
 
-def _guarded(token: str, act: Act) -> Act:
+def _guarded(token: str | RunToken, act: Act) -> Act:
     """Check the token, then turn every error into an answer with a sentence."""
 
     async def answer(request: Request) -> Response:

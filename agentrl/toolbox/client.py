@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from agentrl.config.http_token import RunToken
 from agentrl.http import run_hosts
 from agentrl.http.http_client import BodyTooLargeError, ConnectionBrokenError, HttpClient
 from agentrl.policies.outcomes import tool_call_within_s
@@ -56,9 +57,9 @@ class _Statistics(msgspec.Struct):
 class ToolboxClient:
     """A connection to one toolbox; a context manager."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str | RunToken) -> None:
         self.url = url
-        self._http = HttpClient(url, {"Authorization": f"Bearer {token}"}, way=run_hosts.way())
+        self._http = HttpClient(url, {}, way=run_hosts.way(), token=token)
 
     async def __aenter__(self) -> ToolboxClient:
         return self

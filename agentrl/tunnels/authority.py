@@ -1,7 +1,9 @@
 """The certificate authority of a run: it tells the tunnels of its hosts from all others.
 
 Invariants:
-- Key and certificate are made once, in one file with mode 0600 of the coordinator's state directory.
+- Key and certificate are in one file with mode 0600 of the coordinator's state directory.
+- They are replaced in three steps, each of which all hosts take before the next: the next authority is trusted as well;
+  it issues the certificates; the former is not trusted any more. A death in between leaves one of these states.
 - A certificate names one host, by a digest, because the name of a host need not be the name of a machine.
 - Certificates are valid from a day ago: clocks of hosts differ.
 """
@@ -35,27 +37,61 @@ def name_of(host: str) -> str:
 
 class Authority:
     def __init__(self, state_dir: Path, run: str) -> None:
-        path = state_dir / FILE
+        self._path = state_dir / FILE
+        self._run = run
+        self._next: bytes | None = None
         try:
-            if not path.exists():
-                _make(path, run)
-            data = path.read_bytes()
+            if not self._path.exists():
+                _write(self._path, _made(run))
+            data = self._path.read_bytes()
         except OSError as broken:
-            raise DiskError(f"{path} cannot be made or read: {broken.strerror}.") from broken
+            raise DiskError(f"{self._path} cannot be made or read: {broken.strerror}.") from broken
+        self._use(data)
+
+    def _use(self, data: bytes) -> None:
         try:
             key = serialization.load_pem_private_key(data, None)
-            self._certificate = x509.load_pem_x509_certificate(data)
+            self._certificates = x509.load_pem_x509_certificates(data)
         except ValueError as broken:
             raise ConfigError(
-                f"{path} is damaged: {broken}.",
+                f"{self._path} is damaged: {broken}.",
                 hint="Delete it while the run is down; hosts get new certificates when they connect.",
             ) from broken
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         self._key = key
+        self._certificate = self._certificates[0]
 
     @property
-    def certificate(self) -> str:
-        return self._certificate.public_bytes(serialization.Encoding.PEM).decode()
+    def trusted(self) -> str:
+        """The certificates that hosts accept: its own, and while it is replaced that of the former or the next one."""
+        known = self._certificates + ([] if self._next is None else x509.load_pem_x509_certificates(self._next))
+        return "".join(each.public_bytes(serialization.Encoding.PEM).decode() for each in known)
+
+    # ---- replacing it ----
+
+    def prepare_next(self) -> None:
+        """From now on `trusted` has the next one. Without effect if a former one is still trusted."""
+        if len(self._certificates) == 1 and self._next is None:
+            self._next = _made(self._run)
+
+    def issue_by_next(self) -> None:
+        """From now on the next one issues; the former stays trusted."""
+        if self._next is None:
+            return
+        data = self._next + self._certificate.public_bytes(serialization.Encoding.PEM)
+        _write(self._path, data)
+        self._next = None
+        self._use(data)
+
+    def drop_former(self) -> None:
+        """From now on only this one is trusted."""
+        if len(self._certificates) > 1:
+            secret = self._key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+            data = secret + self._certificate.public_bytes(serialization.Encoding.PEM)
+            _write(self._path, data)
+            self._use(data)
 
     def issue(self, host: str, request: str, *, days: float = VALID_DAYS) -> str:
         """The certificate of a host for the public key in its request. Raises ProtocolError."""
@@ -84,7 +120,8 @@ class Authority:
         return made.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def _make(path: Path, run: str) -> None:
+def _made(run: str) -> bytes:
+    """A key and its certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     now = dt.datetime.now(dt.UTC)
     certificate = (
@@ -100,9 +137,13 @@ def _make(path: Path, run: str) -> None:
         .add_extension(_signs_certificates(), critical=True)
         .sign(key, hashes.SHA256())
     )
-    text = key.private_bytes(
+    secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ) + certificate.public_bytes(serialization.Encoding.PEM)
+    )
+    return secret + certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _write(path: Path, text: bytes) -> None:
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(text)

@@ -104,7 +104,7 @@ def _tunnels(folder: Path, run: str) -> Iterator[Way]:
         peers = {host: f"127.0.0.1:{each['port']}" for host, each in said.items()}
         for host, process in processes.items():
             certificate = authority.issue(host, said[host]["request"])
-            told = {"certificate": certificate, "authority": authority.certificate, "peers": peers}
+            told = {"certificate": certificate, "authority": authority.trusted, "peers": peers}
             assert process.stdin is not None
             process.stdin.write(json.dumps(told).encode() + b"\n")
             process.stdin.flush()

@@ -118,7 +118,7 @@ def completed(shell: Shell, *words: str) -> list[str]:
 
 def test_candidates_come_from_the_commands(shell: Shell) -> None:
     assert completed(shell, "sta") == ["stacks", "staleness", "status"]
-    assert completed(shell, "keys", "") == ["list", "new", "revoke"]
+    assert completed(shell, "keys", "") == ["list", "new", "revoke", "rotate"]
     assert completed(shell, "scale", "--no") == ["--no-color", "--no-wait"]
     assert completed(shell, "keys", "new", "x", "--permission", "o") == ["operator"]
     assert completed(shell, "completion", "f") == ["fish"]

@@ -143,6 +143,7 @@ def test_run_on_hosts_without_a_shared_disk_learns_and_nothing_listens_without_k
     elsewhere = {"sampler-0": TOOLS, "toolbox-0": TOOLS, "engine-0": ENGINES, "engine-1": MORE_ENGINES}
     assert {unit: row.host for unit, row in units.items()} == dict.fromkeys(units, default_name()) | elsewhere
     see_listeners(hosts)
+    replace_secrets(hosts)
     tunnel, files = (
         next(each for each in run.processes() if module in each.cmdline() and ENGINES in each.cmdline())
         for module in ("daemons.tunnel", "daemons.files")
@@ -172,6 +173,20 @@ def see_listeners(hosts: Hosts) -> None:
         beyond = addresses - {"127.0.0.1", "::1"}
         # These two take connections only with a key, or with a certificate of the run.
         assert not beyond or (module in ("daemons.coordinator", "daemons.tunnel") and beyond <= own), module
+
+
+def replace_secrets(hosts: Hosts) -> None:
+    """While records are made; no call is refused."""
+    run, names = hosts.run, ("http.token", "authority.pem")
+    before = [(run.state_dir / name).read_text() for name in names]
+    run.cli("keys", "rotate", "--yes", within_s=UP_WITHIN_S)
+    token, authority = after = [(run.state_dir / name).read_text() for name in names]
+    assert (token.count("\n"), authority.count("BEGIN CERTIFICATE")) == (0, 1), "what was before is not accepted"
+    assert not set(before) & set(after)
+    for host in OTHERS:
+        (file,) = run.file.parent.glob(f"{host}/**/http.token")
+        eventually(lambda file=file: file.read_text() == token, what=f"the new token on host {host}")
+    assert not run.cli("records", "list", "--filter", "status=failed")["rows"]
 
 
 def see_files(hosts: Hosts) -> None:

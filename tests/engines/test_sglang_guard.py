@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -50,9 +51,11 @@ def behind() -> Behind:
 
 
 @pytest.fixture(params=[True])
-async def client(behind: Behind, request: pytest.FixtureRequest) -> AsyncIterator[HttpEngine]:
+async def client(behind: Behind, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[HttpEngine]:
     """Behind an open guard; the parameter is whether the server can release memory."""
-    async with listening(Guard(behind, token=TOKEN, gives_memory=request.param)) as url:
+    file = tmp_path / "http.token"
+    file.write_text(f"{TOKEN}\n")
+    async with listening(Guard(behind, token_file=file, gives_memory=request.param)) as url:
         client = HttpEngine(url, TOKEN)
         await client.order(OPEN)
         yield client

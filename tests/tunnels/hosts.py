@@ -46,7 +46,7 @@ class Hosts:
     def contexts(self, host: str, authority: Authority | None = None, days: float = 30):  # type: ignore[no-untyped-def]
         signs = authority or self.authority
         key = self.keys[host]
-        return key.contexts(signs.issue(host, key.request(), days=days), signs.certificate)
+        return key.contexts(signs.issue(host, key.request(), days=days), signs.trusted)
 
     def address(self, host: str) -> str:
         return f"127.0.0.1:{self.exits[host].getsockname()[1]}"

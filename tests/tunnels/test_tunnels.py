@@ -123,7 +123,7 @@ async def other_run_here(hosts: Hosts) -> None:
     folder.mkdir()
     coming, _ = hosts.contexts("a")
     key = hosts.keys["a"]
-    _, going = key.contexts(Authority(folder, "another").issue("a", key.request()), hosts.authority.certificate)
+    _, going = key.contexts(Authority(folder, "another").issue("a", key.request()), hosts.authority.trusted)
     hosts.tunnels["a"].configure(coming, going, {"B.example": hosts.address("B.example")})
 
 
@@ -164,9 +164,28 @@ async def test_renewed_certificate_needs_no_restart(hosts: Hosts) -> None:
     await back_and_forth(await hosts.way("a").open("B.example", port))
 
 
+async def test_authority_is_replaced_while_hosts_are_told_one_after_the_other(hosts: Hosts, tmp_path: Path) -> None:
+    port, authority = await hosts.echo(), hosts.authority
+    before, of_before = authority.trusted, hosts.contexts("a")
+
+    def tell_one(host: str) -> None:
+        hosts.tunnels[host].configure(*hosts.contexts(host), {name: hosts.address(name) for name in hosts.exits})
+
+    for step in (authority.prepare_next, authority.issue_by_next, authority.drop_former):
+        step()
+        for host in ("a", "B.example"):
+            tell_one(host)
+            await back_and_forth(await hosts.way("a").open("B.example", port))
+            await back_and_forth(await hosts.way("B.example").open("a", port))
+    assert authority.trusted != before
+    assert Authority(tmp_path / "state", "r").trusted == authority.trusted
+    hosts.tunnels["a"].configure(*of_before, {"B.example": hosts.address("B.example")})
+    assert await refusal(hosts, port)
+
+
 def test_authority_is_kept_and_refuses_damaged_requests(tmp_path: Path) -> None:
     made = Authority(tmp_path, "r")
-    assert Authority(tmp_path, "r").certificate == made.certificate
+    assert Authority(tmp_path, "r").trusted == made.trusted
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
     with pytest.raises(ProtocolError, match="of host b is not valid"):
         made.issue("b", "rubbish")

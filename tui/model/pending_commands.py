@@ -334,6 +334,10 @@ def revoke_key(name: str) -> PendingCommand:
     return PendingCommand("revoke_key", commands.RevokeKey(name), f"revoke the key {name}", ("keys", "revoke", name))
 
 
+def rotate_keys() -> PendingCommand:
+    return PendingCommand("rotate_keys", commands.RotateKeys(), "replace the secrets of the run", ("keys", "rotate"))
+
+
 def line(words: Iterable[str], target: Iterable[str] = ()) -> str:
     """A command line for the same run."""
     return shlex.join(["agentrl", *words, *target])

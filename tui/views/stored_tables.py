@@ -238,6 +238,9 @@ class Keys(QueryTable):
         if row is not None:
             self.perform(pending_commands.revoke_key(row.name))
 
+    def do_key_rotate(self) -> None:
+        self.perform(pending_commands.rotate_keys())
+
 
 class TaskPage(RecordLinksPage):
     name_in_registry = "task"

@@ -19,6 +19,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
+from agentrl.config.http_token import RunToken
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.embedded.generation_request import weight_versions
 from agentrl.engines.interface import (
@@ -80,7 +81,9 @@ class PinBody(msgspec.Struct, kw_only=True):
     model_path: str = ""
 
 
-def build_app(engine: EmbeddedEngine, token: str, *, decode: Decode | None = None, model_path: str = "") -> Application:
+def build_app(
+    engine: EmbeddedEngine, token: str | RunToken, *, decode: Decode | None = None, model_path: str = ""
+) -> Application:
     """`decode` produces the `text` of answers; without it answers have ids only."""
     handlers = _Handlers(engine, decode, model_path)
     table = (
@@ -262,7 +265,7 @@ def _finish_reason(made: Generated) -> dict[str, Any]:
             return {"type": "abort", "message": "aborted"}
 
 
-def _guarded(token: str, act: Act) -> Act:
+def _guarded(token: str | RunToken, act: Act) -> Act:
     """Checks the token, then turns every failure into an answer with a sentence."""
 
     async def answer(request: Request) -> Response:

@@ -40,9 +40,11 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 class Guard:
     """The ASGI middleware in front of SGLang. It is closed until the unit opens it."""
 
-    def __init__(self, app: App, *, token: str, gives_memory: bool) -> None:
+    def __init__(self, app: App, *, token_file: Path, gives_memory: bool) -> None:
         self._app = app
-        self._wanted = f"Bearer {token}".encode()
+        self._token_file = token_file
+        self._token_seen = (0, 0)
+        self._wanted: list[bytes] = []
         self._open = False
         self._gives_memory = gives_memory
         self._has_memory = asyncio.Event()
@@ -56,7 +58,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        if not hmac.compare_digest(headers.get(b"authorization", b""), self._wanted):
+        if not self._accepts(headers.get(b"authorization", b"")):
             await _answer(send, 401, "This engine requires the token of its run.")
         elif scope["path"] in (OPEN, SHUT):
             self._open = scope["path"] == OPEN
@@ -71,6 +73,15 @@ class Guard:
             await self._generate(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    def _accepts(self, authorization: bytes) -> bool:
+        """Each line of the file is a token; it is read again when it changed, because tokens are replaced."""
+        with contextlib.suppress(OSError):
+            now = os.stat(self._token_file)
+            if (now.st_ino, now.st_mtime_ns) != self._token_seen:
+                self._wanted = [b"Bearer " + token for token in self._token_file.read_bytes().split()]
+                self._token_seen = (now.st_ino, now.st_mtime_ns)
+        return any([hmac.compare_digest(authorization, wanted) for wanted in self._wanted])
 
     async def _generate(self, scope: Message, receive: Receive, send: Send) -> None:
         while not self._has_memory.is_set():
@@ -170,8 +181,7 @@ def main(token_file: str, parent: str, *arguments: str) -> None:
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
-    token = Path(token_file).read_text(encoding="utf-8").strip()
-    app.add_middleware(Guard, token=token, gives_memory="--enable-memory-saver" in arguments)
+    app.add_middleware(Guard, token_file=Path(token_file), gives_memory="--enable-memory-saver" in arguments)
     try:
         run_server(prepare_server_args(list(arguments)))
     finally:

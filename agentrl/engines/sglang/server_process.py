@@ -13,6 +13,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from agentrl.config.http_token import RunToken
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import EngineError, EngineGoneError
 from agentrl.engines.sglang import guarded_server
@@ -25,7 +26,7 @@ HOST = "127.0.0.1"
 class SglangServer:
     """One server. `client` passes its guard also while that is closed."""
 
-    def __init__(self, process: asyncio.subprocess.Process, url: str, token: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, url: str, token: str | RunToken) -> None:
         self._process = process
         self.url = url
         self.client = HttpEngine(url, token, headers={guarded_server.UNIT_HEADER.decode(): "1"})
@@ -37,7 +38,7 @@ class SglangServer:
         arguments: Sequence[str],
         *,
         port: int,
-        token: str,
+        token: str | RunToken,
         token_file: Path,
         environment: Mapping[str, str],
     ) -> SglangServer:

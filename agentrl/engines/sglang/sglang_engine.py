@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from agentrl.config.data_plane import Engines
+from agentrl.config.http_token import RunToken
 from agentrl.engines import manifest as manifests
 from agentrl.engines.canary import Agreement, compare
 from agentrl.engines.interface import (
@@ -53,7 +54,7 @@ class SglangEngine:
         *,
         context: int,
         port: int,
-        token: str,
+        token: str | RunToken,
         token_file: Path,
         environment: Mapping[str, str] | None = None,
     ) -> None:
