@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import faulthandler
-import logging
 import os
 import resource
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 from agentrl.config.paths import read_run
 from agentrl.control.coordinator import Coordinator
 from agentrl.errors import AgentrlError, ExitCode
+from agentrl.tracing import log_format
 
 
 def take_all_descriptors() -> None:
@@ -39,7 +39,7 @@ def main() -> int:
     args = parser.parse_args()
     faulthandler.enable()
     take_all_descriptors()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_format.set_up("coordinator")
     state_dir = args.state_dir.absolute()
     known = read_run(state_dir)
     if known is not None and os.environ.get("AGENTRL_RUN") != known.uuid:

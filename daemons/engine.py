@@ -36,6 +36,7 @@ from agentrl.telemetry.data_plane_metrics import (
     TOKENS_PER_S,
     Meter,
 )
+from agentrl.tracing import log_format
 from agentrl.unit import Unit, run_unit
 from daemons import run_files
 
@@ -50,6 +51,7 @@ LEAVE_WITHIN_S = 5.0
 async def main(unit: Unit) -> None:
     if unit.state_dir is None:
         raise ConfigError("An engine needs the state directory of its run.", hint="Start it with `agentrl up`.")
+    log_format.set_up()
     files, config = await run_files.prepared(unit, "engine")
     weights = run_files.EngineFiles(unit, files)
     database = await run_database.open_database(config, unit.state_dir)

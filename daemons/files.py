@@ -24,6 +24,7 @@ from agentrl.files.file_service import FileService
 from agentrl.files.peers import Peers
 from agentrl.files.unit_files import socket_for_hosts, socket_for_units
 from agentrl.http.run_hosts import Way
+from agentrl.tracing import log_format
 from agentrl.unit.runner import loop_factory
 
 log = logging.getLogger("files")
@@ -99,7 +100,7 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--tunnel", type=Path, required=True, help="the socket of the tunnel of this host")
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_format.set_up("files")
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(FilesDaemon(args.host, args.run_dir, args.tunnel).run())
     return ExitCode.OK

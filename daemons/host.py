@@ -22,6 +22,7 @@ from agentrl.config.this_host import known_name, this_host
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.host.agent_lock import AgentLock
 from agentrl.host.coordinator_process import coordinator_command, living_coordinator, start_coordinator
+from agentrl.tracing import log_format
 
 log = logging.getLogger("host")
 
@@ -124,7 +125,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     args = arguments()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_format.set_up("host agent")
     try:
         if args.probe:
             return probe(args)

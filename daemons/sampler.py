@@ -33,6 +33,7 @@ from agentrl.store import publications, run_database
 from agentrl.store.call_writer import Writer
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.owners import Lease
+from agentrl.tracing import log_format
 from agentrl.unit import Unit, run_unit
 from daemons import run_files
 
@@ -49,7 +50,7 @@ FIRST_WEIGHTS_WITHIN_S = 3600.0
 async def main(unit: Unit) -> None:
     if unit.state_dir is None:
         raise ConfigError("A sampler needs the state directory of its run.", hint="Start it with `agentrl up`.")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    log_format.set_up()
     files, config = await run_files.prepared(unit, "sampler")
     with unit.phase("reading code and datasets", at_most_s=START_AT_MOST_S):
         user_code.load(config)

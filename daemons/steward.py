@@ -28,6 +28,7 @@ from agentrl.steward.steward_knobs import StewardKnobs
 from agentrl.store import indexes, run_database
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.telemetry.data_plane_metrics import HELD_OUT_TRAINED, READY, REJECTED, UNDER_WAY, named
+from agentrl.tracing import log_format
 from agentrl.unit import Unit, run_unit
 
 log = logging.getLogger("steward")
@@ -46,7 +47,7 @@ START_AT_MOST_S = 600.0
 
 
 async def main(unit: Unit) -> None:
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    log_format.set_up()
     if unit.state_dir is None:
         raise ConfigError("A steward needs the state directory of its run.", hint="Start it with `agentrl up`.")
     config = run_database.configuration(unit.run_dir)

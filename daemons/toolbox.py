@@ -31,6 +31,7 @@ from agentrl.toolbox.api import build_app
 from agentrl.toolbox.served_tool_commands import ServedToolCommands
 from agentrl.toolbox.service_report import ServiceReporter, parts_of, problems_of, starting, status_of, waits_of
 from agentrl.toolbox.toolbox import Quotas, Toolbox
+from agentrl.tracing import log_format
 from agentrl.unit import Unit, run_unit
 from daemons import run_files
 
@@ -47,7 +48,7 @@ LEFT_AFTER_S = 2.0
 async def main(unit: Unit) -> None:
     if unit.state_dir is None:
         raise ConfigError("A toolbox needs the state directory of its run.", hint="Start it with `agentrl up`.")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    log_format.set_up()
     # The SDK logs tracebacks for what servers do wrong; the toolbox logs one sentence.
     for noisy in ("mcp", "httpx2"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)

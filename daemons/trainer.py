@@ -21,6 +21,7 @@ from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError, ExitCode
 from agentrl.store import indexes, run_database
 from agentrl.store.database import Database
+from agentrl.tracing import log_format
 from agentrl.training import rank_processes, ranks
 from agentrl.training.resume import settings_of
 from agentrl.training.trainer import Trainer
@@ -34,7 +35,7 @@ log = logging.getLogger("trainer")
 
 
 async def main(unit: Unit) -> None:
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    log_format.set_up()
     _, config = await run_files.prepared(unit, "trainer")
     torch.set_num_threads(config.training.threads)
     if unit.state_dir is None:

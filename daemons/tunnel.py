@@ -20,6 +20,7 @@ from typing import Any
 
 from agentrl.errors import ExitCode
 from agentrl.host.listening_ports import ListeningPorts
+from agentrl.tracing import log_format
 from agentrl.tunnels.authority import VALID_DAYS
 from agentrl.tunnels.certificates import HostKey
 from agentrl.tunnels.tunnel import Tunnel
@@ -78,7 +79,7 @@ def main() -> int:
     parser.add_argument("--bind", required=True)
     parser.add_argument("--port", type=int, default=0)
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_format.set_up("tunnel")
     bind = args.bind.strip("[]")
     try:
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET

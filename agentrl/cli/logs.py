@@ -46,7 +46,7 @@ async def logs(
         ),
     ] = "",
     lines: Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="The last N lines; 0: all.")] = 200,
-    raw: Annotated[bool, typer.Option("--raw", help="Keep control codes.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="As it was written: control codes and JSON lines.")] = False,
 ) -> ExitCode:
     """Show what a unit wrote."""
     import time
@@ -187,8 +187,9 @@ def _print_lines(cli: Cli, chunk: LogChunk, lines: list[str], choice: Choice, pr
 def _print_safely(line: str) -> None:
     """Print a line without control codes, also into a pipe, because `less` and `grep` pass them on to a terminal."""
     from agentrl.cli import output
+    from agentrl.formatting.log_lines import as_text
 
-    print(output.sanitise_lines(line))
+    print(output.sanitise_lines(as_text(line)))
 
 
 def output_note(text: str) -> None:

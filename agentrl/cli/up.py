@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from agentrl.cli import tool_packages
 from agentrl.cli.options import Cli, add_command
 from agentrl.cli.run_file import RunFile, Sets, check_inputs, load, nothing_to_bring_up
 from agentrl.errors import ConfigError, ConflictError, ExitCode, UsageError
+from agentrl.tracing import log_format
 
 if TYPE_CHECKING:
     from agentrl.cli.start_coordinator import Place
@@ -74,6 +76,9 @@ async def up(
             return _preview_of_a_new_run(cli, loaded)
         if not cli.dry_run:
             await tool_packages.install(cli, loaded)
+        if config.logs:
+            # Of the host agent and the coordinator that this command starts.
+            os.environ[log_format.VARIABLE] = config.logs
     elsewhere = Path(config.coordinator.state_dir) if config.coordinator.state_dir else None
 
     def create() -> NewRun:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -111,6 +111,8 @@ class RunConfig(data_plane.DataPlane):
     """The times and counts of supervision."""
     alerts: Alerts = Alerts()
     """Rules, sinks and the ping."""
+    logs: Literal["", "text", "json"] = ""
+    """The lines of all logs: `text`, or `json`, one object a line. Empty: as AGENTRL_LOG_FORMAT says, else text."""
     metrics: Metrics = Metrics()
     """How monitoring systems read the numbers of the run."""
     outside: OutsideAccess = OutsideAccess()

@@ -81,6 +81,7 @@ from agentrl.protocol.wire import encode
 from agentrl.supervision.liveness import Leases
 from agentrl.supervision.supervisor import Supervisor
 from agentrl.supervision.transitions import WITH_PROCESS
+from agentrl.tracing import log_format
 from agentrl.transport import addresses
 from agentrl.transport.hub import Hub
 from agentrl.transport.publisher import Publisher
@@ -219,6 +220,7 @@ class Coordinator:
         self._settings.on_times = hosts.send_times
         configures = (self._alerting, self._listener, self._outside, self._recorder, tunnels, self._placed)
         self._settings.on_config += [each.configure for each in configures]
+        self._settings.on_config.append(_use_log_format)
         self._marker = RunDirMarker(Path(run.run_dir), context.host, self._identity.boot_id, run.name, run.uuid)
 
     def _commands(self, stacks: Stacks) -> dict[str, Prepare]:
@@ -392,3 +394,8 @@ class Coordinator:
             context.executor.put("operation", id, None)
             context.feed.remove(f"op/{id}")
         context.operations.forgotten.clear()
+
+
+def _use_log_format(config: RunConfig) -> None:
+    if config.logs:
+        log_format.use(config.logs, "coordinator")

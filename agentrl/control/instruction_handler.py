@@ -99,6 +99,7 @@ class InstructionHandler:
                 # On other hosts the host agent passes on the address at which it reached the coordinator.
                 coordinator=self.hub_address if host == context.host else "",
                 devices=slot.devices,
+                traceparent=trace.header() if (trace := context.operations.trace_of(unit)) else "",
             ),
         )
 

@@ -1,4 +1,4 @@
-"""Splits chunks of a log into lines, and filters lines by pattern and time. Pure.
+"""Splits chunks of a log into lines, filters lines by pattern and time, and shows JSON lines as text. Pure.
 
 Invariants: each line is returned once and whole, however the chunks are cut; a line without a time has the time of the
 line before it.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import codecs
 import datetime
+import json
 import re
 from collections.abc import Callable
 
 from agentrl.errors import UsageError
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?(?: ?(?:Z|[+-]\d\d:?\d\d))?")
+_JSON_BEGINS = '{"time": "'
 _LONGEST_LINE = 1 << 20
 
 
@@ -38,6 +40,18 @@ class Lines:
         rest, self._rest = self._rest + self._decoder.decode(b"", True), ""
         self._decoder.reset()
         return [rest] if rest else []
+
+
+def as_text(line: str) -> str:
+    """A line of `logs: json` as it is with `logs: text`; every other line as it is."""
+    if not line.startswith(_JSON_BEGINS):
+        return line
+    try:
+        found = json.loads(line)
+        text = f"{found['time']} {found['level']} {found['logger']}: {found['message']}"
+    except (ValueError, KeyError, TypeError):
+        return line
+    return "\n".join([text, *(str(found[more]) for more in ("error", "stack") if more in found)])
 
 
 class Choice:

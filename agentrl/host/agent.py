@@ -44,6 +44,7 @@ from agentrl.protocol.messages import (
     UnitOnHost,
 )
 from agentrl.protocol.specs import incarnation_name
+from agentrl.tracing import trace_context
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +238,8 @@ class Agent:
             self.watchdog.received(message, self.send)
         match message:
             case messages.Spawn():
-                self._spawn(message)
+                with trace_context.within(trace_context.parse(message.traceparent)):
+                    self._spawn(message)
             case messages.SignalUnit(unit=unit, incarnation=number):
                 if incarnation := self._incarnation(unit, number):
                     incarnation.signal(message.signal, leader_only=message.leader_only)
@@ -308,6 +310,7 @@ class Agent:
             self._failed(spawn, reason, final=_is_final(failed))
             return
         self.incarnations[incarnation.name] = incarnation
+        log.info("%s is started", incarnation.name)
         self.services.logs.prune(spawn.unit)
 
     def _folder(self, spawn: Spawn) -> Path | None:

@@ -14,6 +14,7 @@ import re
 from pathlib import Path
 
 from agentrl.config.logfiles import LogFiles, cut_line, cut_part, cuts
+from agentrl.formatting.log_lines import as_text
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ def tail_of(path: Path) -> tuple[str, ...]:
     lines = body.decode(errors="replace").splitlines()
     if size > _TAIL_BYTES:
         lines = lines[1:] or lines  # the first one is cut somewhere
-    return tuple(clean(line) for line in lines[-TAIL_LINES:])
+    shown = [part for line in lines[-TAIL_LINES:] for part in as_text(line).split("\n")]
+    return tuple(clean(line) for line in shown[-TAIL_LINES:])
 
 
 def cut_if_large(path: Path, max_bytes: int) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.formatting.log_lines import as_text
 from agentrl.formatting.repeated_lines import pattern_of
 from agentrl.host.log_files import clean
 from agentrl.protocol.messages import RepeatedError
@@ -99,7 +100,8 @@ class RepeatedErrors:
         with open(path, "rb") as file:
             file.seek(begin)
             whole, newline, rest = file.read(most).rpartition(b"\n")
-        for text in errors_in(whole.decode(errors="replace").splitlines()):
+        lines = [part for line in whole.decode(errors="replace").splitlines() for part in as_text(line).split("\n")]
+        for text in errors_in(lines):
             self._count(unit, text, now)
         return begin + len(whole) + len(newline) if newline or len(rest) < most else size
 

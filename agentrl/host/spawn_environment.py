@@ -25,6 +25,7 @@ from agentrl.host import procfs
 from agentrl.host.accelerators import Accelerators
 from agentrl.protocol.messages import Spawn
 from agentrl.protocol.specs import Probe, Role, incarnation_name, split_unit
+from agentrl.tracing import trace_context
 
 INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "TERM", "TZ", "TMPDIR", "LANG", "LANGUAGE", "LC_*"),
@@ -32,7 +33,7 @@ INHERITED = (
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
     *("CUDA_*", "NVIDIA_*", "NCCL_*", "GLOO_*", "ROCR_*", "HIP_*", "TORCH*", "PYTORCH_*", "TRITON_*", "SGLANG_*"),
-    *("OMP_*", "MKL_*", "KMP_*", "OPENBLAS_*", "GOMP_*", "MALLOC_*"),
+    *("OMP_*", "MKL_*", "KMP_*", "OPENBLAS_*", "GOMP_*", "MALLOC_*", "AGENTRL_LOG_FORMAT"),
     *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT", "TRANSFORMERS_*", "TOKENIZERS_PARALLELISM"),
 )
 """Variables that units get from their host agent, which got them from `agentrl up`; `*` stands for any characters."""
@@ -108,6 +109,8 @@ def of_unit(
         "AGENTRL_HEARTBEAT_S": f"{heartbeat_s:g}",
         "AGENTRL_ORPHAN_LEASE_S": f"{spec.orphan_lease_s:g}",
     }
+    if spawn.traceparent:
+        env[trace_context.VARIABLE] = spawn.traceparent
     if home.key is not None:
         env["AGENTRL_KEY"] = str(home.key)
     if tunnel is not None and spec.role is not Role.SIDECAR:

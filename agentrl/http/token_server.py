@@ -24,11 +24,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.config.http_token import RunToken, accepts
 from agentrl.errors import UsageError
+from agentrl.tracing import trace_context
+from agentrl.tracing.trace_context import TraceContext
 
 KEEP_ALIVE_S = 120
 LEAVE_WITHIN_S = 3
 MOST_BODY_BYTES = 8 << 20
 _BACKLOG = 1024
+_TRACE_HEADER = trace_context.HEADER.encode()
 B = TypeVar("B")
 Act = Callable[[Request], Awaitable[Response]]
 
@@ -64,8 +67,9 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "listeners speak nothing else"
         act = self._chosen(scope)
-        response = await act(Request(scope, receive, send))
-        await response(scope, receive, send)
+        with trace_context.within(_trace_of(scope)):
+            response = await act(Request(scope, receive, send))
+            await response(scope, receive, send)
 
     def _chosen(self, scope: Scope) -> Act:
         methods = self._exact.get(scope["path"])
@@ -78,6 +82,14 @@ class Application:
         if methods is None:
             return self._unknown
         return methods.get("GET" if scope["method"] == "HEAD" else scope["method"], self._not_so)
+
+
+def _trace_of(scope: Scope) -> TraceContext | None:
+    """The trace of the caller. A caller without the token is refused, whatever it sends here."""
+    for name, value in scope["headers"]:
+        if name == _TRACE_HEADER:
+            return trace_context.parse(value.decode("latin-1"))
+    return None
 
 
 async def _unknown(request: Request) -> Response:

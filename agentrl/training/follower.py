@@ -5,7 +5,6 @@ Invariant: signals are for the unit; this process ends when the rank that leads 
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 
 from agentrl.store import run_database
+from agentrl.tracing import log_format
 from agentrl.training import ranks
 from agentrl.training.resume import settings_of
 
@@ -20,7 +20,7 @@ from agentrl.training.resume import settings_of
 def main(run_dir: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    log_format.set_up()
     config = run_database.configuration(run_dir)
     torch.set_num_threads(config.training.threads)
     ranks.follow(settings_of(config))

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import NoReturn, TextIO, cast
 
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
+from agentrl.tracing import trace_context
 from agentrl.unit.reported_state import ReportedState
 from agentrl.unit.signals import EndSignals
 from agentrl.unit.socket_thread import SocketThread
@@ -109,6 +110,7 @@ class _Process:
 
     def __init__(self, term_deadline_s: float) -> None:
         environment = read_environment(os.environ, program=Path(sys.argv[0]).stem or "unit")
+        trace_context.set_of_process(trace_context.parse(os.environ.get(trace_context.VARIABLE, "")))
         self.code = 0
         self.reason = ""
         self.parts = UnitParts(environment)

@@ -23,6 +23,7 @@ from typing import Protocol
 
 from agentrl.protocol.knob import Boundary, Knob
 from agentrl.protocol.messages import UnitPart, Wait
+from agentrl.tracing import trace_context
 from agentrl.unit.command_server import Handler, ServedCommands
 from agentrl.unit.control_flags import ControlFlags
 from agentrl.unit.reported_state import ReportedState
@@ -184,6 +185,8 @@ class Unit:
             # short calls 5 % of its time.
             gc.collect()
             gc.freeze()
+        # The operation that started it has what it wanted.
+        trace_context.set_of_process(None)
         self._state.write(ready=True)
         if self._parts.connection is not None:
             self._parts.connection.report_soon()

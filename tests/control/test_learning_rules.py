@@ -433,7 +433,7 @@ def test_curves_that_a_program_does_not_take_are_an_alert_until_it_takes_them() 
     (row,) = run.fired
     assert (row.severity, row.evidence[0]) == (
         Severity.WARNING,
-        "1000 points wait, 12 were dropped since the process began.",
+        "Points that wait: 1000; dropped since the process began: 12.",
     )
     run.report(**{failing: 0.0, waiting: 0.0})
     assert run.pass_time(60) == []

@@ -1,16 +1,35 @@
-"""A scrape of a real coordinator shows its run, and goes on after the coordinator died."""
+"""How a run is seen from outside: a scrape of a real coordinator, and the trace of a command in all logs."""
 
 from __future__ import annotations
+
+import json
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from agentrl.errors import ExitCode
+from agentrl.tracing import trace_context
 from tests.e2e.running import Run
 from tests.ports import free_triplet
 from tests.waiting import eventually
 
 TOKEN = "a-token-of-enough-characters"
+
+
+def test_the_id_of_a_command_is_its_trace_in_the_logs_of_coordinator_host_and_unit(run: Run) -> None:
+    run.config["logs"] = "json"
+    run.sidecar("web", ["sh", "-c", 'echo "my trace is $AGENTRL_TRACEPARENT"; exec sleep 1000'], count=1)
+    run.up()
+    accepted = run.cli("scale", "web", "2", "--yes")
+    trace = str(accepted["operation"]["id"])
+    for name, unit in (("coordinator.log", "coordinator"), ("agent.log", "host agent")):
+        (log,) = (run.state_dir / "hosts").rglob(name)
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        mine = [line for line in lines if line.get("trace_id") == trace]
+        assert mine, (name, trace)
+        assert {line["unit"] for line in lines} == {unit}
+    shown = run.cli("logs", "web-1")["lines"]
+    assert shown == [f"my trace is {trace_context.of_operation(trace).header()}"]
 
 
 def test_scrape_shows_the_run_and_survives_the_coordinator(run: Run) -> None:

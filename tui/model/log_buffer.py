@@ -13,7 +13,7 @@ from bisect import insort
 from dataclasses import dataclass, field
 
 from agentrl.formatting.amounts import counted
-from agentrl.formatting.log_lines import time_of
+from agentrl.formatting.log_lines import as_text, time_of
 from agentrl.formatting.safe_text import sanitise
 from tui.model.styled_text import LONGEST
 
@@ -55,7 +55,7 @@ class LogBuffer:
     def add(self, source: str, texts: list[str], *, aside: bool = False) -> int:
         """Add lines. Returns the number of added lines that pass the filter."""
         shown_before = len(self._shown)
-        for text in texts:
+        for text in (part for line in texts for part in as_text(line).split("\n")):
             at = time_of(text) if self.merged else None
             at = self._last.get(source, 0.0) if at is None else at
             self._last[source] = at

@@ -401,7 +401,7 @@ def curves_not_written(snapshot: RunSnapshot, active: Collection[str], now: floa
                 f"{name}/{program}",
                 f"{program} takes no points of curves from {name}; training itself is not affected.",
                 (
-                    f"{waiting:.0f} points wait, {dropped:.0f} were dropped since the process began.",
+                    f"Points that wait: {waiting:.0f}; dropped since the process began: {dropped:.0f}.",
                     "It is tried again at least once a minute. The metrics of all steps are in the store.",
                 ),
                 f"agentrl logs {name}",

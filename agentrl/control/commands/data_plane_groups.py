@@ -18,6 +18,7 @@ from agentrl.config.secrets import variable_of
 from agentrl.config.serialization import config_to_plain
 from agentrl.config.sglang_arguments import gpus_of
 from agentrl.protocol.specs import GroupSpec, Life, Resources, Role
+from agentrl.tracing import log_format
 
 SETTINGS_VARIABLE = "AGENTRL_SETTINGS"
 """A digest of the sections that a role reads. A changed digest replaces its units."""
@@ -88,7 +89,11 @@ def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str
         role=role,
         command=("{python}", "-m", f"daemons.{role.value}", *(READ_ONLY if reading and role is Role.STEWARD else ())),
         count=config.sizes[role.value],
-        env={**_inherited(role, config, plain), SETTINGS_VARIABLE: _digest(plain, _reads(role, config))},
+        env={
+            **_inherited(role, config, plain),
+            **({log_format.VARIABLE: config.logs} if config.logs else {}),
+            SETTINGS_VARIABLE: _digest(plain, _reads(role, config)),
+        },
         cwd=run_dir,
         hosts=hosts_that_run(role.value, config.all_hosts),
         life=Life.JOB if role is Role.TRAINER else Life.SERVICE,

@@ -41,6 +41,7 @@ from agentrl.protocol.messages import (
 )
 from agentrl.protocol.rows import OperationState
 from agentrl.protocol.wire import decode_as, encode, raw
+from agentrl.tracing import trace_context
 from agentrl.transport.hub import Peer
 
 log = logging.getLogger(__name__)
@@ -174,6 +175,12 @@ class ClientHandler:
         """Return the preview of a command, or its acceptance. Raises the error of a refusal."""
         if before := self._accepted_before(request):
             return Accepted(before.id, before.effect, spec.tier(before.effect), duplicate=True)
+        with trace_context.within(trace_context.of_operation(request.id)):
+            return self._decided(known, request, spec, prepare)
+
+    def _decided(
+        self, known: Known, request: messages.Request, spec: CommandSpec, prepare: Callable[[], Prepared]
+    ) -> Accepted | Consent:
         prepared = prepare()
         effect, now = prepared.effect, self._context.clock.now()
         preview = Consent(effect, spec.tier(effect), now + CONSENT_VALID_S, prepared.revisions)
@@ -182,6 +189,7 @@ class ClientHandler:
         if request.consent is not None:
             _compare(spec, request.consent, preview, now)
         operation = self._accept(known, request, spec, effect)
+        log.info("%s accepted of %s: %s", spec.name, known.name, operation.summary or spec.name)
         self._begin(operation, prepared.execute)
         return Accepted(operation.id, effect, preview.tier)
 

@@ -20,6 +20,8 @@ from agentrl.protocol.effects import Effect
 from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.rows import OperationRow, OperationState, UnitState, short
 from agentrl.supervision.unit_slots import Slot, State
+from agentrl.tracing import trace_context
+from agentrl.tracing.trace_context import TraceContext
 
 WAITING_SHOWN = 200
 REASON_CHARS = 4000
@@ -118,6 +120,11 @@ class Operations:
 
     def live(self) -> list[Operation]:
         return [op for op in self._by_id.values() if not op.state.ended]
+
+    def trace_of(self, unit: str) -> TraceContext | None:
+        """The trace of the newest operation that waits for this unit."""
+        waiting = [op for op in self.live() if unit in op.goals]
+        return trace_context.of_operation(waiting[-1].id) if waiting else None
 
     def restore(self, operations: Iterable[Operation]) -> None:
         self._by_id = {op.id: op for op in sorted(operations, key=lambda op: op.accepted_at)}

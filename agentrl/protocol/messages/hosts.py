@@ -169,6 +169,8 @@ class Spawn(Message, tag="spawn", frozen=True):
     """The address that the unit connects to; empty for the address that the host agent uses."""
     devices: tuple[str, ...] = ()
     """The devices of the unit."""
+    traceparent: str = ""
+    """The trace of the operation that waits for it, as W3C Trace Context writes it; empty if none does."""
 
 
 class OpenTunnel(Message, tag="open_tunnel", frozen=True):

@@ -1,0 +1,98 @@
+"""Trace ids, as W3C Trace Context defines them.
+
+Invariants:
+- The ids of an operation or of an episode follow from its id, so every process computes the same ones.
+- What another process sends counts only if it is well-formed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import re
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+HEADER = "traceparent"
+VARIABLE = "AGENTRL_TRACEPARENT"
+"""The variable with which a unit is given the trace of the operation that started it."""
+_PATTERN = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_ID = re.compile(r"[0-9a-f]{32}")
+_SAMPLED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """A span of a trace; what is done within it belongs to it."""
+
+    trace_id: str
+    """32 hexadecimal digits."""
+    span_id: str
+    """16 hexadecimal digits."""
+    sampled: bool = True
+    """Whether its spans are exported."""
+
+    def header(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-{int(self.sampled):02x}"
+
+    def child(self) -> TraceContext:
+        return TraceContext(self.trace_id, _random_span_id(), self.sampled)
+
+
+_current: ContextVar[TraceContext | None] = ContextVar("trace", default=None)
+_of_process: TraceContext | None = None
+
+
+def current() -> TraceContext | None:
+    return _current.get() or _of_process
+
+
+@contextlib.contextmanager
+def within(context: TraceContext | None) -> Iterator[None]:
+    """What is done and logged meanwhile, and in tasks that begin meanwhile, belongs to that span."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def set_of_process(context: TraceContext | None) -> None:
+    """What has no trace of its own in this process belongs to that one: while a unit starts, to the operation that
+    started it."""
+    global _of_process
+    _of_process = context
+
+
+def of_operation(id: str) -> TraceContext:
+    """The trace of an operation has its id, if that is 32 hexadecimal digits, as those of our clients are."""
+    made = _derived(f"operation {id}", 1.0)
+    return TraceContext(id, made.span_id) if _ID.fullmatch(id) else made
+
+
+def of_record(run: str, record: str, share: float = 1.0) -> TraceContext:
+    """`share` of all records are sampled: those whose ids fall below it."""
+    return _derived(f"record {run} {record}", share)
+
+
+def parse(header: str) -> TraceContext | None:
+    """None if it is no traceparent."""
+    found = _PATTERN.fullmatch(header)
+    if found is None or not int(found[1], 16) or not int(found[2], 16):
+        return None
+    return TraceContext(found[1], found[2], bool(int(found[3], 16) & _SAMPLED))
+
+
+def _derived(text: str, share: float) -> TraceContext:
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return TraceContext(digest[:32], digest[32:48], int(digest[48:56], 16) < share * 2**32)
+
+
+def _random_span_id() -> str:
+    # Not the generator of the process, whose numbers a seed decides.
+    return f"{_random.getrandbits(64) or 1:016x}"
+
+
+_random = random.SystemRandom()
