@@ -36,6 +36,7 @@ BENCHMARKS = {
     "replay": "tests.benchmarks.replays",
     "tools": "tests.benchmarks.tool_calls",
     "tunnels": "tests.benchmarks.tunnels",
+    "ray": "tests.benchmarks.ray_start",
     "overhead": "tests.benchmarks.overhead",
     "demo": "tests.benchmarks.demo_learning",
 }
