@@ -129,8 +129,8 @@ def test_services_policy_and_run_file_name_the_same_ports_and_pods() -> None:
         if each["kind"] == "StatefulSet"
         for number in range(each["spec"]["replicas"])
     }
-    assert set(config.hosts) == pods
-    assert {host.port for host in config.hosts.values()} | {7400} <= allowed
+    assert set(config.all_hosts) == pods
+    assert {host.port for host in config.all_hosts.values()} | {7400} <= allowed
     assert config.coordinator.listen == "tcp://0.0.0.0:7400"
 
 

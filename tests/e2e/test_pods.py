@@ -31,7 +31,7 @@ class Cluster:
         """The one of the example, and a group that reports its progress."""
         plain = yaml.safe_load(find("example", "ConfigMap", "agentrl-run")["data"]["run.yaml"])
         step_loop = [PYTHON, "-m", "assets.units.step_loop", "--every", "0.05"]
-        plain["sidecars"]["loop"] = {"command": step_loop, "speaks": True, "count": 2, "hosts": "agents"}
+        plain["sidecars"]["loop"] = {"command": step_loop, "speaks": True, "count": 2, "hosts": "agentrl-agents"}
         (self._files["run-file"] / "run.yaml").write_text(yaml.safe_dump(plain))
 
     def start(self, name: str) -> Pod:
@@ -41,7 +41,7 @@ class Cluster:
 
     def make_key(self, head: Pod, name: str) -> None:
         """As docs/clusters.md says, the secret included."""
-        head.agentrl("keys", "new", name, "--permission", "host", "--out", f"/tmp/{name}.key", "--yes")
+        head.agentrl("hosts", "add", name, "--out", f"/tmp/{name}.key", "--yes")
         secret = self._files["host-keys"] / f"{name}.key"
         secret.write_text(head.run("cat", f"/tmp/{name}.key").stdout)
         secret.chmod(0o400)
