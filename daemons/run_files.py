@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection
 
 from agentrl.config.run import RunConfig
@@ -10,13 +11,17 @@ from agentrl.engines.interface import WeightsRefusedError
 from agentrl.engines.publication_follower import Announced
 from agentrl.files.frames import FilesError, WrongListError
 from agentrl.files.unit_files import UnitFiles
-from agentrl.store import run_database
+from agentrl.store import checkpoints, run_database
+from agentrl.store.database import Database, StoreError
 from agentrl.store.publications import path_of
 from agentrl.unit import Unit
 
 PREPARED_WITHIN_S = 1800.0
 """Datasets and models may be large."""
 AGAIN_S = 2.0
+COPY_EVERY_S = 3.0
+
+log = logging.getLogger("files")
 
 
 async def prepared(unit: Unit, role: str) -> tuple[UnitFiles, RunConfig]:
@@ -32,6 +37,24 @@ async def prepared(unit: Unit, role: str) -> tuple[UnitFiles, RunConfig]:
                 await asyncio.sleep(AGAIN_S)
     unit.status("")
     return files, run_database.configuration(unit.run_dir)
+
+
+async def keep_newest_checkpoint(database: Database, files: UnitFiles) -> None:
+    """Keeps a copy of it on this host, so that it outlives that of a trainer elsewhere. Runs until cancelled."""
+    problem = ""
+    while True:
+        try:
+            if (newest := await checkpoints.newest(database)) is not None:
+                await files.bring(newest.path, checkpoints.contents_of(newest.files))
+                if newest.reference:
+                    await files.bring(checkpoints.REFERENCE, checkpoints.contents_of(newest.reference))
+                await files.keep([newest.path, checkpoints.REFERENCE])
+            problem = ""
+        except (StoreError, FilesError, WrongListError) as failed:
+            if str(failed) != problem:
+                problem = str(failed)
+                log.warning("the newest checkpoint is not copied: %s", problem)
+        await asyncio.sleep(COPY_EVERY_S)
 
 
 class EngineFiles:

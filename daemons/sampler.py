@@ -121,7 +121,7 @@ async def _first_chat_format(
                     keeping.result()
                 with contextlib.suppress(StoreUnavailableError, FilesError):
                     if (newest := await publications.newest(database)) is not None:
-                        await files.bring(newest.path, chat_format.files_of(newest))
+                        await files.bring(newest.path, publications.tokenizer_files(newest))
                         return chat_format.read(unit.run_dir / newest.path, variables)
                 unit.status("waits for the first weights")
                 await unit.sleep_async(LOOK_EVERY_S)

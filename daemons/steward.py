@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from agentrl.config.http_token import http_token
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError, DiskError
+from agentrl.files.unit_files import UnitFiles
 from agentrl.queries.dispatcher import Dispatcher
 from agentrl.steward import admission, epochs, settings
 from agentrl.steward.epochs import Source
@@ -30,6 +31,7 @@ from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.telemetry.data_plane_metrics import HELD_OUT_TRAINED, READY, REJECTED, UNDER_WAY, named
 from agentrl.tracing import log_format
 from agentrl.unit import Unit, run_unit
+from daemons import run_files
 
 log = logging.getLogger("steward")
 
@@ -80,10 +82,15 @@ async def main(unit: Unit) -> None:
         StewardKnobs(unit, config, lambda: steward.settings, counts=lambda: steward.counts, on_change=steward.follow)
         unit.ready()
         replaying = asyncio.create_task(replays.run(), name="replays")
+        copying = asyncio.create_task(
+            run_files.keep_newest_checkpoint(database, UnitFiles.of_this_unit()), name="copy checkpoints"
+        )
         try:
             await _serve(unit, steward, replaying)
             unit.extend_stop(STOPPED_WITHIN_S)
         finally:
+            copying.cancel()
+            await asyncio.gather(copying, return_exceptions=True)
             replays.stop()
             await replaying
         await steward.stop()

@@ -44,7 +44,7 @@ class UnitFiles:
         self._report = report
         self._lock = asyncio.Lock()
         self._ends: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._brought: set[str] = set()
+        self._brought: dict[str, dict[str, Content]] = {}
 
     @classmethod
     def of_this_unit(cls, report: Callable[[str], None] = lambda sentence: None) -> UnitFiles:
@@ -57,17 +57,17 @@ class UnitFiles:
 
     async def bring(self, directory: str, files: Mapping[str, Content]) -> None:
         """Raises FilesError, or WrongListError if asking again will not help."""
-        if self._socket is not None and directory not in self._brought:
+        if self._socket is not None and self._brought.get(directory) != files:
             await self._ask(frames.Bring(directory, dict(files)), directory)
-            self._brought.add(directory)
+            self._brought[directory] = dict(files)
 
     async def keep(self, directories: Iterable[str]) -> None:
         """The others that were brought may go."""
         kept = set(directories)
-        if not self._brought - kept or self._ends is None:
+        if not self._brought.keys() - kept or self._ends is None:
             return
         async with self._lock:
-            self._brought &= kept
+            self._brought = {directory: files for directory, files in self._brought.items() if directory in kept}
             frames.write(self._ends[1], frames.Keep(sorted(self._brought)))
             with contextlib.suppress(OSError):
                 await self._ends[1].drain()

@@ -10,14 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from agentrl.chat import prefix_check
 from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.files.pieces import Content
-from agentrl.store.documents import Publication
 
 
 class ChatFormat(NamedTuple):
@@ -26,12 +22,6 @@ class ChatFormat(NamedTuple):
     """Ids that the model can sample; more than the tokenizer's if its matrices are padded."""
     rewrites: str
     """Where the model's own chat template rewrites earlier turns, as a sentence; empty if it does not."""
-
-
-def files_of(publication: Publication) -> dict[str, Content]:
-    """Those that `read` needs: everything but the weights."""
-    files = msgspec.convert(publication.manifest.get("files", {}), dict[str, Content])
-    return {name: content for name, content in files.items() if not name.endswith(".safetensors")}
 
 
 def read(directory: Path, variables: Mapping[str, Any] | None = None) -> ChatFormat:

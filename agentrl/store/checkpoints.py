@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from agentrl.errors import UnknownNameError
+from agentrl.files.pieces import Content
 from agentrl.policies import learning_collapse
 from agentrl.policies.status_tables import CHECKPOINT, Actor, CheckpointStatus, check
 from agentrl.store import evaluations, history, publications
@@ -20,6 +21,8 @@ from agentrl.store.update_expressions import NOW, setting
 
 S = CheckpointStatus
 BEST_EVALUATION = "best evaluation"
+REFERENCE = "reference/initial"
+"""The directory of the model that losses compare with, in the run's directory."""
 _FREE: Plain = {"pinned": False, "kept_for": {"$in": ["", None]}}
 
 
@@ -46,14 +49,26 @@ async def begin(
     return checkpoint
 
 
-async def complete(database: Database, checkpoint: str, files: Mapping[str, CheckpointFile]) -> bool:
+async def complete(
+    database: Database,
+    checkpoint: str,
+    files: Mapping[str, CheckpointFile],
+    reference: Mapping[str, CheckpointFile] | None = None,
+) -> bool:
     """Once its files are durable under their final names. False if another lineage abandoned it."""
     check(CHECKPOINT, S.WRITING, S.COMPLETE, Actor.TRAINER, checkpoint)
     # To say it again, where the answer was lost, changes nothing.
     writing = {"_id": checkpoint, "status": {"$in": [S.WRITING, S.COMPLETE]}}
     return await database.update_one(
-        "Checkpoint", writing, setting({"status": S.COMPLETE, "files": dict(files)}, at=NOW)
+        "Checkpoint",
+        writing,
+        setting({"status": S.COMPLETE, "files": dict(files), "reference": dict(reference or {})}, at=NOW),
     )
+
+
+def contents_of(files: Mapping[str, CheckpointFile]) -> dict[str, Content]:
+    """As hosts ask each other for them."""
+    return {name: Content(file.bytes, file.hash, tuple(file.pieces)) for name, file in files.items()}
 
 
 async def abandon_unfinished(database: Database, lineage: str) -> int:
@@ -67,6 +82,11 @@ async def newest_first(database: Database) -> list[Checkpoint]:
     """Complete ones, newest Step first; of two of one Step the later. Whether the files agree is for the caller."""
     found = await database.find("Checkpoint", {"status": S.COMPLETE}, sort=[("step", -1), ("at", -1)])
     return [load(Checkpoint, document) for document in found]
+
+
+async def newest(database: Database) -> Checkpoint | None:
+    """The complete one that was written last."""
+    return load_if(Checkpoint, await database.find_one("Checkpoint", {"status": S.COMPLETE}, sort=[("at", -1)]))
 
 
 async def incomplete_paths(database: Database) -> list[str]:

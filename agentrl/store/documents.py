@@ -394,6 +394,8 @@ class Checkpoint(Named):
     version: int = 0
     path: str = ""
     files: dict[str, CheckpointFile] = {}
+    reference: dict[str, CheckpointFile] = {}
+    """The model that losses compare with, in a directory of its own; a trainer on another host gets it from there."""
     status: str = CheckpointStatus.WRITING
     pinned: bool = False
     kept_for: str = ""

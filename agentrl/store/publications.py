@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+import msgspec
+
+from agentrl.files.pieces import Content
 from agentrl.policies.status_tables import PUBLICATION, Actor, PublicationStatus, check
 from agentrl.store.database import AlreadyThereError, Database
 from agentrl.store.documents import Publication, load, load_if, to_bson
@@ -22,6 +25,12 @@ S = PublicationStatus
 def path_of(version: int) -> str:
     """Relative to the run's directory."""
     return f"weights/v{version:06d}"
+
+
+def tokenizer_files(publication: Publication) -> dict[str, Content]:
+    """Everything but the weights, as hosts ask each other for it."""
+    files = msgspec.convert(publication.manifest.get("files", {}), dict[str, Content])
+    return {name: content for name, content in files.items() if not name.endswith(".safetensors")}
 
 
 async def take_number(database: Database, *, parent: int | None, lineage: str, step: int) -> Publication:

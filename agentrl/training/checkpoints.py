@@ -57,7 +57,7 @@ def write_checkpoint(target: Path, learner: Learner, progress: Progress) -> dict
         save_file(state, directory / OPTIMIZER_FILE)
         whole = msgspec.structs.replace(progress, optimizer=learner.optimizers.names)
         (directory / PROGRESS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1))
-        return {file.name: _described(file) for file in sorted(directory.iterdir()) if file.is_file()}
+        return described(directory)
 
 
 def read_progress(directory: Path) -> Progress:
@@ -102,6 +102,10 @@ def consistency_problem(directory: Path, expected: dict[str, CheckpointFile]) ->
         if _described(directory / name).hash != known.hash:
             return f"{name} has another content than was written"
     return ""
+
+
+def described(directory: Path) -> dict[str, CheckpointFile]:
+    return {file.name: _described(file) for file in sorted(directory.iterdir()) if file.is_file()}
 
 
 def _described(file: Path) -> CheckpointFile:

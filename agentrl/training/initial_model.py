@@ -15,14 +15,14 @@ from pathlib import Path
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.errors import ConfigError
-from agentrl.store import datasets
+from agentrl.store import checkpoints, datasets
 from agentrl.store.demonstrations import Demonstration
 from agentrl.training.atomic_directories import sweep_unfinished, whole_directory
 from agentrl.training.learner import Learner
 from agentrl.training.model_check import refuse_model
 
 BUILT = "model"
-REFERENCE = Path("reference") / "initial"
+REFERENCE = Path(checkpoints.REFERENCE)
 """Both within the run's directory."""
 MAX_TEXTS = 4_000
 """Enough for the merges of a small vocabulary."""

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from agentrl.config.run import RunConfig
+from agentrl.files.frames import FilesError, WrongListError
+from agentrl.files.unit_files import UnitFiles
 from agentrl.store import checkpoints as stored
 from agentrl.store import lineages, publications, rollbacks
 from agentrl.store.database import Database
@@ -89,12 +91,14 @@ async def take_over(
     report: Callable[[str], None],
     on_progress: Callable[[], None],
     load: Loader = Learner,
+    files: UnitFiles | None = None,
 ) -> Start:
-    """`owner` is the incarnation; its Owner document is open. `report` receives sentences for the unit's line."""
+    """`owner` is the incarnation; its Owner document is open. `report` receives sentences for the unit's line. `files`
+    gets what a trainer on another host wrote."""
     for directory in (run_dir / CHECKPOINTS, run_dir / "weights"):
         sweep_unfinished(directory)
     request = await rollbacks.requested(database)
-    chosen, damaged = await _choose(database, run_dir)
+    chosen, damaged = await _choose(database, run_dir, files or UnitFiles(None))
     rolled_back_to = await rollbacks.not_evaluated(database)
     if request is not None:
         await rollbacks.keep_newest(database, request)
@@ -148,16 +152,30 @@ async def take_over(
     )
 
 
-async def _choose(database: Database, run_dir: Path) -> tuple[Checkpoint | None, int]:
-    """The newest intact checkpoint, and how many damaged ones are newer."""
+async def _choose(database: Database, run_dir: Path, files: UnitFiles) -> tuple[Checkpoint | None, int]:
+    """The newest intact checkpoint, and how many damaged ones are newer. Raises FilesError if the run has checkpoints
+    and no host has one now: it must not begin again because of an outage."""
     damaged = 0
+    absent: FilesError | None = None
     for one in await rollbacks.to_start_from(database):
+        try:
+            await files.bring(one.path, stored.contents_of(one.files))
+            if one.reference:
+                await files.bring(stored.REFERENCE, stored.contents_of(one.reference))
+        except FilesError as failed:
+            log.error("checkpoint %s is skipped: %s", one.id, failed)
+            absent = absent or failed
+            continue
+        except WrongListError as old:
+            log.error("checkpoint %s: %s", one.id, old)
         problem = await asyncio.to_thread(checkpoints.consistency_problem, run_dir / one.path, one.files)
         if not problem:
             return one, damaged
         log.error("checkpoint %s is skipped: %s", one.id, problem)
         await stored.note_damage(database, one.id, problem)
         damaged += 1
+    if absent is not None:
+        raise absent
     return None, damaged
 
 

@@ -23,13 +23,14 @@ from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
 from agentrl.engines.manifest import Manifest
 from agentrl.errors import AgentrlError, DiskError
+from agentrl.files.unit_files import UnitFiles
 from agentrl.policies.outcomes import longest_group_s
 from agentrl.policies.status_tables import Actor, StepStatus
 from agentrl.policies.version_tree import VersionTree
 from agentrl.store import checkpoints as stored_checkpoints
 from agentrl.store import lineages, owners, publications, steps, tasks
 from agentrl.store.database import Database, StoreUnavailableError
-from agentrl.store.documents import DBRecordData, Publication, Step, step_id
+from agentrl.store.documents import CheckpointFile, DBRecordData, Publication, Step, step_id
 from agentrl.store.steps import LineageClosedError
 from agentrl.telemetry.data_plane_metrics import CHECKPOINTS_DAMAGED, WARMUP_UNUSED, Meter
 from agentrl.telemetry.learning_metrics import NOT_FINITE, NOTHING_TRAINED, STEPS_WANTED, VALID
@@ -128,6 +129,7 @@ class Trainer:
         """A publication whose number is taken and whose announcement is not confirmed: it is retried."""
         self._written: Manifest | None = None
         """The manifest of its files, once they are complete: engines may read them already."""
+        self._reference: dict[str, CheckpointFile] = {}
         self.learner: Learner
         self._lineage = ""
         self._saved = ""
@@ -424,7 +426,7 @@ class Trainer:
             log.error("%s The checkpoint is retried after the next step.", full.message)
             self._unit.status(f"no checkpoint: {full.message}")
             return
-        if not await stored_checkpoints.complete(self._database, document.id, files):
+        if not await stored_checkpoints.complete(self._database, document.id, files, self._reference):
             raise steps.closed(self._lineage)
         now.checkpoint, now.unsaved = now.step, 0
         self._saved = document.id
@@ -493,6 +495,7 @@ class Trainer:
             report=self._unit.status,
             on_progress=self._unit.tick,
             load=self._load,
+            files=UnitFiles.of_this_unit(self._unit.status),
         )
         self._unit.metric(WARMUP_UNUSED.name, start.warmup_unused)
         self._unit.metric(CHECKPOINTS_DAMAGED.name, start.damaged)
@@ -514,6 +517,7 @@ class Trainer:
         if not await lineages.is_open(self._database, self._lineage):
             raise steps.closed(self._lineage)
         await asyncio.to_thread(initial_model.keep_reference, self._run_dir, self.learner, new_run=new_run)
+        self._reference = await asyncio.to_thread(checkpoints.described, self._run_dir / initial_model.REFERENCE)
 
     def _set_state(self, start: Start, parents: dict[int, int | None]) -> None:
         self.learner = start.learner
