@@ -15,7 +15,7 @@ import msgspec
 from agentrl.files import frames
 from agentrl.http.run_hosts import FILES, Way
 
-SILENT_S = 15.0
+SILENT_S = 8.0
 """Without a byte of an answer for this long, the other host counts as gone."""
 PIECE_WITHIN_S = 120.0
 _READ_BYTES = 1 << 18

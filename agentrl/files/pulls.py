@@ -28,8 +28,10 @@ log = logging.getLogger("files")
 AT_ONCE = 2
 """Requests to one host, so that the next piece is on its way while one is checked."""
 WITHOUT_A_PIECE_S = 30.0
+WITHOUT_A_SOURCE_S = 4.0
+"""Then no host that answers has a piece that is missing, and waiting would keep an engine from a newer version."""
 AGAIN_S = 1.0
-ANSWERS_WITHIN_S = 5.0
+ANSWERS_WITHIN_S = 3.0
 """A host answers what it has at the latest after this time, also if nothing changed."""
 
 
@@ -147,7 +149,7 @@ class Pull:
     # ---- the pieces ----
 
     async def _get_all(self, part: Path) -> None:
-        at = time.monotonic()
+        at = sourced_at = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             while (missing := self._count - self.have.bit_count()) > 0:
                 self._news.clear()
@@ -159,9 +161,12 @@ class Pull:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(AGAIN_S):
                         await self._news.wait()
+                now = time.monotonic()
                 if missing != self._count - self.have.bit_count():
-                    at = time.monotonic()
-                elif time.monotonic() - at > WITHOUT_A_PIECE_S:
+                    at = now
+                if any(source.have & ~self.have for source in self._sources().values()):
+                    sourced_at = now
+                if now - at > WITHOUT_A_PIECE_S or now - sourced_at > WITHOUT_A_SOURCE_S:
                     raise FilesError(self._complaint())
 
     async def _get(self, request: Request, part: Path) -> None:

@@ -9,7 +9,7 @@ from agentrl.protocol.messages import RepeatedError, UnitReport, UnitStats, Wait
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision.liveness import Leases
-from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
+from agentrl.supervision.unit_slots import Ghost, GroupState, RunState, Slot, State
 from agentrl.supervision.wait_chains import explain
 
 
@@ -223,6 +223,9 @@ def test_run_is_degraded_until_a_dead_unit_is_ready_again() -> None:
     slot.deaths = [1.0]
     row = observed.run_row(file, status)
     assert (row.state, row.reason) == ("degraded", "web-1 died and is starting again")
+    slot.deaths, slot.ghosts = [], [Ghost("b", 1)]
+    row = observed.run_row(file, status)
+    assert (row.state, row.reason) == ("degraded", "web-1 was lost with host b and is starting again")
     slot.state = UnitState.READY
     assert observed.run_row(file, status).state == "running"
 

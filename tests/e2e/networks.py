@@ -42,6 +42,12 @@ class Network:
     def mend(self, host: str) -> None:
         _ip("-n", self._switch, "link", "set", self._plug(host), "up")
 
+    def processes(self, host: str) -> list[int]:
+        listed = subprocess.run(
+            ["ip", "netns", "pids", self._names[host]], check=True, capture_output=True, text=True, timeout=60
+        )
+        return [int(pid) for pid in listed.stdout.split()]
+
     def remove(self) -> None:
         for namespace in (*self._names.values(), self._switch):
             subprocess.run(["ip", "netns", "delete", namespace], check=False, capture_output=True, timeout=60)

@@ -259,6 +259,10 @@ class ObservedState:
         if stopped := self._stopped_groups():
             return "degraded", f"{stopped} is stopped: {_WITHOUT[self.state.groups[stopped].spec.role]}"
         coming = [s for s in wanted if not s.held and s.state in (UnitState.PENDING, UnitState.STARTING)]
+        if moved := [s for s in coming if s.ghosts]:
+            more = f" (and {len(moved) - 1} more)" if len(moved) > 1 else ""
+            hosts = ", ".join(sorted({ghost.host for ghost in moved[0].ghosts}))
+            return "degraded", f"{moved[0].unit} was lost with host {hosts} and is {moved[0].state.value} again{more}"
         again = [s for s in coming if s.deaths or s.oom_deaths or s.failed_starts]
         if again:
             more = f" (and {len(again) - 1} more)" if len(again) > 1 else ""
