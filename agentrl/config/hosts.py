@@ -27,8 +27,8 @@ class Host(Section):
     labels: Words = ()
     """Words for what the host has, such as `gpu`. A group's `hosts` names hosts or labels."""
     runs: Words = ()
-    """Groups of the data plane that run here: `engine`, `sampler`, `toolbox`, `trainer`. A group that no host names runs
-    on the host of the coordinator; one that several name is spread over them."""
+    """Groups of the data plane that run here: `engine`, `sampler`, `toolbox`, `trainer`. A group that no host names
+    runs on the host of the coordinator; one that several name is spread over them."""
     address: str = ""
     """Name or address by which the other hosts reach it. Empty: the address from which it reaches the coordinator."""
     bind: str = ""

@@ -29,7 +29,7 @@ AT_ONCE = 2
 """Requests to one host, so that the next piece is on its way while one is checked."""
 WITHOUT_A_PIECE_S = 30.0
 WITHOUT_A_SOURCE_S = 4.0
-"""Then no host that answers has a piece that is missing, and waiting would keep an engine from a newer version."""
+"""Then no host that answers has a missing piece, and waiting would keep an engine from a newer version."""
 AGAIN_S = 1.0
 ANSWERS_WITHIN_S = 3.0
 """A host answers what it has at the latest after this time, also if nothing changed."""
@@ -164,7 +164,8 @@ class Pull:
                 now = time.monotonic()
                 if missing != self._count - self.have.bit_count():
                     at = now
-                if any(source.have & ~self.have for source in self._sources().values()):
+                unheard = self._peers.hosts() - self._there.keys() - self._why.keys()
+                if unheard or any(source.have & ~self.have for source in self._sources().values()):
                     sourced_at = now
                 if now - at > WITHOUT_A_PIECE_S or now - sourced_at > WITHOUT_A_SOURCE_S:
                     raise FilesError(self._complaint())

@@ -229,7 +229,7 @@ async def test_full_cache_drops_the_oldest_and_never_what_a_unit_holds(hosts: Fi
 async def test_damaged_lists_and_paths_are_refused_with_one_sentence(
     hosts: FileHosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulls, "WITHOUT_A_PIECE_S", 0.3)
+    monkeypatch.setattr(pulls, "WITHOUT_A_SOURCE_S", 0.3)
     monkeypatch.setattr(pulls, "AGAIN_S", 0.05)
     files = publish(hosts)
     content = files["model.safetensors"]
