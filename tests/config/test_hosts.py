@@ -50,7 +50,7 @@ def test_a_wrong_word_is_one_sentence(words: Any, hosts: dict[str, Any], message
 @pytest.mark.parametrize(
     ("hosts", "listen", "message"),
     [
-        ({"b": {"runs": "trainer"}}, "tcp://127.0.0.1:7400", "hosts.b.runs names 'trainer'"),
+        ({"b": {"runs": "steward"}}, "tcp://127.0.0.1:7400", "hosts.b.runs names 'steward'"),
         ({"b": {"runs": "engine"}}, "", "hosts.b.runs needs coordinator.listen"),
         ({"b": {"runs": "engine", "port": 70000}}, "tcp://127.0.0.1:7400", "hosts.b.port"),
     ],
