@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from agentrl.config.containers import ends_with_process_1
 from agentrl.config.this_host import this_host
 from agentrl.host.agent import Agent
 from agentrl.host.agent_lock import AgentLock
@@ -77,7 +78,9 @@ async def _run(
 ) -> int:
     loop, finished = asyncio.get_running_loop(), asyncio.Event()
 
-    def end(why: str = "its host agent got SIGTERM") -> None:
+    told = "its container was stopped" if ends_with_process_1() else "its host agent got SIGTERM"
+
+    def end(why: str = told) -> None:
         if args.leave_within > 0:
             agent.leave(args.leave_within, why)
         else:

@@ -2,7 +2,8 @@
 
 Invariants:
 - The agent of a leaving host may end only after the last unit there has ended and its report is in the journal.
-- A host that has left is forgotten, so it is not shown as lost and its name is free for the next agent.
+- A host that has left is forgotten, so its name is free for the next agent. If the run file wants it, it is shown as
+  one that has left, not as lost.
 - If it is the host of the coordinator, the coordinator ends with the agent. Desired state stays, so the next one starts
   the same units again.
 """
@@ -57,7 +58,16 @@ class HostDepartures:
                 self._ending = asyncio.create_task(self._end(), name="the host of the coordinator leaves")
             elif context.peers.send_to_host(name, AgentExit()):
                 log.info("host %s has left", name)
-                self._forget(name)
+                self._left(name, now)
+
+    def _left(self, name: str, now: float) -> None:
+        context, why = self._context, self._context.state.hosts[name].leaving
+        self._forget(name)
+        if context.config is not None and name in context.config.all_hosts:
+            # The run file wants it, so it is shown until its next agent joins.
+            context.observed.awaited_since[name] = now
+            context.happened(events.HostAwaited(host=name, why=f"left ({why})"))
+            context.show_host(name)
 
     async def _end(self) -> None:
         context = self._context
