@@ -24,6 +24,8 @@ from tests.e2e.networks import Network
 from tests.e2e.running import PYTHON
 from tests.waiting import PATIENCE_S, eventually
 
+POLL_S = 0.3
+"""A look into a pod is a command there."""
 DEPLOY = Path(__file__).parents[2] / "assets/deploy"
 _FROM_THIS_MACHINE = (
     "passwd",
@@ -158,7 +160,7 @@ class Pod:
             assert not why, f"{why}\n{self.log.read_text()}"
             return True
 
-        eventually(ready, what=f"{self.name} to be ready", within_s=3 * PATIENCE_S)
+        eventually(ready, what=f"{self.name} to be ready", within_s=3 * PATIENCE_S, every_s=POLL_S)
 
     def evict(self) -> int:
         """SIGTERM to process 1, which then has the grace. Returns the exit code."""

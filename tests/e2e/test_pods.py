@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.e2e.networks import Network
-from tests.e2e.pods import Pod, find
+from tests.e2e.pods import POLL_S, Pod, find
 from tests.e2e.running import PYTHON
 from tests.waiting import eventually
 
@@ -77,7 +77,7 @@ def all_on(head: Pod, name: str) -> dict[str, tuple[str, int]]:
         assert {host for host, _ in units.values()} == {name}
         return units
 
-    return eventually(there, what=f"all units on {name}")
+    return eventually(there, what=f"all units on {name}", every_s=POLL_S)
 
 
 def test_pods_join_are_evicted_and_come_back(cluster: Cluster) -> None:
@@ -104,7 +104,7 @@ def test_pods_join_are_evicted_and_come_back(cluster: Cluster) -> None:
     before = placed(head)
     assert head.evict() == 0
     second = cluster.pods[SECOND]
-    why = eventually(lambda: second.probe("readiness"), what="that it is not ready")
+    why = eventually(lambda: second.probe("readiness"), what="that it is not ready", every_s=POLL_S)
     assert "no coordinator answers" in why
     assert second.probe("liveness") == ""
     head = cluster.start(HEAD)
