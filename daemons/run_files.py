@@ -15,6 +15,7 @@ from agentrl.store import checkpoints, run_database
 from agentrl.store.database import Database, StoreError
 from agentrl.store.publications import path_of
 from agentrl.unit import Unit
+from daemons import traces
 
 PREPARED_WITHIN_S = 1800.0
 """Datasets and models may be large."""
@@ -36,7 +37,9 @@ async def prepared(unit: Unit, role: str) -> tuple[UnitFiles, RunConfig]:
                 unit.status(f"has no files of the run yet: {failed}")
                 await asyncio.sleep(AGAIN_S)
     unit.status("")
-    return files, run_database.configuration(unit.run_dir)
+    config = run_database.configuration(unit.run_dir)
+    traces.export(config, unit)
+    return files, config
 
 
 async def keep_newest_checkpoint(database: Database, files: UnitFiles) -> None:

@@ -40,6 +40,9 @@ def problems_of(config: RunConfig) -> Iterator[ConfigError]:
     python = config.engines.python
     if config.environments and config.engines.kind == "sglang" and python != "{python}" and not shutil.which(python):
         yield ConfigError(f"engines.python: there is no program {python}.", hint="Name the Python that has SGLang.")
+    if config.tracing.endpoint and importlib.util.find_spec("opentelemetry.exporter") is None:
+        hint = "`pip install 'agentrl[otel]'`"
+        yield ConfigError("tracing.endpoint: the package opentelemetry-sdk is not installed.", hint=hint)
     curves = config.training.curves
     for package, wanted in (("mlflow", curves.mlflow.server), ("wandb", curves.wandb.project)):
         if wanted and importlib.util.find_spec(package) is None:

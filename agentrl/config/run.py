@@ -26,6 +26,7 @@ from agentrl.config.paths import RUN_NAME_RULE, is_run_name
 from agentrl.config.placement import Placement
 from agentrl.config.sidecars import Sidecar, is_endpoint
 from agentrl.config.supervision_times import SupervisionTimes
+from agentrl.config.tracing import Tracing
 
 GROUP_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 RESERVED_GROUPS = frozenset(
@@ -115,6 +116,8 @@ class RunConfig(data_plane.DataPlane):
     """The lines of all logs: `text`, or `json`, one object a line. Empty: as AGENTRL_LOG_FORMAT says, else text."""
     metrics: Metrics = Metrics()
     """How monitoring systems read the numbers of the run."""
+    tracing: Tracing = Tracing()
+    """Spans for a collector of OpenTelemetry."""
     outside: OutsideAccess = OutsideAccess()
     """Programs outside of the run that use its tools."""
 

@@ -34,6 +34,7 @@ from agentrl.control.commands.knob_commands import Tuning
 from agentrl.control.commands.prepared import Prepare, preparing
 from agentrl.control.commands.staleness_effect import StalenessPreview
 from agentrl.control.context import Context
+from agentrl.control.coordinator_traces import CoordinatorTraces
 from agentrl.control.feed_recorder import FeedRecorder
 from agentrl.control.handlers.client_queries import Queries
 from agentrl.control.handlers.client_requests import ClientHandler
@@ -81,7 +82,6 @@ from agentrl.protocol.wire import encode
 from agentrl.supervision.liveness import Leases
 from agentrl.supervision.supervisor import Supervisor
 from agentrl.supervision.transitions import WITH_PROCESS
-from agentrl.tracing import log_format
 from agentrl.transport import addresses
 from agentrl.transport.hub import Hub
 from agentrl.transport.publisher import Publisher
@@ -120,6 +120,7 @@ class Coordinator:
         )
         self._metrics_out = Publisher(self._metrics_address, gate=self._gate, may_read=self._may_read)
         journal = Journal.open(state_dir / "journal.sqlite", at=self._clock.now())
+        self._traces = CoordinatorTraces(run.name)
         self._context = self._make_context(run, host, journal)
         self._wire(run)
 
@@ -220,7 +221,7 @@ class Coordinator:
         self._settings.on_times = hosts.send_times
         configures = (self._alerting, self._listener, self._outside, self._recorder, tunnels, self._placed)
         self._settings.on_config += [each.configure for each in configures]
-        self._settings.on_config.append(_use_log_format)
+        self._settings.on_config.append(self._traces.configure)
         self._marker = RunDirMarker(Path(run.run_dir), context.host, self._identity.boot_id, run.name, run.uuid)
 
     def _commands(self, stacks: Stacks) -> dict[str, Prepare]:
@@ -374,6 +375,7 @@ class Coordinator:
             self._context.executor.flush()
         for part in (self._clients, self._alerting, self._recorder, self._instructions, self._listener, self._outside):
             part.close()
+        self._traces.close()
         for opened in (self._hub, self._feed_out, self._metrics_out, self._gate):
             opened.close()
         if self._lost is None:  # otherwise these files belong to another coordinator
@@ -390,12 +392,8 @@ class Coordinator:
         context.feed.set(f"op/{operation.id}", operation.row(), urgent=True)
         if operation.state.ended:
             context.executor.event("operation", operation.id, operation.accepted_at, encode(operation.row()))
+            self._traces.operation_ended(operation)
         for id in context.operations.forgotten:
             context.executor.put("operation", id, None)
             context.feed.remove(f"op/{id}")
         context.operations.forgotten.clear()
-
-
-def _use_log_format(config: RunConfig) -> None:
-    if config.logs:
-        log_format.use(config.logs, "coordinator")

@@ -35,6 +35,8 @@ from agentrl.store.call_writer import Writer
 from agentrl.store.claims import Claim, Ending
 from agentrl.store.database import Database
 from agentrl.store.owners import Lease
+from agentrl.tracing import spans, trace_context
+from agentrl.tracing.spans import Span
 
 log = logging.getLogger("sampler")
 GIVEN_BACK_WITHIN_S = 10.0
@@ -84,6 +86,7 @@ class Attempt:
     _model_calls: ModelCalls | None = None
     _tool_calls: ToolCalls | None = None
     _leaving: bool = False
+    _span: Span | None = None
 
     @property
     def resumable(self) -> bool:
@@ -91,6 +94,15 @@ class Attempt:
 
     async def run(self) -> bool:
         """False if it ended and could not be scored yet."""
+        record, task, config = self.claim.record, self.claim.task, self.context.config
+        # An episode that was handed over has a root in each sampler, all in one trace.
+        root = trace_context.of_record(self.context.lease.run, record.id, float(config.tracing.episodes)).child()
+        with spans.span(f"invoke_agent {task.agent_name}", root=root, gen_ai__operation__name="invoke_agent") as span:
+            span.set(agentrl__record=record.id, agentrl__task=task.id, agentrl__environment=task.environment)
+            self._span = span
+            return await self._run_once()
+
+    async def _run_once(self) -> bool:
         try:
             return await self._run()
         except DroppedError:
@@ -232,6 +244,10 @@ class Attempt:
     async def _end(self, loop: AgentLoop, episode: Episode, ended: EndedError) -> bool:
         record, recorder = self.claim.record, episode.recorder
         kind = outcomes.class_of(ended.outcome)
+        if self._span is not None:
+            self._span.set(agentrl__outcome=str(ended.outcome), agentrl__turns=episode.turns)
+            if kind is OutcomeClass.INFRASTRUCTURE:
+                self._span.fail(str(ended.outcome))
         name = f"agent {self.claim.task.agent_name}"
         if ended.outcome is Outcome.LOOP_FAILED:
             self.context.faults.failed(name, ended.error)

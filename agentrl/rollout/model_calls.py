@@ -38,6 +38,7 @@ from agentrl.rollout.episode_clock import EpisodeClock
 from agentrl.rollout.episode_errors import EndedError, HandedOverError
 from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.service_directory import ServiceDirectory
+from agentrl.tracing import spans
 
 MOST_FRUITLESS = 4
 """Requests in a row that gave no token."""
@@ -162,8 +163,14 @@ class ModelCalls:
         self._directory.sent(engine)
         try:
             late_after_s = self._call_s + AROUND_A_DEADLINE_S
-            with self._wait("model call", engine.name.partition(".")[0], late_after_s):
+            with (
+                self._wait("model call", engine.name.partition(".")[0], late_after_s),
+                spans.span("text_completion", kind="client", gen_ai__operation__name="text_completion") as span,
+            ):
+                span.set(agentrl__call=call.id, agentrl__engine=engine.name, gen_ai__request__max_tokens=room)
                 made = await client.generate(call.id, prompt, sampling, deadline_s=self._call_s, version=wanted.version)
+                span.set(gen_ai__usage__input_tokens=len(prompt), gen_ai__usage__output_tokens=len(made.ids))
+                span.set(agentrl__finish=made.finish)
             if problem := self._problem_of(made, room):
                 raise EngineRubbishError(problem)
         except EngineError as failed:

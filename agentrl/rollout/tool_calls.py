@@ -51,6 +51,7 @@ from agentrl.toolbox.api_messages import (
     UnknownToolError,
 )
 from agentrl.toolbox.client import ToolboxClient
+from agentrl.tracing import spans
 
 T = TypeVar("T")
 log = logging.getLogger("tools")
@@ -249,8 +250,14 @@ class ToolCalls:
         self._asked = True
         if document.status == ToolCallStatus.REQUESTED:
             self._recorder.tool_runs(document)
+        name = f"{place[0]}.{place[1]}"
         try:
-            answer = await self._patiently(f"{place[0]}.{place[1]}", ask)
+            with spans.span(f"execute_tool {name}", kind="client", gen_ai__operation__name="execute_tool") as span:
+                span.set(gen_ai__tool__name=name, gen_ai__tool__call__id=document.id)
+                answer = await self._patiently(name, ask)
+                span.set(agentrl__status=answer.status)
+                if answer.error_class == "infrastructure":
+                    span.fail(answer.status)
         except _InvalidError as refused:
             answer = CallAnswer(status="tool_error", error_class="policy", content=str(refused))
         except EndedError as ended:

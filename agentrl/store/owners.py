@@ -51,7 +51,7 @@ class Lease:
         self._database = database
         self._unit = unit
         self._role = role
-        self._run = run
+        self.run = run
         self._number = _number(incarnation)
         self._clock = clock
         self._renewed_at = float("-inf")
@@ -67,9 +67,9 @@ class Lease:
         """The first act of an incarnation. OwnerLostError if it was declared dead already, or a newer one lives;
         ConfigError if the documents are of another version."""
         await schema.ensure(self._database)
-        self.incarnation = await _id_of(self._database, self.incarnation, self._run)
+        self.incarnation = await _id_of(self._database, self.incarnation, self.run)
         asked_at = self._clock()
-        document = {"unit": self._unit, "role": self._role, "run": self._run, "number": self._number}
+        document = {"unit": self._unit, "role": self._role, "run": self.run, "number": self._number}
         document |= {"expired": False, "why": ""}
         alive = {"_id": self.incarnation, "expired": {"$ne": True}}
         try:
@@ -79,13 +79,13 @@ class Lease:
         except AlreadyThereError:
             raise self._lost() from None
         living = {"unit": self._unit, "_id": {"$ne": self.incarnation}, "expired": False}
-        newer = living | {"run": self._run, "number": {"$gt": self._number}}
+        newer = living | {"run": self.run, "number": {"$gt": self._number}}
         if (found := await self._database.find_one("Owner", newer, projection=["_id"])) is not None:
-            await expire(self._database, self.incarnation, f"{found['_id']} lives already", run=self._run)
+            await expire(self._database, self.incarnation, f"{found['_id']} lives already", run=self.run)
             raise self._lost()
         self._renewed_at = asked_at
         # A slot has one life at a time: that this one began means that the ones before it are over, or must be.
-        former = living | {"$nor": [{"run": self._run, "number": {"$gt": self._number}}]}
+        former = living | {"$nor": [{"run": self.run, "number": {"$gt": self._number}}]}
         update = {"$set": {"expired": True, "why": f"{self.incarnation} took its place"}}
         await self._database.update_many("Owner", former, update)
 
@@ -118,7 +118,7 @@ class Lease:
 
     async def close(self) -> None:
         """Give everything back at once instead of when the lease is past."""
-        await expire(self._database, self.incarnation, "it ended", run=self._run)
+        await expire(self._database, self.incarnation, "it ended", run=self.run)
 
     def _lost(self) -> OwnerLostError:
         return OwnerLostError(

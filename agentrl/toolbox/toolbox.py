@@ -60,6 +60,7 @@ from agentrl.toolbox.server_pool import (
 from agentrl.toolbox.sessions import MOST_FAILURE_CHARS, Lease, Server, Session, reserve
 from agentrl.toolbox.shared_connection import SharedConnection
 from agentrl.toolbox.tool_statistics import ToolboxStatistics
+from agentrl.tracing import spans
 
 TIDY_EVERY_S = 5.0
 SLOW_START_S = 10.0
@@ -333,7 +334,9 @@ class Toolbox:
     async def _run(self, call: Call, tool: ToolInfo, session: Session, lease: Lease, requested_s: float) -> CallAnswer:
         """Run a call and record its answer. A ToolboxError means that it did not run."""
         try:
-            answer = await self._in_turn(call, tool, lease, requested_s, replays=session.replays)
+            with spans.span(f"run {tool.id}", kind="server", gen_ai__tool__name=tool.id) as span:
+                answer = await self._in_turn(call, tool, lease, requested_s, replays=session.replays)
+                span.set(gen_ai__tool__call__id=call.id, agentrl__session=session.id, agentrl__status=answer.status)
         except asyncio.CancelledError:
             if not session.closing:
                 raise

@@ -32,7 +32,7 @@ class TraceContext:
     span_id: str
     """16 hexadecimal digits."""
     sampled: bool = True
-    """Whether its spans are exported."""
+    """Whether its spans are exported in any case."""
 
     def header(self) -> str:
         return f"00-{self.trace_id}-{self.span_id}-{int(self.sampled):02x}"
@@ -59,6 +59,10 @@ def within(context: TraceContext | None) -> Iterator[None]:
         _current.reset(token)
 
 
+def of_process() -> TraceContext | None:
+    return _of_process
+
+
 def set_of_process(context: TraceContext | None) -> None:
     """What has no trace of its own in this process belongs to that one: while a unit starts, to the operation that
     started it."""
@@ -70,6 +74,11 @@ def of_operation(id: str) -> TraceContext:
     """The trace of an operation has its id, if that is 32 hexadecimal digits, as those of our clients are."""
     made = _derived(f"operation {id}", 1.0)
     return TraceContext(id, made.span_id) if _ID.fullmatch(id) else made
+
+
+def new() -> TraceContext:
+    """A trace of its own."""
+    return TraceContext(f"{_random.getrandbits(128) or 1:032x}", _random_span_id())
 
 
 def of_record(run: str, record: str, share: float = 1.0) -> TraceContext:

@@ -34,6 +34,7 @@ from agentrl.store.documents import CheckpointFile, DBRecordData, Publication, S
 from agentrl.store.steps import LineageClosedError
 from agentrl.telemetry.data_plane_metrics import CHECKPOINTS_DAMAGED, WARMUP_UNUSED, Meter
 from agentrl.telemetry.learning_metrics import NOT_FINITE, NOTHING_TRAINED, STEPS_WANTED, VALID
+from agentrl.tracing import spans, trace_context
 from agentrl.training import (
     batch_assembly,
     batch_selection,
@@ -214,7 +215,9 @@ class Trainer:
             case "step":
                 self._held_since = None
                 self._wait_is_over()
-                await self._step(look, plan)
+                with spans.span("step", root=trace_context.new(), agentrl__lineage=self._lineage) as span:
+                    await self._step(look, plan)
+                    span.set(agentrl__step=self.state.step, agentrl__version=self.state.version)
         return ""
 
     async def _still_waiting(self, waiting: _Waiting, plan: Plan) -> bool:
@@ -570,5 +573,9 @@ class Trainer:
             self._unit.metric(VALID.name, math.nan if found.share is None else found.share)
 
     async def _computed(self, phase: str, work: Callable[..., T], *arguments: object) -> T:
-        with self._unit.phase(phase, at_most_s=COMPUTE_AT_MOST_S):
+        root = None if trace_context.current() is not None else trace_context.new()
+        with (
+            self._unit.phase(phase, at_most_s=COMPUTE_AT_MOST_S),
+            spans.span(f"compute {phase}", root=root, agentrl__step=self.state.step),
+        ):
             return await asyncio.to_thread(work, *arguments)

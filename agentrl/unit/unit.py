@@ -14,6 +14,7 @@ import functools
 import gc
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +24,7 @@ from typing import Protocol
 
 from agentrl.protocol.knob import Boundary, Knob
 from agentrl.protocol.messages import UnitPart, Wait
-from agentrl.tracing import trace_context
+from agentrl.tracing import spans, trace_context
 from agentrl.unit.command_server import Handler, ServedCommands
 from agentrl.unit.control_flags import ControlFlags
 from agentrl.unit.reported_state import ReportedState
@@ -74,6 +75,7 @@ class Unit:
     """Connects a main loop with its coordinator. `run_unit` and `arun_unit` create it."""
 
     def __init__(self, parts: UnitParts) -> None:
+        self._created_at = time.time()
         self._parts = parts
         self._environment = parts.environment
         self._flags = parts.flags
@@ -185,8 +187,11 @@ class Unit:
             # short calls 5 % of its time.
             gc.collect()
             gc.freeze()
-        # The operation that started it has what it wanted.
-        trace_context.set_of_process(None)
+        if (trace := trace_context.of_process()) is not None:
+            # The operation that started it has what it wanted.
+            trace_context.set_of_process(None)
+            name, began_s = f"start {self._environment.name}", self._created_at
+            spans.record(name, trace.child(), parent=trace.span_id, began_s=began_s, ended_s=time.time())
         self._state.write(ready=True)
         if self._parts.connection is not None:
             self._parts.connection.report_soon()

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agentrl.errors import ExitCode
 from agentrl.tracing import trace_context
 from tests.e2e.running import Run
 from tests.ports import free_triplet
+from tests.tracing.receiver import Receiver, receiving
 from tests.waiting import eventually
 
 TOKEN = "a-token-of-enough-characters"
 
 
-def test_the_id_of_a_command_is_its_trace_in_the_logs_of_coordinator_host_and_unit(run: Run) -> None:
-    run.config["logs"] = "json"
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as made:
+        yield made
+
+
+def test_the_id_of_a_command_is_its_trace_in_all_logs_and_in_its_span(run: Run, receiver: Receiver) -> None:
+    run.config |= {"logs": "json", "tracing": {"endpoint": receiver.url}}
     run.sidecar("web", ["sh", "-c", 'echo "my trace is $AGENTRL_TRACEPARENT"; exec sleep 1000'], count=1)
     run.up()
     accepted = run.cli("scale", "web", "2", "--yes")
@@ -30,6 +39,9 @@ def test_the_id_of_a_command_is_its_trace_in_the_logs_of_coordinator_host_and_un
         assert {line["unit"] for line in lines} == {unit}
     shown = run.cli("logs", "web-1")["lines"]
     assert shown == [f"my trace is {trace_context.of_operation(trace).header()}"]
+    eventually(lambda: "operation scale" in receiver.spans, what="the span of the operation")
+    assert receiver.spans["operation scale"].trace_id.hex() == trace
+    assert receiver.resources[0]["service.name"] == "coordinator"
 
 
 def test_scrape_shows_the_run_and_survives_the_coordinator(run: Run) -> None:

@@ -23,6 +23,8 @@ from agentrl.engines.interface import (
     WeightsRefusedError,
 )
 from agentrl.http.http_client import HttpClient
+from agentrl.tracing import spans, trace_context
+from agentrl.tracing.spans import Span
 from tests.engines.conftest import TOKEN, Weights
 from tests.engines.http_requests import CLOSE
 from tests.waiting import PATIENCE_S, aeventually
@@ -54,6 +56,23 @@ async def post(raw: HttpClient, path: str, body: object, method: str = "POST") -
 def assert_exact(weights: Weights, prompt: list[int], answer: Generated) -> None:
     expected = weights.log_probs([*prompt, *answer.ids])[len(prompt) - 1 :]
     assert max(abs(a - b) for a, b in zip(expected, answer.log_probs, strict=True)) <= CLOSE
+
+
+async def test_a_call_is_a_span_of_the_trace_of_its_caller(client: HttpEngine) -> None:
+    seen: list[Span] = []
+    spans.set_exporter(seen.append)
+    try:
+        with spans.span("call", root=trace_context.new()) as call:
+            await client.generate("r1/000", [5, 6, 7], Sampling(max_new_tokens=2), deadline_s=30)
+    finally:
+        spans.set_exporter(None)
+    served, _ = seen
+    assert (served.name, served.context.trace_id, served.parent) == (
+        "generate",
+        call.context.trace_id,
+        call.context.span_id,
+    )
+    assert served.attributes == {"agentrl.call": "r1/000", "gen_ai.usage.input_tokens": 3}
 
 
 async def test_turns_over_http_are_exact_and_reuse_the_cache(client: HttpEngine, first: Weights) -> None:

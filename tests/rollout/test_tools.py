@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.chat.tool_call_parsers import Call
+from agentrl.config.tracing import Tracing
 from agentrl.policies.outcomes import Outcome
 from agentrl.rollout.agent_loops import AgentLoop, register_loop
 from agentrl.rollout.attempt import EpisodeSettings
@@ -31,9 +32,11 @@ from agentrl.toolbox.api_messages import (
     ToolInfo,
     UnavailableError,
 )
+from agentrl.tracing import otlp_export, trace_context
 from tests.rollout import conftest
 from tests.rollout.actors import Prompt
 from tests.rollout.conftest import Stage, configuration, unruly_tools
+from tests.tracing.receiver import receiving
 from tests.waiting import aeventually
 
 
@@ -72,6 +75,30 @@ async def test_calls_of_a_turn_run_side_by_side_and_answer_in_their_order(stage:
     before, after = await stage.calls()
     assert after.base == before.id
     assert after.base_length == len(engine.prompts[0].ids) + len(unpack_ids(before.output))
+
+
+async def test_an_episode_is_one_trace_of_sampler_and_toolbox_without_what_they_wrote(stage: Stage) -> None:
+    await ready(stage)
+    await stage.engine(first(calls("echo(text='pear')")))
+    await stage.task(n=1)
+    with receiving() as receiver:
+        stop = otlp_export.start(receiver.url, {}, "sampler", {})
+        spans_of_all = stage.config.model_copy(update={"tracing": Tracing(endpoint=receiver.url, episodes=1.0)})
+        stage.config = spans_of_all
+        async with stage.sampler():
+            record = await stage.one()
+        stop()
+    root = receiver.spans["invoke_agent tool_agent"]
+    assert root.trace_id.hex() == trace_context.of_record("", record.id).trace_id
+    tool, ran = (receiver.spans[f"{what} faulty.echo"] for what in ("execute_tool", "run"))
+    assert {span.trace_id for span in receiver.all} == {root.trace_id}
+    assert (tool.parent_span_id, ran.parent_span_id) == (root.span_id, tool.span_id), "through the header of the call"
+    assert receiver.attributes("invoke_agent tool_agent")["agentrl.outcome"] == "answered"
+    assert receiver.attributes("execute_tool faulty.echo")["gen_ai.operation.name"] == "execute_tool"
+    completions = [span for span in receiver.all if span.name == "text_completion"]
+    assert len(completions) == 2
+    assert receiver.attributes("text_completion")["gen_ai.usage.output_tokens"] > 0
+    assert not any(b"pear" in span.SerializeToString() for span in receiver.all)
 
 
 @register_loop("calls_apart")

@@ -22,6 +22,8 @@ from agentrl.store import checkpoints as stored_checkpoints
 from agentrl.store.database import Database, StoreUnavailableError
 from agentrl.store.documents import Lineage
 from agentrl.store.steps import LineageClosedError
+from agentrl.tracing import spans
+from agentrl.tracing.spans import Span
 from agentrl.training import checkpoints, waiting, weight_files
 from agentrl.training import trainer as training
 from agentrl.training.learner import Learner
@@ -85,7 +87,16 @@ async def test_it_trains_whole_groups_oldest_first_and_publishes_after_each_step
     db: Database, tiny: Path, tmp_path: Path
 ) -> None:
     await closed_groups(db, 6)
-    await trainer(db, configuration(tmp_path, tiny, steps=3), tmp_path).run()
+    seen: list[Span] = []
+    spans.set_exporter(seen.append)
+    try:
+        await trainer(db, configuration(tmp_path, tiny, steps=3), tmp_path).run()
+    finally:
+        spans.set_exporter(None)
+    whole = {span.context.span_id: span.attributes["agentrl.step"] for span in seen if span.name == "step"}
+    assert list(whole.values()) == [1, 2, 3]
+    assert [whole[span.parent] for span in seen if span.name == "compute step"] == [1, 2, 3]
+    assert [span.parent for span in seen if span.name == "compute publication"] == [""] * 4
     steps = await committed(db)
     assert [step["step"] for step in steps] == [1, 2, 3]
     assert [name for step in steps for name in step["tasks"]] == [  # type: ignore[attr-defined]

@@ -112,7 +112,7 @@ def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str
 
 def _inherited(role: Role, config: RunConfig, plain: dict[str, object]) -> dict[str, str]:
     """The variables that the run file names: in `inherit`, and in the sections that the role reads."""
-    named = {variable_of(text) for section in _READS[role] for text in _texts(_at(plain, section))} - {""}
+    named = {variable_of(text) for section in _reads(role, config) for text in _texts(_at(plain, section))} - {""}
     return {name: f"env:{name}" for name in sorted({*config.inherit, *named})}
 
 
@@ -137,7 +137,8 @@ def _gpus(role: Role, config: RunConfig) -> int | float:
 
 def _reads(role: Role, config: RunConfig) -> tuple[str, ...]:
     # Only where it began does a unit learn how services are named, which differs with tunnels.
-    return (*_READS[role], *(("hosts",) if need_tunnels(config.all_hosts) else ()))
+    traced = ("tracing",) if config.tracing.endpoint else ()
+    return (*_READS[role], *(("hosts",) if need_tunnels(config.all_hosts) else ()), *traced)
 
 
 def _digest(plain: dict[str, object], sections: tuple[str, ...]) -> str:

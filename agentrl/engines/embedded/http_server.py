@@ -34,6 +34,7 @@ from agentrl.engines.interface import (
 )
 from agentrl.http.token_server import Act, Application, BodyError, Route, bears, body_of
 from agentrl.policies.sampling_rule import SamplingRule
+from agentrl.tracing import spans
 
 log = logging.getLogger("engine")
 LONGEST_CALL_S = 3600.0
@@ -118,6 +119,12 @@ class _Handlers:
             return await self._stream(rid, body)
         if body.logprob_start_len == 0 and body.sampling_params.max_new_tokens == 0:
             return await self._score(rid, body)
+        with spans.span("generate", kind="server", agentrl__call=rid.rstrip(";")) as span:
+            answer = await self._generate(rid, body, request)
+            span.set(gen_ai__usage__input_tokens=len(body.input_ids))
+            return answer
+
+    async def _generate(self, rid: str, body: GenerateBody, request: Request) -> Response:
         call = asyncio.create_task(self._call(rid, body), name=f"generate {rid}")
         gone = asyncio.create_task(_disconnected(request), name=f"caller of {rid}")
         try:
