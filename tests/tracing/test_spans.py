@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ from agentrl.tracing import otlp_export, spans, trace_context
 from agentrl.tracing.spans import Span
 from tests.ports import free_triplet
 from tests.tracing.receiver import receiving
+from tests.waiting import eventually
 
 RECORD = trace_context.of_record("run", "r1")
 LEFT_OUT = trace_context.of_record("run", "r1", 0.0)
@@ -94,11 +96,14 @@ def test_of_traces_that_are_not_sampled_failures_and_slow_ones_are_kept() -> Non
 def test_a_receiver_that_is_down_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp_export, "ANSWERS_WITHIN_S", 1)
     monkeypatch.setattr(otlp_export, "ENDS_WITHIN_S", 0.1)
+    monkeypatch.setattr(otlp_export, "MOST_WAITING", 512)
+    before = {*threading.enumerate()}
     stop = otlp_export.start(f"http://127.0.0.1:{free_triplet()}/v1/traces", {}, "sampler", {})
     for number in range(2 * otlp_export.MOST_WAITING):
         spans.record("step", RECORD, began_s=0.0, ended_s=float(number))
     stop()
     assert not spans.exporting()
+    eventually(lambda: {*threading.enumerate()} <= before, what="the end of the threads that sent")
 
 
 def test_without_an_exporter_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
