@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -63,6 +64,7 @@ class _Unset(Span):
 
 _UNSEEN = _Unset("", TraceContext("0" * 32, "0" * 16, False), "", "internal", 0)
 """What `span` gives while nothing is exported."""
+_OFF = contextlib.nullcontext(_UNSEEN)
 
 
 Export = Callable[[Span], None]
@@ -114,19 +116,27 @@ def exporting() -> bool:
     return _export is not None
 
 
-@contextlib.contextmanager
 def span(
     name: str, *, kind: Kind = "internal", root: TraceContext | None = None, **attributes: Value
-) -> Iterator[Span]:
+) -> AbstractContextManager[Span]:
     """A part of the current trace, or with `root` the first span of a trace. An exception marks it as failed.
 
     Without a trace around it and without `root`, nothing is exported.
     """
-    if _export is None:
-        # Log lines as JSON have the trace of an episode also where no spans are exported.
-        with trace_context.within(root) if root is not None and log_format.is_json() else contextlib.nullcontext():
-            yield _UNSEEN
-        return
+    if _export is not None:
+        return _span(name, kind, root, attributes)
+    # Log lines as JSON have the trace of an episode also where no spans are exported.
+    return _only_the_trace(root) if root is not None and log_format.is_json() else _OFF
+
+
+@contextlib.contextmanager
+def _only_the_trace(root: TraceContext) -> Iterator[Span]:
+    with trace_context.within(root):
+        yield _UNSEEN
+
+
+@contextlib.contextmanager
+def _span(name: str, kind: Kind, root: TraceContext | None, attributes: dict[str, Value]) -> Iterator[Span]:
     around = None if root is not None else trace_context.current()
     context = root if root is not None else around.child() if around is not None else None
     if context is None:

@@ -100,8 +100,8 @@ def _derived(text: str, share: float) -> TraceContext:
 
 
 def _random_span_id() -> str:
-    # Not the generator of the process, whose numbers a seed decides.
     return f"{_random.getrandbits(64) or 1:016x}"
 
 
-_random = random.SystemRandom()
+_random = random.Random()
+"""Not the generator of the process, whose numbers a seed decides."""
