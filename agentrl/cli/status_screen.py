@@ -166,7 +166,7 @@ def _hosts(hosts: list[HostRow], now: float, width: int) -> RenderableType:
         remarks = [
             row.disk_full,
             fills,
-            f"leaving: {row.leaving}" if row.leaving else "draining" if row.draining else "",
+            "draining" if row.draining else "",
             counted(len(row.strays), "strays") if row.strays else "",
             row.reason,
         ]

@@ -183,10 +183,8 @@ class HostRow(Row, tag="host", frozen=True):
     """By device: the incarnations that it was given to."""
     occupied: dict[str, str] = {}
     """By device: the process that keeps it from being given to a unit."""
-    leaving: str = ""
-    """Why its agent is about to end. The units there end, and others take their place elsewhere."""
     reason: str = ""
-    """Why it is not there, if a placement starts it."""
+    """Why it is not there, or will soon not be."""
 
 
 class ToolLoad(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -16,9 +16,11 @@ from tui.model.styled_text import Span, Tone, cut
 from tui.model.table import layout
 
 
-def hosts(*strays: ProcessInfo, disk_full: str = "") -> str:
+def hosts(*strays: ProcessInfo, disk_full: str = "", state: str = "up", reason: str = "") -> str:
     mirror = Mirror()
-    row = rows.HostRow("far", "up", cpu_percent=7, disk_free_bytes=1 << 40, strays=strays, disk_full=disk_full)
+    row = rows.HostRow(
+        "far", state, cpu_percent=7, disk_free_bytes=1 << 40, strays=strays, disk_full=disk_full, reason=reason
+    )
     mirror.put("host/far", row)
     return "".join(part.text for part in cut(unit_table.hosts(mirror), 80)).strip()
 
@@ -55,6 +57,10 @@ def test_running_record_without_a_long_call_shows_that() -> None:
 
 def stray(pid: int) -> ProcessInfo:
     return ProcessInfo(pid=pid, command="sleep 3333", why="mark; its incarnation has ended")
+
+
+def test_host_that_leaves_says_why_before_its_load() -> None:
+    assert hosts(state="draining", reason="leaves (evicted)") == "far draining leaves (evicted) cpu 7% disk 1T free"
 
 
 def test_stray_processes_of_a_host_are_shown_before_its_load() -> None:

@@ -165,7 +165,7 @@ def hosts(mirror: Mirror) -> Line:
         devices = f" gpu {free}" if free else ""
         measured = f"cpu {row.cpu_percent:.0f}%{memory if facts.memory_bytes else ''}{devices}{disk}{fills}"
         well = row.state == "up" and not row.disk_full and not fills
-        wrong = " ".join(part for part in (row.disk_full, _strays(row)) if part)
+        wrong = " ".join(part for part in (row.reason, row.disk_full, _strays(row)) if part)
         text = f"{row.host} {row.state} {f'{wrong} ' if wrong else ''}{measured}"
         parts.append(span(text, Tone.PLAIN if well and not wrong else Tone.BAD))
     return _joined(parts)

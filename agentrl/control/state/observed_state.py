@@ -204,8 +204,7 @@ class ObservedState:
             devices=tuple(map(_coarse, stats.devices)) if stats else (),
             holders=holders,
             occupied=host.occupied,
-            leaving=host.leaving,
-            reason=self.state.awaited.get(host.host, ""),
+            reason=f"leaves ({host.leaving})" if host.leaving else self.state.awaited.get(host.host, ""),
         )
 
     def awaited_row(self, host: str, why: str) -> rows.HostRow:
