@@ -234,6 +234,8 @@ class RayPlacement:
             output, complaint, code, node, address = ray.get(call, timeout=within_s + _LOOK_WITHIN_S)
         except ray.exceptions.GetTimeoutError:
             raise UnavailableError(f"The actor of host {host} does not answer within {within_s:g} s.") from None
+        except (ray.exceptions.ActorUnavailableError, ray.exceptions.ActorDiedError):
+            raise UnavailableError(f"The actor of host {host} cannot be reached; its node may be lost.") from None
         except ray.exceptions.RayError as failed:
             raise UnavailableError(f"The actor of host {host} does not answer: {_first_line(failed)}") from failed
         arrived = read_arrived(host, address, output, complaint, code, self._settings.python)

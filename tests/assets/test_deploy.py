@@ -19,6 +19,8 @@ from tests.e2e.pods import DEPLOY, find, image_environment, rendered
 from tests.e2e.running import PYTHON
 
 CHECKOUT = DEPLOY.parents[1]
+OLDEST = "1.27.0"
+"""The oldest Kubernetes of the manifests."""
 STATEFUL_SETS = ("agentrl-coordinator", "agentrl-agents")
 
 
@@ -78,8 +80,9 @@ def test_compose_file_follows_the_specification() -> None:
 
 @pytest.mark.parametrize("overlay", ["base", "example"])
 def test_manifests_follow_the_published_schemas(overlay: str) -> None:
-    for each in rendered(overlay):
-        kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
+    for version in (OLDEST, kubernetes_validate.latest_version()):
+        for each in rendered(overlay):
+            kubernetes_validate.validate(each, version, strict=True)
     broken = {**rendered(overlay)[0], "metadata": {"name": 7}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(broken, kubernetes_validate.latest_version(), strict=True)
