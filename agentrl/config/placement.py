@@ -132,6 +132,11 @@ class Placement(Section):
 MOST_NAMED = 6
 
 
+def is_meant(host: str, word: str) -> bool:
+    """Whether a word of a component means the host: its name, or the name of the several that it is one of."""
+    return word in (host, host.rpartition("-")[0])
+
+
 def starts(placement: Placement, hosts: Mapping[str, Host]) -> tuple[str, ...]:
     """A sentence about the hosts that are to be started; none if there are none."""
     if placement.kind == "local" or not hosts:
@@ -164,7 +169,7 @@ def _problems_of_components(slurm: Slurm, hosts: Mapping[str, Host]) -> Iterator
     in_components: list[str] = []
     for index, component in enumerate(slurm.components):
         for word in component.hosts:
-            named = [name for name, host in known.items() if word == name or word in host.labels]
+            named = [name for name in known if is_meant(name, word)]
             if not named:
                 yield ("placement", "slurm", "components", str(index), "hosts"), f"names the unknown host {word!r}"
             in_components += named

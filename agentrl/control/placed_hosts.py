@@ -36,9 +36,10 @@ from agentrl.supervision import events
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 0.2
 CALL_WITHIN_S = 300.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+FIRST_IN_QUEUE_S, LONGEST_IN_QUEUE_S = 0.5, 5.0
 LEAVES_WITHIN_S = 5.0
 STARTS_END_WITHIN_S = 30.0
 _ANY = ("", "*", "0.0.0.0", "[::]", "::")
@@ -50,6 +51,7 @@ class Try:
 
     next_at: float = 0.0
     pause_s: float = FIRST_PAUSE_S
+    in_queue_s: float = FIRST_IN_QUEUE_S
     lost: str = ""
     """What took its last machine away."""
 
@@ -58,7 +60,9 @@ class Try:
         self.pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s)
 
     def waits(self, now: float) -> None:
-        self.next_at, self.pause_s = now + FIRST_PAUSE_S, FIRST_PAUSE_S
+        """It is in a queue, which is often short at first."""
+        self.next_at = now + self.in_queue_s
+        self.in_queue_s = min(LONGEST_IN_QUEUE_S, 1.5 * self.in_queue_s)
 
 
 class PlacedHosts:
@@ -177,7 +181,8 @@ class PlacedHosts:
 
     async def _start(self, hosts: list[str]) -> None:
         for host in hosts:
-            self._await(host, f"{self._settings.kind} starts it")
+            if host not in self._context.state.awaited:
+                self._await(host, f"{self._settings.kind} starts it")
         try:
             wanted = tuple(map(self._wanted, hosts))
             placed = await self._call("ensure", wanted=wanted)
@@ -193,7 +198,9 @@ class PlacedHosts:
             case State.GONE:
                 tried.lost, tried.next_at = one.why, 0.0
                 self._take_out(one)
-                self._await(one.host, one.why)
+                if one.dismissed:
+                    self._dismissed.add(one.host)
+                self._await(one.host, f"{one.why}; `agentrl up` starts it again" if one.dismissed else one.why)
             case State.STARTING:
                 tried.waits(now)
                 self._await(one.host, "; ".join(filter(None, (tried.lost, one.why or "it starts"))))

@@ -24,7 +24,7 @@ Invariants that hold for every backend (each is a test of the contract):
   memory.
 - Secrets go to the machine over the standard input of the started process; never by an argument, a log, an environment
   variable or a disk that machines share.
-- `GONE` is a promise: nothing of the host lives any more. What is only silent is `LOST`.
+- `GONE` is said only of a machine that the scheduler took away with all processes on it. What is only silent is `LOST`.
 - After `release` nothing of the host is left, or it raises and names what is.
 """
 
@@ -46,7 +46,8 @@ class State(enum.StrEnum):
     LOST = "lost"
     """Its agent ended, or it cannot be reached; units may live there."""
     GONE = "gone"
-    """Its machine was taken away with everything on it. The coordinator replaces its units at once."""
+    """Its machine was taken away with everything on it. The coordinator replaces its units at once, and its key is
+    refused from then on."""
 
 
 class Placed(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,6 +61,8 @@ class Placed(msgspec.Struct, frozen=True, omit_defaults=True):
     """A sentence if it is not alive: what happened and, if that is known, by whom."""
     hint: str = ""
     """What a person can do."""
+    dismissed: bool = False
+    """A person took the machine away: it is not started again before the next `up`."""
 
     @property
     def alive(self) -> bool:

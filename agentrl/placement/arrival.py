@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import time
 from pathlib import Path
 from typing import Literal
 
@@ -33,10 +32,12 @@ from agentrl.placement.agent_process import (
     living_agent,
     start_agent,
 )
+from agentrl.placement.until import until
 from agentrl.transport.curve_keys import ClientKey
 
 KEY_FILE = "access.key"
 _LONGEST_ORDER = 1 << 20
+_OTHER_START_WITHIN_S = 10.0
 Act = Literal["start", "look", "end", "leave"]
 
 
@@ -100,12 +101,7 @@ def _started(invitation: Invitation, bound_to: int) -> Arrived:
 
 
 def _living_soon(state_dir: Path, host: str) -> AgentFile | None:
-    deadline = time.monotonic() + 10.0
-    while time.monotonic() < deadline:
-        if known := living_agent(state_dir, host):
-            return known
-        time.sleep(0.02)
-    return None
+    return until(lambda: living_agent(state_dir, host), _OTHER_START_WITHIN_S)
 
 
 def _prepared(invitation: Invitation) -> Arrived:

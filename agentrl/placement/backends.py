@@ -18,6 +18,10 @@ def open_placement(settings: Settings, run: PlacedRun) -> Placement:
         from agentrl.placement.ray_actors import RayPlacement
 
         return RayPlacement(settings.ray, run)
+    if settings.slurm is not None:
+        from agentrl.placement.slurm import SlurmPlacement
+
+        return SlurmPlacement(settings.slurm, run)
     from agentrl.placement.local import LocalPlacement
 
     return LocalPlacement(Path(run.state_dir))

@@ -17,13 +17,14 @@ from agentrl import __version__
 from agentrl.config.placement import Placement as Settings
 from agentrl.errors import NotProvenError
 from agentrl.host import procfs
-from agentrl.host.agent_lock import read_agent_file
 from agentrl.placement import Invitation, PlacedRun, Placement, Wanted
+from agentrl.placement.agent_process import living_agent
 from agentrl.placement.backends import open_placement
 from agentrl.placement.notes import Notes
 from agentrl.placement.ray_actors import RayNote
 from agentrl.transport.curve_keys import new_keypair
 from tests.placement.ray_cluster import RayCluster
+from tests.placement.slurm_cluster import SlurmCluster
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, eventually
 
@@ -80,8 +81,8 @@ class Site:
         ]
 
     def kill_agent(self, host: str) -> None:
-        known = read_agent_file(self.state_dir(host), host)
-        assert known is not None
+        # A scheduler's step is alive a moment before the agent in it has its file.
+        known = eventually(lambda: living_agent(self.state_dir(host), host), what=f"the agent of {host}")
         os.kill(known.pid, signal.SIGKILL)
         eventually(lambda: not known.identity.alive(), what="its end")
 
@@ -128,6 +129,24 @@ class SshSite(Site):
     def close(self) -> None:
         for daemon in self._daemons.values():
             daemon.close()
+        super().close()
+
+
+class SlurmSite(Site):
+    """Nodes of a real Slurm; the job is submitted."""
+
+    leave_within_s = 5.0
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._cluster = SlurmCluster.shared()
+        self.settings = {"slurm": {"drain_s": 0}}
+
+    def take_away(self, host: str) -> None:
+        self._cluster.free()
+
+    def close(self) -> None:
+        self._cluster.free()
         super().close()
 
 
@@ -194,7 +213,7 @@ class RaySite(Site):
             self.open().release(self.hosts)
 
 
-SITES: dict[str, type[Site]] = {"local": LocalSite, "ssh": SshSite, "ray": RaySite}
+SITES: dict[str, type[Site]] = {"local": LocalSite, "ssh": SshSite, "ray": RaySite, "slurm": SlurmSite}
 
 
 @contextlib.contextmanager

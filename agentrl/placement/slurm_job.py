@@ -1,0 +1,71 @@
+"""The job that holds the nodes of a run: its batch script and its options."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from agentrl.config.placement import Slurm, is_meant
+from agentrl.placement.slurm_commands import LEAVING
+
+_SCRIPT = """#!/bin/bash
+# Holds the nodes of the run {name} of agentrl. Its host agents are steps of this job; the coordinator starts them.
+comment() {{ scontrol update "jobid=$SLURM_JOB_ID" "comment=$1" 2> /dev/null; }}
+leave() {{
+    echo "The job is about to end: the hosts let their units finish."
+    comment {leaving}
+    for group in $(seq 0 $((${{SLURM_HET_SIZE:-1}} - 1))); do
+        srun ${{SLURM_HET_SIZE:+--het-group=$group}} --overlap --ntasks-per-node=1 --mem=0 --input=none \\
+            {python} -m agentrl.placement.slurm_leave {run} &
+    done
+}}
+comment ""
+trap leave TERM
+# Waits for ever. A signal ends neither this nor a child that could end it.
+exec 3<> <(:)
+while :; do read -r -u 3; done
+"""
+
+
+class Group(NamedTuple):
+    """The hosts of one component of a job, and its own options."""
+
+    hosts: tuple[str, ...]
+    options: tuple[str, ...] = ()
+
+
+def write_script(path: Path, *, name: str, run: str, python: str) -> None:
+    words = {"name": name, "run": run, "leaving": LEAVING, "python": shlex.quote(python or sys.executable)}
+    path.write_text(_SCRIPT.format(**words))
+
+
+def arguments(settings: Slurm, name: str, run_dir: str, nodes: Mapping[str, str], groups: Sequence[Group]) -> list[str]:
+    """The options of sbatch for a job with these groups of hosts, one for each component.
+
+    `nodes` are those of the hosts that have to be on a particular one."""
+    common = [f"--job-name=agentrl-{name}", f"--output={run_dir}/logs/slurm-%j.log", "--open-mode=append"]
+    common += ["--requeue" if settings.requeue else "--no-requeue"]
+    # The batch script alone gets the warning: units would take the signal as the order to end.
+    common += [f"--signal=B:TERM@{settings.drain_s}"] if settings.drain_s else []
+    found: list[str] = []
+    for group in groups:
+        found += [":"] if found else []
+        named = [nodes[host] for host in group.hosts if nodes.get(host)]
+        found += [*common, f"--nodes={len(group.hosts)}", "--ntasks-per-node=1", "--no-kill"]
+        found += [f"--nodelist={','.join(named)}"] if named else []
+        found += [*settings.options, *group.options]
+    return found
+
+
+def groups_of(settings: Slurm, hosts: Sequence[str]) -> list[Group]:
+    """One for each component that has any of these hosts; one of all hosts without components."""
+    if not settings.components:
+        return [Group(tuple(hosts))]
+    groups = [
+        Group(tuple(host for host in hosts if any(is_meant(host, word) for word in each.hosts)), each.options)
+        for each in settings.components
+    ]
+    return [group for group in groups if group.hosts]
