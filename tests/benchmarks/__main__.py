@@ -37,6 +37,7 @@ BENCHMARKS = {
     "tools": "tests.benchmarks.tool_calls",
     "tunnels": "tests.benchmarks.tunnels",
     "ray": "tests.benchmarks.ray_start",
+    "slurm": "tests.benchmarks.slurm_start",
     "overhead": "tests.benchmarks.overhead",
     "demo": "tests.benchmarks.demo_learning",
 }

@@ -80,13 +80,13 @@ def _timed(run: Run, address: str, folder: Path) -> float:
         run.sidecar(f"web{number}", "sleep 1000", hosts=[f"node-{number}"])
     run.write()
     began = time.perf_counter()
-    _command(run, "up", str(run.file))
+    command(run, "up", str(run.file))
     took = time.perf_counter() - began
-    _command(run, "down", "--yes")
+    command(run, "down", "--yes")
     return took
 
 
-def _command(run: Run, *words: str) -> None:
+def command(run: Run, *words: str) -> None:
     process = run.start(*words)
     output, complaint = process.communicate(timeout=120)
     assert process.returncode in (0, 10), output + complaint

@@ -1,0 +1,68 @@
+"""Measures `agentrl up` with four hosts on the nodes of Slurm until all is ready, next to four empty jobs of Slurm."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from tests.benchmarks.ray_start import command
+from tests.benchmarks.report import Outcome, median
+from tests.e2e.running import Run, running
+from tests.placement.slurm_cluster import NODES, SlurmCluster
+from tests.ports import free_triplet
+from tests.waiting import eventually
+
+REPEATS = 5
+MOST_MORE_S = 5.0
+
+
+def measure() -> Outcome:
+    count = len(NODES)
+    outcome = Outcome(f"start of {count} hosts on the nodes of Slurm (medians of {REPEATS})")
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
+        cluster, jobs, ours = SlurmCluster(Path(folder)), [], []
+        try:
+            cluster.start()
+            for _ in range(REPEATS):
+                jobs.append(_empty_jobs(cluster))
+                ours.append(_up(cluster))
+        finally:
+            cluster.close()
+    outcome.plain(f"{count} empty jobs of Slurm", median(jobs), "s")
+    outcome.plain(f"`up` until {count} hosts and a unit on each are ready", median(ours), "s")
+    outcome.at_most("what `up` takes longer", median(ours) - median(jobs), "s", MOST_MORE_S)
+    return outcome
+
+
+def _empty_jobs(cluster: SlurmCluster) -> float:
+    began = time.perf_counter()
+    for _ in NODES:
+        cluster.ask("sbatch", "--exclusive", "--nodes=1", "--output=/dev/null", "--wrap", "sleep 1000")
+    eventually(lambda: len(cluster.jobs("RUNNING")) == len(NODES), what="four jobs")
+    took = time.perf_counter() - began
+    cluster.free()
+    return took
+
+
+def _up(cluster: SlurmCluster) -> float:
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        for run in running(Path(folder), "slurm-start", factor=1.0):
+            took = _timed(run, Path(folder))
+            cluster.free()
+            return took
+    raise AssertionError("there is one run")
+
+
+def _timed(run: Run, folder: Path) -> float:
+    run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{free_triplet()}"}
+    run.config["hosts"] = {"node": {"count": len(NODES), "disk": str(folder / "disks")}}
+    run.config["placement"] = {"slurm": {"options": ["--exclusive"]}}
+    for number in range(len(NODES)):
+        run.sidecar(f"web{number}", "sleep 1000", hosts=[f"node-{number}"])
+    run.write()
+    began = time.perf_counter()
+    command(run, "up", str(run.file))
+    took = time.perf_counter() - began
+    command(run, "down", "--yes")
+    return took
