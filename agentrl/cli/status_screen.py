@@ -126,10 +126,17 @@ def _groups(groups: list[GroupRow], *, down: bool) -> RenderableType:
                 row.role,
                 output.cell(f"{row.ready} of {row.desired}", style),
                 others,
-                "paused" if row.paused else "",
+                " · ".join(filter(None, ("paused" if row.paused else "", _epoch(row)))),
             )
         )
     return output.table(("group", "role", "ready", "others", ""), rows)
+
+
+def _epoch(row: GroupRow) -> str:
+    """Of a gang: how often it has started, and why for the last time."""
+    if not row.epoch:
+        return ""
+    return f"epoch {row.epoch}{f' after: {row.epoch_why}' if row.epoch > 1 and row.epoch_why else ''}"
 
 
 def _units(units: list[UnitRow], now: float, width: int) -> RenderableType:

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
@@ -33,6 +34,9 @@ class Host(Section):
     """Name or address by which the other hosts reach it. Empty: the address from which it reaches the coordinator."""
     bind: str = ""
     """The address on which its tunnel listens. Empty: `address`."""
+    private: str = ""
+    """Address of this host in a private network, where ranks of gangs talk to those of other hosts **without encryption
+    or keys**, as torch and NCCL do. Empty: no rank here talks to one on another host."""
     port: _Port = 0
     """The port of its tunnel; 0 is any free one."""
     count: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 0
@@ -80,6 +84,11 @@ def hosts_that_run(group: str, hosts: Mapping[str, Host]) -> tuple[str, ...]:
     return tuple(name for name, host in hosts.items() if group in host.runs)
 
 
+def private_addresses(hosts: Mapping[str, Host]) -> dict[str, str]:
+    """Where ranks of gangs on several hosts talk to each other."""
+    return {name: host.private for name, host in hosts.items() if host.private}
+
+
 def need_tunnels(hosts: Mapping[str, Host]) -> bool:
     """Whether services on several hosts call each other."""
     return any(host.runs for host in hosts.values())
@@ -97,9 +106,20 @@ def problem_of(name: str, hosts: Mapping[str, Host]) -> tuple[str, str]:
     for number in range(hosts[name].count):
         if (other := f"{name}-{number}") in hosts:
             return "count", f"makes a host {other}, and there is one of that name"
-    if hosts[name].count and hosts[name].node:
-        return "node", "names one machine, but count makes several hosts"
+    for key in ("node", "private"):
+        if hosts[name].count and getattr(hosts[name], key):
+            return key, "names one machine, but count makes several hosts"
+    if (private := hosts[name].private) and not _is_address(private):
+        return "private", f"must be an address such as 10.0.0.2, not {private!r}"
     for group in hosts[name].runs:
         if group not in MAY_RUN:
             return "runs", f"names {group!r}; other hosts than the coordinator's may run {', '.join(MAY_RUN)}"
     return "", ""
+
+
+def _is_address(text: str) -> bool:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return not (address.is_unspecified or address.is_multicast or address.is_loopback)

@@ -141,7 +141,7 @@ class RunConfig(data_plane.DataPlane):
         return {
             **({"mongo": 1} if self.has_mongo else {}),
             **{name: many.get(name, 1) for name in self.data_groups},
-            **{name: sidecar.count for name, sidecar in self.sidecars.items()},
+            **{name: sidecar.size for name, sidecar in self.sidecars.items()},
         }
 
     @property

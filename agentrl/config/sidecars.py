@@ -27,6 +27,13 @@ from agentrl.config.field_types import (
 from agentrl.config.placeholders import misspelt
 from agentrl.protocol.specs import Life
 
+SET_BY_GANGS = frozenset(
+    [
+        *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
+    ]
+)
+"""Variables by which the ranks of a gang find each other, named as torchrun does."""
 _Grace = Annotated[float, Field(strict=True, ge=0, le=86_400)]
 
 
@@ -107,8 +114,11 @@ class Sidecar(Section):
     """How long a start may take before the unit is stopped and tried again."""
     orphan_lease_s: Seconds = 600.0
     """How long a unit that speaks keeps working without a coordinator before it ends."""
-    gang: Flag = False
-    """True if all units of the group start and stop together."""
+    ranks: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 0
+    """Makes the group a gang of so many ranks, in place of `count`: all of them run or none, they start and end
+    together, and find each other as under torchrun."""
+    ranks_per_host: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 0
+    """How many ranks of a gang a host gets at most; 0 is as many as there is room for."""
     fenced: Flag = False
     """True if a lost unit can do no harm, so that it may be replaced before its death is confirmed."""
     permission: Literal["", "viewer", "operator", "admin"] = "viewer"
@@ -125,6 +135,8 @@ class Sidecar(Section):
                 raise ValueError(f"{key} names a placeholder that does not exist: {mistake}")
         if self.metrics is not None and self.metrics.tcp:
             raise ValueError("metrics needs exec or http: a tcp connection shows no numbers")
+        if problem := self._problem_of_gang():
+            raise ValueError(problem)
         if self.speaks and self.ready is not None:
             raise ValueError("ready contradicts speaks: a unit that speaks says itself when it is ready")
         for name in self.env:
@@ -133,6 +145,21 @@ class Sidecar(Section):
             if name.startswith("AGENTRL_"):
                 raise ValueError(f"env may not set {name}: names that begin with AGENTRL_ are the run's own")
         return self
+
+    def _problem_of_gang(self) -> str:
+        if not self.ranks:
+            return "ranks_per_host needs ranks, which makes the group a gang" if self.ranks_per_host else ""
+        if self.count != 1:
+            return "count contradicts ranks: a gang has one unit for each rank"
+        if self.resources.gpus != int(self.resources.gpus):
+            return "resources.gpus must be a whole number in a gang: a rank has devices of its own"
+        taken = next((name for name in self.env if name in SET_BY_GANGS), "")
+        return f"env may not set {taken}: each rank gets its own" if taken else ""
+
+    @property
+    def size(self) -> int:
+        """The number of its units in the run file."""
+        return self.ranks or self.count
 
     def with_placeholders(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Every text in which placeholders are replaced, by its key."""

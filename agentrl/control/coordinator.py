@@ -143,7 +143,7 @@ class Coordinator:
         self._stored = StoredValues(journal)
         recovery.follow_clock(self._stored, self._clock, self._identity.boot_id)
         state = recovery.load_state(self._stored, self._clock.now())
-        state.data_host = host
+        state.data_host, state.run_id = host, run.uuid
         leases = Leases(times.suspect_after_s, times.dead_after_s)
         epoch = secrets.token_hex(8)
         return Context(

@@ -100,6 +100,7 @@ class InstructionHandler:
                 coordinator=self.hub_address if host == context.host else "",
                 devices=slot.devices,
                 traceparent=trace.header() if (trace := context.operations.trace_of(unit)) else "",
+                rank=slot.rank,
             ),
         )
 

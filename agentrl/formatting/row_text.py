@@ -11,6 +11,7 @@ from agentrl.formatting.amounts import age, since
 from agentrl.protocol import rows
 from agentrl.protocol.knob import plain_value
 from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, GroupRow, KnobRow, RunRow, Severity, UnitRow, UnitState
+from agentrl.protocol.specs import Rank
 
 SEVERITY_ORDER = (Severity.PAGE, Severity.WARNING, Severity.INFO)
 SOON_S = 60.0
@@ -27,6 +28,8 @@ def unit_summary(row: UnitRow, now: float) -> str:
     later = [parts.pop()] if parts and starting and left > SOON_S else []
     if row.paused:
         parts.append("paused")
+    if row.rank is not None and row.pid:
+        parts.append(rank_in_words(row.rank))
     if row.reason and not (row.status and (starting or row.state is UnitState.READY)):
         parts.append(row.reason)
     if row.phase and row.phase != row.state.value:
@@ -40,6 +43,10 @@ def unit_summary(row: UnitRow, now: float) -> str:
     if row.state in (UnitState.FATAL, UnitState.BACKOFF) and row.last_exit is not None:
         parts.append(str(row.last_exit))
     return " · ".join([*parts, *later])
+
+
+def rank_in_words(rank: Rank) -> str:
+    return f"rank {rank.rank} of {rank.ranks}, epoch {rank.epoch}"
 
 
 def state_since(row: UnitRow) -> float:

@@ -68,7 +68,15 @@ def why_dead(entry: Entry) -> str:
 
 def _environment(services: Services, entry: Entry) -> Mapping[str, str]:
     """The environment for probes of an adopted process. Probes run even if a secret is gone."""
-    spawn = Spawn(entry.unit, entry.incarnation, entry.token, entry.spec, coordinator="", devices=entry.devices)
+    spawn = Spawn(
+        unit=entry.unit,
+        incarnation=entry.incarnation,
+        token=entry.token,
+        spec=entry.spec,
+        coordinator="",
+        devices=entry.devices,
+        rank=entry.rank,
+    )
     try:
         return spawn_environment.of_unit(spawn, services.home, services.heartbeat_s, services.accelerators)
     except ConfigError as missing:

@@ -19,7 +19,7 @@ import msgspec
 
 from agentrl.config.this_host import machine_id
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ProtocolError
-from agentrl.host import adoption, cgroups, procfs, resource_usage, spawn_environment
+from agentrl.host import adoption, cgroups, gang_environment, procfs, resource_usage, spawn_environment
 from agentrl.host.accelerators import Accelerators
 from agentrl.host.child_processes import ChildProcesses
 from agentrl.host.condition import ConditionFile
@@ -279,6 +279,9 @@ class Agent:
             return
         if missing := self.services.accelerators.missing(spawn.devices):
             self._failed(spawn, missing, final=False)
+            return
+        if taken := gang_environment.port_taken(spawn.rank):
+            self._failed(spawn, taken, final=False)
             return
         try:
             env = spawn_environment.of_unit(

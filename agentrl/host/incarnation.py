@@ -275,6 +275,7 @@ def create_incarnation(services: Services, spawn: Spawn) -> Incarnation:
         token=spawn.token,
         spec=spawn.spec,
         devices=spawn.devices,
+        rank=spawn.rank,
         cgroup_tree=str(group.tree or ""),
         cgroup_memory=str(group.memory or ""),
     )

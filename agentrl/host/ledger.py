@@ -18,7 +18,7 @@ import msgspec
 from agentrl.errors import DiskError
 from agentrl.host import procfs
 from agentrl.protocol.messages import ExitStatus, UnitOnHost
-from agentrl.protocol.specs import GroupSpec, incarnation_name
+from agentrl.protocol.specs import GroupSpec, Rank, incarnation_name
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     cgroup_tree: str = ""
     cgroup_memory: str = ""
     devices: tuple[str, ...] = ()
+    rank: Rank | None = None
 
     @property
     def name(self) -> str:
@@ -62,6 +63,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
             ready=ready,
             group_empty=self.group_empty,
             devices=self.devices,
+            rank=self.rank,
         )
 
 

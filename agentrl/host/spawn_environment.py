@@ -21,7 +21,7 @@ from pathlib import Path
 
 from agentrl.config.secrets import is_reference, resolve_secret
 from agentrl.errors import ConfigError
-from agentrl.host import procfs
+from agentrl.host import gang_environment, procfs
 from agentrl.host.accelerators import Accelerators
 from agentrl.protocol.messages import Spawn
 from agentrl.protocol.specs import Probe, Role, incarnation_name, split_unit
@@ -98,7 +98,10 @@ def of_unit(
     env.pop("PYTHONHASHSEED", None)  # only the spec decides about determinism
     env |= {name: _value(name, value, home, spawn.unit) for name, value in spec.env.items()}
     env |= identity_marks(home, spawn.unit, spawn.incarnation)
-    env |= accelerators.variables(spawn.devices)
+    env |= accelerators.variables(spawn.rank.visible if spawn.rank is not None else spawn.devices)
+    if spawn.rank is not None:
+        # A person may have chosen faster interfaces.
+        env = gang_environment.interfaces(spawn.rank) | env | gang_environment.of_rank(spawn.rank)
     env |= {
         "AGENTRL_SLOT": str(split_unit(spawn.unit)[1]),
         "AGENTRL_GROUP": spec.name,

@@ -12,6 +12,7 @@ import msgspec
 
 from agentrl.protocol.knob import Knob, KnobValue
 from agentrl.protocol.messages import DeviceUse, ExitStatus, HostFacts, ProcessInfo, RepeatedError, UnitPart, Wait
+from agentrl.protocol.specs import Rank
 
 
 class UnitState(enum.StrEnum):
@@ -86,6 +87,10 @@ class GroupRow(Row, tag="group", frozen=True):
     """The units that are not ready, counted by state; finished jobs are `completed`."""
     paused: bool = False
     command: str = ""
+    epoch: int = 0
+    """Of a gang: the number of its present start, or of the next one while the ranks of the last one end."""
+    epoch_why: str = ""
+    """Why the one before it ended."""
 
     @property
     def done(self) -> bool:
@@ -108,6 +113,8 @@ class UnitRow(Row, tag="unit", frozen=True):
     host: str = ""
     devices: tuple[str, ...] = ()
     """The devices that were given to it."""
+    rank: Rank | None = None
+    """Its place in its gang."""
     pid: int = 0
     ready_at: float = 0.0
     next_at: float = 0.0

@@ -59,6 +59,29 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True):
     """Hard limit: enforced by a cgroup where one is writable, otherwise by the host agent's own sampling."""
 
 
+class Rank(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The place of one incarnation in its gang. All of one epoch agree on everything but their own numbers."""
+
+    epoch: int
+    """Grows with every start of the gang."""
+    rank: int
+    ranks: int
+    port: int
+    """Where the ranks meet, on the host of rank 0."""
+    local_rank: int = 0
+    local_ranks: int = 1
+    """How many of them are on the same host; their numbers follow each other."""
+    node: int = 0
+    """The number of its host among those of the gang."""
+    nodes: int = 1
+    address: str = ""
+    """The private address of the host of rank 0; empty if all of them are on one host, which then use loopback."""
+    own_address: str = ""
+    """The private address of its own host."""
+    visible: tuple[str, ...] = ()
+    """The devices of all ranks on its host, in the order of their local ranks."""
+
+
 class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """All units of one name: `web` has the units `web-0`, `web-1`, ... up to its count."""
 
@@ -86,7 +109,11 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     orphan_lease_s: float = 600.0
     """How long a unit keeps working without a coordinator before it ends."""
     gang: bool = False
-    """True if the units of the group start and stop together."""
+    """True if the units of the group are the ranks of one gang, which start and stop together."""
+    ranks_per_host: int = 0
+    """How many ranks of a gang a host gets at most; 0 is any number."""
+    private: dict[str, str] = {}
+    """By host: the address on which the ranks of a gang may talk to those of other hosts, without encryption."""
     fenced: bool = False
     """True if all writes of the unit are fenced, so a lost one may be replaced at once."""
     stop_rank: int = 0
@@ -96,8 +123,9 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the processes of a sidecar may command: the name of a permission; empty means nothing."""
 
     def fingerprint(self) -> str:
-        """Equal for specs that start equal processes; the count is not part of it."""
-        body = msgspec.json.encode(msgspec.structs.replace(self, count=0), order="sorted")
+        """Equal for specs that start equal processes. The count is not part of it, nor are addresses: a host that is
+        added must not restart a gang."""
+        body = msgspec.json.encode(msgspec.structs.replace(self, count=0, private={}), order="sorted")
         return hashlib.sha256(body).hexdigest()[:16]
 
 

@@ -23,7 +23,10 @@ Events carry the jitter; tokens are derived from a secret of the run.
 Three counts are separate: deaths while ready (in a window), starts that never became ready (in a row) and kills for
 memory. The first death in a window restarts at once, then after 0.5, 1, 2 … 60 s with jitter. A lost unit that is
 replaced leaves a ghost: its old incarnation is killed when its host comes back, and no new incarnation starts while a
-ghost is on a reachable host. A gang has an epoch: one death raises it, and members of an older epoch end.
+ghost is on a reachable host.
+
+A gang is placed as a whole (`gang_placement`). Each start of it is an epoch; one death ends the epoch, and so does all
+else that takes a rank away or changes their number (`gangs.fault`). The next starts when nothing of the last is left.
 
 An incarnation holds its devices from its start until no process of it is left; a ghost holds those of its incarnation.
 """

@@ -13,6 +13,7 @@ import msgspec
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import READ_FROM, GroupSpec, split_unit
 from agentrl.supervision import events
+from agentrl.supervision.gangs import members_with
 from agentrl.supervision.instructions import Persist, Publish
 from agentrl.supervision.scheduling import victims
 from agentrl.supervision.transitions import WITH_PROCESS
@@ -49,7 +50,9 @@ def _apply_group(life: Lifecycle, spec: GroupSpec, by: str, was_up: bool) -> Non
     count = count_after(group, spec)
     same = group is not None and group.spec.fingerprint() == spec.fingerprint()
     if group is None:
-        group = life.state.groups[spec.name] = GroupState(spec=spec, file_count=spec.count, counted_by=by)
+        epoch = life.state.run.epochs.get(spec.name, 0)
+        group = GroupState(spec, file_count=spec.count, counted_by=by, gang_epoch=epoch, gang_started=epoch)
+        life.state.groups[spec.name] = group
     elif group.spec.count != count:
         group.counted_by = by
     group.file_count, group.removed = spec.count, False
@@ -84,8 +87,13 @@ def scale(life: Lifecycle, event: events.Scaled) -> None:
 
 def _resize(life: Lifecycle, name: str, count: int, by: str, idle: frozenset[str]) -> None:
     members = [s for s in life.state.of_group(name) if s.wanted]
-    for slot in victims(members, len(members) - count, idle):
+    gang = life.state.groups[name].spec.gang
+    for slot in victims(members, len(members) - count, idle, gang=gang):
         _no_longer_wanted(life, slot, by)
+    if gang and len(members) != count:
+        for slot in members:
+            slot.desired_by = by  # All ranks start again, because each knows their number.
+            life.touch(slot)
     for unit in new_units({s.unit for s in members}, name, count - len(members)):
         if unit not in life.state.slots:
             life.state.new_slot(unit, name, split_unit(unit)[1])
@@ -115,21 +123,21 @@ def _fresh_budget(slot: Slot) -> None:
 
 
 def stop(life: Lifecycle, event: events.StopWanted) -> None:
-    slot = life.state.slots[event.unit]
-    slot.held, slot.desired_by = event.because, event.by
-    slot.stop_now, slot.patient = event.now, event.patient and not event.now
-    life.touch(slot)
+    for slot in members_with(life.state, life.state.slots[event.unit]):
+        slot.held, slot.desired_by = event.because, event.by
+        slot.stop_now, slot.patient = event.now, event.patient and not event.now
+        life.touch(slot)
 
 
 def cancel_drain(life: Lifecycle, event: events.DrainCancelled) -> None:
-    slot = life.state.slots[event.unit]
-    slot.held, slot.desired_by, slot.patient = "", event.by, False
-    life.touch(slot)
+    for slot in members_with(life.state, life.state.slots[event.unit]):
+        slot.held, slot.desired_by, slot.patient = "", event.by, False
+        life.touch(slot)
 
 
 def restart(life: Lifecycle, event: events.RestartWanted) -> None:
-    for unit in event.units:
-        slot = life.state.slots[unit]
+    members = [slot for unit in event.units for slot in members_with(life.state, life.state.slots[unit])]
+    for slot in {slot.unit: slot for slot in members}.values():
         _fresh_budget(slot)
         if slot.state in WITH_PROCESS and slot.generation == slot.started_generation:
             slot.generation += 1
@@ -141,9 +149,10 @@ def drain_host(life: Lifecycle, event: events.HostDrained) -> None:
     draining = life.state.run.draining_hosts
     (draining.add if event.draining else draining.discard)(event.host)
     life.out += [Persist("run", ""), Publish("host", event.host)]
-    for slot in _on_host(life, event.host):
-        slot.desired_by = event.by
-        life.touch(slot)
+    for there in _on_host(life, event.host):
+        for slot in members_with(life.state, there):
+            slot.desired_by = event.by
+            life.touch(slot)
     life.recheck_pending()
 
 
@@ -158,10 +167,10 @@ def pause(life: Lifecycle, event: events.Paused) -> None:
         life.out += [Persist("group", event.target), Publish("group", event.target)]
         concerned = state.of_group(event.target)
     else:
-        slot = state.slots[event.target]
-        slot.paused = event.paused
-        life.touch(slot)
-        concerned = [slot]
+        concerned = members_with(state, state.slots[event.target])
+        for slot in concerned:
+            slot.paused = event.paused
+            life.touch(slot)
     for slot in concerned:
         life.send_paused(slot)
 

@@ -63,6 +63,17 @@ class HeldDevices:
         """The devices for a unit that starts on this host; empty if it needs none, or cannot get what it needs."""
         return choose(need, devices_of(host.facts), self.free(host)) if need else ()
 
+    def whole(self, host: HostState) -> int:
+        """How many whole devices are free, but for slices: a program sees one of them at most."""
+        free = self.free(host)
+        return sum(1 for device in devices_of(host.facts) if free[device.id] == WHOLE and device.kind != "mig")
+
+    def choose_whole(self, count: int, host: HostState) -> tuple[str, ...]:
+        """So many of them, those of an island next to each other."""
+        devices = [device for device in devices_of(host.facts) if device.kind != "mig"]
+        chosen = choose(count, devices, self.free(host)) if count else ()
+        return tuple(device.id for island in islands_of(devices) for device in island if device.id in chosen)
+
     def refusal(self, need: float, host: HostState) -> str:
         """Why a unit that needs so many cannot get them here; empty if it can."""
         if not need or self.choose(need, host):
@@ -140,7 +151,7 @@ def choose(need: float, devices: Sequence[Device], free: Mapping[str, int]) -> t
     for island in islands:
         if len(island) >= count:
             return tuple(device.id for device in island[:count])
-    spread = [device.id for island in reversed(islands) for device in island]
+    spread = [device.id for island in sorted(islands, key=len, reverse=True) for device in island]
     return tuple(spread[:count])
 
 

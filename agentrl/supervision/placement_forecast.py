@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from agentrl.protocol.specs import GroupSpec, split_unit
 from agentrl.supervision.devices import HeldDevices
+from agentrl.supervision.gang_placement import Seat, place_gang
 from agentrl.supervision.scheduling import HostUse, Use, place
 from agentrl.supervision.unit_slots import State
 
@@ -34,16 +35,25 @@ def forecast(
     placed: dict[str, list[str]] = {}
     waiting: dict[str, list[str]] = {}
     refused: dict[str, str] = {}
-    for unit in sorted(starting, key=lambda unit: (_rank(by_group, split_unit(unit)[0]), unit)):
+    seats: dict[str, Seat] = {}
+    order = sorted(starting, key=lambda unit: (_rank(by_group, split_unit(unit)[0]), *split_unit(unit)))
+    for unit in order:
         spec = by_group[split_unit(unit)[0]]
+        if spec.gang and unit not in seats and spec.name not in refused:
+            ranks = [other for other in order if split_unit(other)[0] == spec.name]
+            found, refused[spec.name] = place_gang(
+                spec, len(ranks), state.hosts, draining, used, state.data_host, devices, state.awaited
+            )
+            seats |= dict(zip(ranks, found, strict=False))
         # What did not fit for one unit fits for no later one of its group.
-        host, reason = "", refused.get(spec.name, "")
-        if not reason:
+        host, reason = (seats[unit].host if unit in seats else ""), refused.get(spec.name, "")
+        if not host and not reason:
             host, reason = place(spec, state.hosts, draining, used, state.data_host, devices, state.awaited)
         if host:
             used.setdefault(host, Use()).change(spec, 1)
             need = spec.resources.gpus
-            devices.hold(host, unit, devices.choose(need, state.hosts[host]), min(1.0, need or 1.0))
+            given = seats[unit].devices if unit in seats else devices.choose(need, state.hosts[host])
+            devices.hold(host, unit, given, min(1.0, need or 1.0))
             placed.setdefault(host, []).append(unit)
         else:
             refused[spec.name] = reason

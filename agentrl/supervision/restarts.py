@@ -100,6 +100,13 @@ def _after_oom(slot: Slot, times: SupervisionTimes, now: float, dice: float) -> 
     return Verdict("killed for memory", delay_s=backoff_s(n, times, dice))
 
 
+def share_history(dead: Slot, other: Slot) -> None:
+    """The ranks of a gang have one history: a gang of which another rank dies each time is given up as soon as one of
+    which the same rank does."""
+    other.deaths, other.oom_deaths, other.asked = list(dead.deaths), list(dead.oom_deaths), list(dead.asked)
+    other.failed_starts, other.refused_starts = dead.failed_starts, dead.refused_starts
+
+
 def some_aged(slot: Slot, times: SupervisionTimes, now: float) -> bool:
     """Return whether some remembered deaths no longer count. A death with a time in the future, from before the clock
     was set back, does not count.

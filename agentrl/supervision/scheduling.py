@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 
 import msgspec
 
@@ -24,7 +24,7 @@ MOST_NAMED = 3
 """The number of hosts with the same reason that a sentence names."""
 MOST_REFUSALS = 5
 _MICRO = 1_000_000
-_NONE_AWAITED: Mapping[str, str] = {}
+NONE_AWAITED: Mapping[str, str] = {}
 
 
 class Use(msgspec.Struct):
@@ -64,7 +64,7 @@ class HostUse:
             del self.by_host[slot.host]
 
     def units_on(self, host: str) -> int:
-        return self.by_host.get(host, _NOTHING).units
+        return self.by_host.get(host, NOTHING).units
 
 
 def place(
@@ -74,37 +74,54 @@ def place(
     used: Mapping[str, Use],
     data_host: str,
     held: HeldDevices,
-    awaited: Mapping[str, str] = _NONE_AWAITED,
+    awaited: Mapping[str, str] = NONE_AWAITED,
 ) -> tuple[str, str]:
     """Return (host, "") or ("", reason). The host whose devices are linked is preferred, then the one with the fewest
     units, then the first name. `awaited` has the reasons why hosts are not there.
     """
-    allowed = spec.hosts or ((data_host,) if spec.role is not Role.SIDECAR and data_host else ())
+    allowed = allowed_hosts(spec, data_host)
     if not hosts:
-        return "", "no host agent is connected"
+        return "", NO_HOST
     refusals: dict[str, list[str]] = {}
     fits: list[tuple[int, int, str]] = []
     for name, host in hosts.items():
-        use = used.get(name, _NOTHING)
+        use = used.get(name, NOTHING)
         if allowed and name not in allowed:
-            refusals.setdefault("not among its hosts" if spec.hosts else "has no data of the run", []).append(name)
-        elif refusal := _refusal(spec, host, name in draining, use, held):
+            refusals.setdefault(why_not_allowed(spec), []).append(name)
+        elif refusal := refusal_of(spec, host, name in draining, use, held):
             refusals.setdefault(refusal, []).append(name)
         else:
             chosen = held.choose(spec.resources.gpus, host)
             fits.append((islands_used(chosen, devices_of(host.facts)) if chosen else 0, use.units, name))
     if fits:
         return min(fits)[2], ""
+    add_absent(refusals, allowed, hosts, awaited)
+    return "", f"no host can take it ({sentence(refusals)})"
+
+
+NOTHING = Use()
+NO_HOST = "no host agent is connected"
+
+
+def allowed_hosts(spec: GroupSpec, data_host: str) -> tuple[str, ...]:
+    """Empty: any."""
+    return spec.hosts or ((data_host,) if spec.role is not Role.SIDECAR and data_host else ())
+
+
+def why_not_allowed(spec: GroupSpec) -> str:
+    return "not among its hosts" if spec.hosts else "has no data of the run"
+
+
+def add_absent(
+    refusals: dict[str, list[str]], allowed: Iterable[str], hosts: Container[str], awaited: Mapping[str, str]
+) -> None:
+    """Add the hosts that may take a unit, and are not there."""
     for name in allowed:
         if name not in hosts:
             refusals.setdefault(awaited.get(name, "has not registered"), []).append(name)
-    return "", f"no host can take it ({_sentence(refusals)})"
 
 
-_NOTHING = Use()
-
-
-def _sentence(refusals: Mapping[str, list[str]]) -> str:
+def sentence(refusals: Mapping[str, list[str]]) -> str:
     """Return the reason as a sentence that is short for any number of hosts, because every waiting unit shows it."""
     parts: list[str] = []
     for refusal, names in list(refusals.items())[:MOST_REFUSALS]:
@@ -117,7 +134,8 @@ def _sentence(refusals: Mapping[str, list[str]]) -> str:
     return "; ".join(parts)
 
 
-def _refusal(spec: GroupSpec, host: HostState, draining: bool, use: Use, held: HeldDevices) -> str:
+def refusal_of(spec: GroupSpec, host: HostState, draining: bool, use: Use, held: HeldDevices) -> str:
+    """Return why one unit cannot start on this host; empty if it can."""
     need, facts = spec.resources, host.facts
     if not host.connected:
         return "silent"
@@ -135,12 +153,14 @@ def _refusal(spec: GroupSpec, host: HostState, draining: bool, use: Use, held: H
     return ""
 
 
-def victims(slots: Iterable[Slot], how_many: int, idle: Collection[str]) -> list[Slot]:
+def victims(slots: Iterable[Slot], how_many: int, idle: Collection[str], *, gang: bool = False) -> list[Slot]:
     """Return the units to stop: draining ones first, then those not ready, then the newest idle one, then the
-    newest.
+    newest. Of a gang, which starts again anyway, those with the highest numbers.
     """
 
     def cost(slot: Slot) -> tuple[int, float, int]:
+        if gang:
+            return 0, 0.0, -slot.number
         if slot.held or slot.state in (UnitState.DRAINING, UnitState.STOPPING, UnitState.STOPPED):
             rank = 0
         elif slot.state is not UnitState.READY:

@@ -184,14 +184,14 @@ class Supervisor:
             slot = self.state.slots.get(entry.unit)
             if slot is None or entry.group_empty or not (slot.unidentified or slot.host == event.host):
                 continue
-            self._assign(slot, event.host if slot.unidentified else slot.host, entry.incarnation, entry.devices)
+            self._assign(slot, event.host if slot.unidentified else slot.host, entry.incarnation, entry)
         connected = {name for name, host in self.state.hosts.items() if host.connected}
         for slot in self.state.slots.values():
             if slot.unidentified and self._possible_hosts(slot) <= connected:
                 # No ledger has it, so nothing of it is left, and this host can answer for all.
                 self._assign(slot, event.host, slot.incarnation)
 
-    def _assign(self, slot: Slot, host: str, incarnation: int, devices: tuple[str, ...] = ()) -> None:
+    def _assign(self, slot: Slot, host: str, incarnation: int, entry: UnitOnHost | None = None) -> None:
         """Complete the slot of a unit that the journal could not identify or whose spec it could not read."""
         if slot.state is not S.LOST:
             return
@@ -201,8 +201,11 @@ class Supervisor:
             slot.spec, slot.started_epoch = (group.spec, group.gang_epoch) if group else (None, 0)
         if slot.unidentified:
             slot.incarnation, slot.host, slot.started_generation = incarnation, host, slot.generation
-            slot.devices = devices
-            self._life.devices.hold(host, slot.name, devices, share_of(slot))
+            if entry is not None:
+                slot.devices, slot.rank = entry.devices, entry.rank
+            if slot.rank is not None:
+                slot.started_epoch = slot.rank.epoch
+            self._life.devices.hold(host, slot.name, slot.devices, share_of(slot))
         self._life.host_use.change(slot, 1)
 
     def _possible_hosts(self, slot: Slot) -> set[str]:
@@ -488,8 +491,10 @@ class Supervisor:
             out += [Persist("run", ""), Persist("slot", slot.unit, gone=True), Publish("unit", slot.unit)]
         for name, group in list(state.groups.items()):
             if group.removed and not state.of_group(name):
+                if group.spec.gang:
+                    state.run.epochs[name] = group.gang_epoch
                 del state.groups[name]
-                out.append(Persist("group", name, gone=True))
+                out += [Persist("run", ""), Persist("group", name, gone=True)]
 
     def _timer_fired(self, event: events.TimerFired, now: float) -> None:
         slot = self.state.slots.get(event.unit)

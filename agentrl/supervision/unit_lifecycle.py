@@ -13,9 +13,10 @@ import signal
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import CancelDrain, DeviceUse, Drain, ExitStatus, ProcessInfo, SetPaused
 from agentrl.protocol.rows import UnitState as S
-from agentrl.protocol.specs import Life, incarnation_name
-from agentrl.supervision import restarts
+from agentrl.protocol.specs import Life, Rank, incarnation_name
+from agentrl.supervision import gang_epochs, restarts
 from agentrl.supervision.devices import HeldDevices, share_of
+from agentrl.supervision.gang_placement import Seat
 from agentrl.supervision.instructions import (
     AllStopped,
     Died,
@@ -30,11 +31,11 @@ from agentrl.supervision.instructions import (
     Spawn,
     StartTimer,
 )
-from agentrl.supervision.scheduling import HostUse, place
+from agentrl.supervision.pending_units import PendingUnits
+from agentrl.supervision.scheduling import HostUse
 from agentrl.supervision.stop_order import StopOrder, before_its_host_leaves
 from agentrl.supervision.transitions import IN_SERVICE, WITH_PROCESS
 from agentrl.supervision.unit_slots import Ghost, HostState, Slot, State
-from agentrl.supervision.up_plan import missing_dependencies
 
 UNKNOWN_EXIT = ExitStatus(unknown="its host agent has no record of its end", with_host=True)
 
@@ -49,20 +50,9 @@ class Lifecycle:
         self.host_use = HostUse(state.slots.values())
         self.devices = HeldDevices(state.slots.values())
         self._dirty: set[str] = set()
-        self._pending: dict[str, set[str]] = {}
-        """Units by group. All units of a group wait for the same thing, except the units in `_blocked_alone`."""
-        self._blocked_alone: set[str] = set()
-        """Pending units that wait for their own earlier incarnations, or for their gang."""
-        self._obstacles: dict[str, str] = {}
-        """The obstacle that the units of a group wait for now; computed once between two moves."""
-        self._shown_obstacles: dict[str, str] = {}
-        """The obstacle that every pending unit of the group gives as its reason."""
-        self._recheck_pending = False
+        self.pending = PendingUnits(state, self.host_use, self.devices, self.runs)
         self._stop_order = StopOrder(state)
         self._announced_end = False
-        for slot in state.slots.values():
-            if slot.state is S.PENDING:
-                self._pending.setdefault(slot.group, set()).add(slot.unit)
 
     # ---- bookkeeping ----
 
@@ -72,7 +62,7 @@ class Lifecycle:
         self.out.append(Publish("unit", slot.unit))
         self._dirty.add(slot.unit)
         if slot.state is S.PENDING:
-            self._pending.setdefault(slot.group, set()).add(slot.unit)
+            self.pending.add(slot)
 
     def touch_all(self) -> None:
         """Record a change that may affect every unit."""
@@ -80,8 +70,7 @@ class Lifecycle:
         self._announced_end = False
 
     def recheck_pending(self) -> None:
-        self._obstacles.clear()
-        self._recheck_pending = True
+        self.pending.recheck()
 
     def host_changed(self, host: str) -> None:
         """A host connected, became silent or leaves."""
@@ -106,8 +95,7 @@ class Lifecycle:
             self.host_use.change(slot, 1 if to in WITH_PROCESS else -1)
             self._recheck_stop_order()
         if before is S.PENDING:
-            self._pending[slot.group].discard(slot.unit)
-            self._blocked_alone.discard(slot.unit)
+            self.pending.remove(slot)
         if S.LOST in (before, to):
             self._recheck_stop_order()
         # Others may wait for a unit that became ready; one that ended frees resources.
@@ -121,29 +109,18 @@ class Lifecycle:
 
     def settle(self, now: float) -> None:
         """Reconcile every slot that was touched."""
-        self._obstacles.clear()
-        # What a pending unit waits for may change without a move: another member of its gang is held, for example.
-        self._recheck_pending = self._recheck_pending or bool(self._dirty)
-        while self._dirty or self._recheck_pending:
-            if self._recheck_pending:
-                self._recheck_pending = False
-                self._add_pending_that_may_move()
+        if self._dirty:
+            # What a pending unit waits for may change without a move: another member of its gang is held, for example.
+            self.pending.recheck()
+        while self._dirty or self.pending.to_recheck:
+            self._dirty |= self.pending.that_may_move(now)
             batch, self._dirty = sorted(self._dirty), set()
-            for unit in batch:
-                if slot := self.state.slots.get(unit):
-                    self.advance(slot, now)
+            slots = [slot for unit in batch if (slot := self.state.slots.get(unit))]
+            for group in dict.fromkeys(slot.group for slot in slots):
+                gang_epochs.end_if_over(self, group)
+            for slot in slots:
+                self.advance(slot, now)
         self._announce_end()
-
-    def _add_pending_that_may_move(self) -> None:
-        """Skip a group whose obstacle is unchanged: thousands of units may wait for one thing."""
-        self._dirty |= self._blocked_alone
-        for group, units in self._pending.items():
-            if not units:
-                continue
-            obstacle = self._obstacle(group)
-            if not obstacle or obstacle != self._shown_obstacles.get(group):
-                self._shown_obstacles[group] = obstacle
-                self._dirty |= units
 
     def _announce_end(self) -> None:
         run = self.state.run
@@ -215,8 +192,10 @@ class Lifecycle:
                 self.move(slot, S.STOPPED, slot.held or "not wanted", now)
             return
         host, obstacle = self.where(slot, now)
-        if host:
-            self._start(slot, host, now)
+        if host and self.state.groups[slot.group].spec.gang:
+            gang_epochs.start(self, slot.group, now)
+        elif host:
+            self.start(slot, Seat(host, self.pending.choose_devices(slot.group, host)), now)
         elif slot.state is S.BACKOFF and (slot.tree_gone or self.state.is_out_of_reach(slot)):
             self.move(slot, S.PENDING, obstacle, now)
         elif slot.reason != obstacle and slot.state is S.PENDING:
@@ -225,61 +204,9 @@ class Lifecycle:
 
     def where(self, slot: Slot, now: float) -> tuple[str, str]:
         """Return the host to start on, or the reason why the unit cannot start now."""
-        if obstacle := self._own_obstacle(slot, now):
-            if slot.state is S.PENDING:
-                self._blocked_alone.add(slot.unit)
-            return "", obstacle
-        self._blocked_alone.discard(slot.unit)
-        if obstacle := self._obstacle(slot.group):
-            if obstacle != self._shown_obstacles.get(slot.group):
-                # The other units of the group show this reason too.
-                self._recheck_pending = True
-            return "", obstacle
-        return self._place(slot.group)
+        return self.pending.where(slot, now)
 
-    def _own_obstacle(self, slot: Slot, now: float) -> str:
-        """Return the obstacle that only this unit waits for."""
-        if not slot.tree_gone:
-            silent = f"; host {slot.host} is silent" if self.state.is_out_of_reach(slot) else ""
-            return f"waits until nothing of {slot.name} is left{silent}"
-        for ghost in slot.ghosts:
-            # A host that has not connected to a new coordinator yet may still do so.
-            if not self.state.is_silent(ghost.host):
-                return f"waits until {slot.unit}.{ghost.incarnation} on {ghost.host} has ended"
-        return "" if self._lacking(slot.group) else self._gang_obstacle(slot, now)
-
-    def _obstacle(self, group: str) -> str:
-        """Return the obstacle that every unit of the group waits for."""
-        obstacle = self._obstacles.get(group)
-        if obstacle is None:
-            obstacle = self._obstacles[group] = self._lacking(group) or self._place(group)[1]
-        return obstacle
-
-    def _lacking(self, group: str) -> str:
-        lacking = missing_dependencies(self.state.groups[group].spec, self.state)
-        return f"waits for {', '.join(lacking)} to be ready" if lacking else ""
-
-    def _place(self, group: str) -> tuple[str, str]:
-        state = self.state
-        spec, use = state.groups[group].spec, self.host_use.by_host
-        return place(spec, state.hosts, state.run.draining_hosts, use, state.data_host, self.devices, state.awaited)
-
-    def _gang_obstacle(self, slot: Slot, now: float) -> str:
-        group = self.state.groups[slot.group]
-        if not group.spec.gang:
-            return ""
-        for other in self.state.of_group(slot.group):
-            if other is slot or not self.runs(other):
-                continue
-            if other.state is S.FATAL:
-                return f"its gang is broken: {other.unit} is fatal ({other.reason})"
-            if other.state in WITH_PROCESS and other.started_epoch != group.gang_epoch:
-                return f"waits for its gang: {other.unit} has not ended yet"
-            if other.state is S.BACKOFF and other.timer > now:
-                return f"waits for its gang: {other.unit} starts later"
-        return ""
-
-    def _start(self, slot: Slot, host: str, now: float) -> None:
+    def start(self, slot: Slot, seat: Seat, now: float, rank: Rank | None = None) -> None:
         group = self.state.groups[slot.group]
         if slot.generation != slot.started_generation:
             # A unit that had to be replaced may have died by itself before.
@@ -288,21 +215,22 @@ class Lifecycle:
             slot.last_exit = None  # The resources of another program may differ.
         slot.incarnation += 1
         slot.attempts += 1
-        slot.host, slot.pid, slot.start_ticks = host, 0, 0
+        slot.host, slot.pid, slot.start_ticks = seat.host, 0, 0
+        slot.rank = rank
         slot.spec, slot.started_generation, slot.started_epoch = group.spec, slot.generation, group.gang_epoch
-        self._give_devices(slot, group.spec.resources.gpus)
+        self._give_devices(slot, seat.devices)
         slot.came_up = slot.spawned = slot.stopped_process = slot.done = False
         slot.leader_gone = slot.tree_gone = False
         slot.stop_now = slot.patient = False
         slot.unhealthy = slot.silent = slot.stopping_because = ""
         slot.bye_code, slot.bye_reason = None, ""
         slot.continued_at = slot.phase_until = 0.0
-        self.move(slot, S.STARTING, f"starting on {host}", now)
+        self.move(slot, S.STARTING, f"starting on {seat.host}", now)
         self.set_timer(slot, now + group.spec.start_deadline_s)
-        self.out.append(Spawn(host, slot.unit, slot.incarnation))
+        self.out.append(Spawn(seat.host, slot.unit, slot.incarnation))
 
-    def _give_devices(self, slot: Slot, need: float) -> None:
-        slot.devices = self.devices.choose(need, self.state.hosts[slot.host])
+    def _give_devices(self, slot: Slot, devices: tuple[str, ...]) -> None:
+        slot.devices = devices
         self.devices.hold(slot.host, slot.name, slot.devices, share_of(slot))
         if slot.devices:
             self.out.append(Publish("host", slot.host))
@@ -351,7 +279,7 @@ class Lifecycle:
         assert slot.spec is not None
         if slot.stop_now or self.state.run.stop_now:
             self.kill(slot, "killed", now)
-        elif slot.spec.speaks and slot.state is not S.STARTING:
+        elif slot.spec.speaks and slot.state is not S.STARTING and not gang_epochs.lacks_a_rank(self, slot):
             grace = self.times.drain_patience_s if slot.patient else slot.spec.drain_grace_s
             until = before_its_host_leaves(self.state, slot, now + grace, now)
             self.move(slot, S.DRAINING, why, now)
@@ -373,7 +301,7 @@ class Lifecycle:
             return f"host {slot.host} is drained"
         group = self.state.groups.get(slot.group)
         if group is not None and group.gang_epoch != slot.started_epoch:
-            return "its gang starts again"
+            return f"its gang starts again: {group.gang_why}"
         return "is replaced"
 
     def _reconsider_drain(self, slot: Slot, now: float) -> None:
@@ -493,6 +421,7 @@ class Lifecycle:
             self.move(slot, S.STOPPED, verdict.reason, now)
             return
         if verdict.free:
+            gang_epochs.break_up(self, slot, verdict.reason)
             if verdict.delay_s:
                 self.move(slot, S.BACKOFF, verdict.reason, now)
                 self.set_timer(slot, now + verdict.delay_s)
@@ -521,15 +450,7 @@ class Lifecycle:
             self.set_timer(slot, now + verdict.delay_s)
             done = f"starts again in {verdict.delay_s:.1f} s" if verdict.delay_s else "started again at once"
         self.out.append(Report(slot.unit, slot.incarnation, slot.host, verdict.reason, done, exit, swept))
-        self._break_gang(slot)
-
-    def _break_gang(self, slot: Slot) -> None:
-        group = self.state.groups.get(slot.group)
-        if group is None or not group.spec.gang or slot.started_epoch != group.gang_epoch:
-            return
-        group.gang_epoch += 1
-        self.out.append(Persist("group", slot.group))
-        self._dirty.update(s.unit for s in self.state.of_group(slot.group))
+        gang_epochs.break_up(self, slot, verdict.reason)
 
     # ---- silent hosts ----
 
@@ -553,6 +474,7 @@ class Lifecycle:
             slot.restarts += 1
             done = "replaced; the lost one is fenced and will be ended when its host comes back"
             self.out.append(Report(slot.unit, slot.incarnation, slot.host, f"lost: {slot.reason}", done))
+            gang_epochs.break_up(self, slot, slot.reason)
             self.move(slot, S.PENDING, "replaces a lost incarnation", now)
 
     def _announced_done(self, slot: Slot) -> bool:

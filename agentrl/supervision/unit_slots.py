@@ -14,7 +14,7 @@ import msgspec
 
 from agentrl.protocol.messages import ExitStatus, HostFacts
 from agentrl.protocol.rows import UnitState
-from agentrl.protocol.specs import READ_FROM, GroupSpec
+from agentrl.protocol.specs import READ_FROM, GroupSpec, Rank
 from agentrl.supervision.transitions import STATE_MOVES, WITH_PROCESS, IllegalMoveError
 
 STORY_LENGTH = 12
@@ -33,6 +33,8 @@ class RunState(msgspec.Struct):
     """The hosts that were part of the run since its last `up`. `down` needs a report from each of them."""
     retired: dict[str, int] = {}
     """By group: the highest incarnation of its slots that were forgotten. Later slots count on from there."""
+    epochs: dict[str, int] = {}
+    """By gang that was forgotten: its last epoch. A later gang of that name counts on from there."""
     reading: bool = False
     """Only the groups that are needed to read the run are up. The others do not change until an `up` of the whole
     run.
@@ -49,7 +51,13 @@ class GroupState(msgspec.Struct):
     """The operation that set the present count."""
     paused: bool = False
     gang_epoch: int = 0
-    """Increased by each death in a gang: members of an older epoch are replaced."""
+    """Of a gang: members of an older epoch are replaced. No two starts of the gang have the same one."""
+    gang_started: int = 0
+    """The epoch of its last start. A greater `gang_epoch` is that of its next one."""
+    gang_why: str = ""
+    """Why its last epoch ends or has ended."""
+    gang_died: bool = False
+    """Because a rank died: what the others do in common cannot be completed."""
     removed: bool = False
     """No longer in the run file; removed when its last unit has ended."""
 
@@ -99,6 +107,8 @@ class Slot(msgspec.Struct):
     """The spec of the present incarnation."""
     devices: tuple[str, ...] = ()
     """Given to it from its start until no process of it is left."""
+    rank: Rank | None = None
+    """Its place in its gang."""
     started_generation: int = 0
     started_epoch: int = 0
     came_up: bool = False
@@ -199,6 +209,8 @@ class State(msgspec.Struct):
     """Why a host is not there that a placement starts. Not persisted."""
     data_host: str = ""
     """The host of the coordinator, whose state directory has the database. Empty: not known, so any host."""
+    run_id: str = ""
+    """Spreads the ports of gangs, so that those of several runs on one machine differ."""
     _members: dict[str, list[Slot]] = {}
     """Slots by group; outdated exactly if the number of slots differs from `_indexed`."""
     _indexed: int = 0

@@ -43,6 +43,7 @@ def plan(state: State, specs: tuple[GroupSpec, ...], *, reading: bool = False) -
     changed: list[str] = []
     notes: list[str] = []
     for spec in specs:
+        before = len(kept), len(started) + len(stopped) + len(changed)
         if reading and spec.role not in READ_FROM:
             continue
         group = state.groups.get(spec.name)
@@ -51,7 +52,7 @@ def plan(state: State, specs: tuple[GroupSpec, ...], *, reading: bool = False) -
         if group is not None and count != spec.count:
             back = f"agentrl scale {spec.name} {spec.count}"
             notes.append(f"{spec.name} stays at {count}, as it was scaled; back to the run file's number: {back}")
-        leaving = {s.unit for s in victims(members, len(members) - count, ())}
+        leaving = {s.unit for s in victims(members, len(members) - count, (), gang=spec.gang)}
         stopped += sorted(leaving)
         same = group is not None and group.spec.fingerprint() == spec.fingerprint()
         for slot in members:
@@ -73,6 +74,9 @@ def plan(state: State, specs: tuple[GroupSpec, ...], *, reading: bool = False) -
                 kept.append(unit)
             else:
                 changed.append(unit)
+        if spec.gang and before[1] < len(started) + len(stopped) + len(changed):
+            # The others start again with them.
+            kept, changed = kept[: before[0]], [*changed, *kept[before[0] :]]
     wanted = {spec.name for spec in specs}
     stopped += [s.unit for s in state.slots.values() if s.wanted and s.group not in wanted]
     if state.hosts:

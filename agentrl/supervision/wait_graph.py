@@ -33,6 +33,8 @@ class UnitFacts:
     """The age of the report that contains the waits."""
     after: tuple[str, ...] = ()
     """Groups that must be ready before it is started."""
+    gang: bool = False
+    """It starts only together with the other units of its group."""
     silent_s: float = 0.0
     """How long it has been silent, if longer than allowed; else 0."""
     stopped: bool = False
@@ -158,6 +160,8 @@ def _own_waits(units: Mapping[str, UnitFacts], members: Mapping[str, list[UnitFa
             for group in unit.after:
                 if any(other.state is not UnitState.READY for other in members.get(group, [])):
                     yield Wait(group, f"{group} to be ready", unit.age_s, who=unit.name)
+            if unit.gang and (other := min(members[unit.group], key=_health)) is not unit:
+                yield Wait(other.name, "its gang", unit.age_s, who=unit.name)
 
 
 def _waits_of_others(units: Mapping[str, UnitFacts]) -> Iterator[Wait]:

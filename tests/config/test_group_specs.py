@@ -43,12 +43,13 @@ FULL: dict[str, Any] = {
             "term_grace_s": 0,
             "start_deadline_s": 3,
             "orphan_lease_s": 4,
-            "gang": True,
             "fenced": True,
             "log_max": "1MB",
         },
         "db": {"command": ["{python}", "-m", "db"], "speaks": True},
+        "gang": {"command": "train", "ranks": 4, "ranks_per_host": 2},
     },
+    "hosts": {"node1": {"private": "10.0.0.1"}},
     "alerts": {
         "disable": "unit-hung",
         "rules": [{"name": "slow", "metric": "rate", "of": "web", "below": 0, "clear": 1, "severity": "page"}],
@@ -64,7 +65,7 @@ FULL: dict[str, Any] = {
 
 
 def test_every_field_of_a_sidecar_reaches_its_spec():
-    mongo, web, db = specs_of(config_from_plain(FULL), run_dir="/runs/full", state_dir="/state")
+    mongo, web, db, gang = specs_of(config_from_plain(FULL), run_dir="/runs/full", state_dir="/state")
     assert web == GroupSpec(
         name="web",
         role=Role.SIDECAR,
@@ -83,11 +84,11 @@ def test_every_field_of_a_sidecar_reaches_its_spec():
         term_grace_s=0,
         start_deadline_s=3,
         orphan_lease_s=4,
-        gang=True,
         fenced=True,
         stop_rank=10,
         log_max_bytes=1_000_000,
     )
+    assert (gang.gang, gang.count, gang.ranks_per_host, gang.private) == (True, 4, 2, {"node1": "10.0.0.1"})
     assert (db.speaks, db.cwd, db.stop_rank) == (True, "/runs/full", 11)
     assert (mongo.name, mongo.role, mongo.command) == ("mongo", Role.MONGO, ("{python}", "-m", "daemons.mongo"))
     assert mongo.speaks

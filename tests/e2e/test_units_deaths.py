@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         run.unit("hanger", "hang", "--at-most", "0.7")
         run.sidecar("loop", [PYTHON, str(PROGRAMS / "blocked_loop.py")], speaks=True)
         run.unit("forker", "detached_children")
-        run.unit("ranks", "step_loop", "--every", "0.05", count=3, gang=True)
+        run.unit("ranks", "step_loop", "--every", "0.05", ranks=3)
         run.sidecar("again", sh(FIRST_LIFE.format(first="exit 75")))
         run.sidecar("wrong", sh("echo 'no such model: gpt-0' >&2; exit 78"))
         run.sidecar("job", sh("echo done"), life="job")

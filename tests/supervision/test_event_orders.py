@@ -18,11 +18,21 @@ from agentrl.supervision.unit_slots import HostState
 from tests.supervision.world import DATA_HOST, Host, World, spec
 
 DB = msgspec.structs.replace(spec("db", 1, stop_rank=100, speaks=True), role=Role.MONGO)
+PRIVATE = {host: f"10.0.0.{number}" for number, host in enumerate("abc")}
 CONFIGS = (
     (spec("web", 2), spec("cell", 1, speaks=True, fenced=True)),
     (spec("web", 1), spec("cell", 2, speaks=True, fenced=True), DB),
     (spec("web", 2, env={"A": "1"}, after=("db",)), DB),
     (spec("ranks", 3, gang=True, speaks=True), spec("once", 1, life="job")),
+    (
+        spec("pod", 2, gang=True, speaks=True, fenced=True, ranks_per_host=1, private=PRIVATE),
+        spec("wide", 4, gang=True, life="job", private=PRIVATE, resources=Resources(gpus=1)),
+    ),
+    (
+        spec("pod", 2, gang=True, speaks=True, fenced=True, ranks_per_host=2, private=PRIVATE),
+        spec("wide", 2, gang=True, life="job", private=PRIVATE, resources=Resources(gpus=1), after=("db",)),
+        DB,
+    ),
     (
         spec("pair", 2, resources=Resources(gpus=2)),
         spec("half", 3, speaks=True, fenced=True, resources=Resources(gpus=0.5)),
@@ -291,6 +301,18 @@ class AnyOrder(RuleBasedStateMachine):
                 assert slot.spec is not None
                 wanted = supervisor.state.groups[slot.group].spec
                 assert slot.spec.fingerprint() == wanted.fingerprint(), f"{slot.unit} runs an old definition"
+
+    @invariant()
+    def a_rank_has_its_whole_gang_or_has_to_go(self) -> None:
+        supervisor = self.world.supervisor
+        for slot in supervisor.state.slots.values():
+            if slot.rank is None or slot.state not in IN_SERVICE or not supervisor.runs(slot.unit):
+                continue
+            if not supervisor.outdated(slot.unit):
+                gang = [s for s in supervisor.state.of_group(slot.group) if supervisor.runs(s.unit)]
+                there = [s for s in gang if s.rank is not None and s.rank.epoch == slot.rank.epoch]
+                assert len(there) == len(gang) == slot.rank.ranks, f"{slot.name} waits for ranks that are not there"
+                assert all(s.done or s.state in WITH_PROCESS for s in there)
 
     @invariant()
     def no_device_is_given_twice(self) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import Device, ExitStatus, HostFacts, UnitOnHost
-from agentrl.protocol.specs import GroupSpec, Role
+from agentrl.protocol.specs import GroupSpec, Rank, Role, split_unit
 from agentrl.supervision import events
 from agentrl.supervision import instructions as do
 from agentrl.supervision.joined_hosts import HostRefusal, JoinedHost, JoinedHosts, hash_of
@@ -37,6 +37,7 @@ class Process:
     children: int = 0
     devices: tuple[str, ...] = ()
     share: float = 1.0
+    rank: Rank | None = None
     reported_empty: bool = False
 
     @property
@@ -52,6 +53,7 @@ class Process:
             exit=self.exit,
             group_empty=not self.alive,
             devices=self.devices,
+            rank=self.rank,
         )
 
 
@@ -86,8 +88,8 @@ class World:
         self.times = times
         self.devices = devices
         """Of every host."""
-        self.given: dict[tuple[str, int], tuple[tuple[str, ...], float]] = {}
-        """By incarnation that was ordered: its devices, and the share of each."""
+        self.given: dict[tuple[str, int], tuple[tuple[str, ...], float, Rank | None]] = {}
+        """By incarnation that was ordered: its devices, the share of each, and its place in its gang."""
         self.now = 1e6
         self.disk: dict[tuple[str, str], bytes] = {}
         self.supervisor = Supervisor(State(RunState(), data_host=DATA_HOST), times)
@@ -98,6 +100,8 @@ class World:
         self.told: list[do.SendToUnit] = []
         self.started: list[tuple[str, int]] = []
         self.ordered: set[tuple[str, int]] = set()
+        self.epochs: set[tuple[str, int]] = set()
+        """The gangs and epochs that were started."""
         self.log: list[do.Instruction] = []
         self.all_stopped = 0
         for host in self.hosts.values():
@@ -107,6 +111,7 @@ class World:
 
     def handle(self, event: events.Event) -> list[do.Instruction]:
         out = self.supervisor.handle(event, self.now)
+        self._check_gangs(out)
         self.carry_out(out)
         return out
 
@@ -143,13 +148,31 @@ class World:
         others = [(h.name, p.incarnation) for h in self.hosts.values() if h.linked for p in h.live() if p.unit == unit]
         assert not others, f"{unit}.{incarnation} is started while {others} live on reachable hosts"
 
+    def _check_gangs(self, out: list[do.Instruction]) -> None:
+        """All ranks of an epoch are started or none, while no process of another epoch is on any reachable host."""
+        epochs: dict[tuple[str, int], list[Slot]] = {}
+        for order in out:
+            if isinstance(order, do.Spawn) and (order.unit, order.incarnation) not in self.ordered:
+                slot = self.slot(order.unit)
+                if slot.rank is not None:
+                    epochs.setdefault((slot.group, slot.rank.epoch), []).append(slot)
+        for (group, epoch), slots in epochs.items():
+            assert (group, epoch) not in self.epochs, f"epoch {epoch} of {group} is started twice"
+            self.epochs.add((group, epoch))
+            _check_ranks(slots)
+            for host in self.hosts.values():
+                old = [p for p in host.live() if split_unit(p.unit)[0] == group]
+                assert not (host.linked and old), (
+                    f"epoch {epoch} of {group} is started while {old} lives on {host.name}"
+                )
+
     def _give(self, unit: str, incarnation: int) -> None:
         """The devices that the message to the host names. A repeated one names the same."""
         slot = self.slot(unit)
         if slot.spec is None or slot.incarnation != incarnation:
             return
-        given = slot.devices, min(1.0, float(slot.spec.resources.gpus) or 1.0)
-        assert self.given.setdefault((unit, incarnation), given) == given, "a repeated order gives other devices"
+        given = slot.devices, min(1.0, float(slot.spec.resources.gpus) or 1.0), slot.rank
+        assert self.given.setdefault((unit, incarnation), given) == given, "a repeated order gives something else"
         occupied = self.supervisor.state.hosts[slot.host].occupied
         assert len(slot.devices) == (max(1, int(slot.spec.resources.gpus)) if slot.spec.resources.gpus else 0)
         assert not occupied.keys() & {*slot.devices} or slot.spawned, f"{unit} is given an occupied device"
@@ -259,7 +282,7 @@ class World:
         if key not in host.ledger:
             assert key not in self.started, f"{key} was started a second time"
             self.started.append(key)
-            host.ledger[key] = Process(unit, incarnation, devices=self.given[key][0], share=self.given[key][1])
+            host.ledger[key] = Process(unit, incarnation, None, 0, *self.given[key])
         if host.ledger[key].exit is None:
             host.reports.append(
                 events.Spawned(host=host.name, unit=unit, incarnation=incarnation, pid=7, start_ticks=1)
@@ -329,3 +352,26 @@ class World:
 
     def slot(self, unit: str) -> Slot:
         return self.supervisor.state.slots[unit]
+
+
+def _check_ranks(slots: list[Slot]) -> None:
+    """The places in a gang fit together, as torch's launcher would have set them."""
+    ranks = {slot.rank.rank: slot.rank for slot in slots if slot.rank is not None}
+    by_host: dict[str, list[Slot]] = {}
+    for slot in sorted(slots, key=lambda slot: slot.number):
+        by_host.setdefault(slot.host, []).append(slot)
+    assert sorted(ranks) == list(range(len(slots))), "all ranks start together"
+    assert len({(rank.ranks, rank.port, rank.address, rank.nodes) for rank in ranks.values()}) == 1
+    assert (ranks[0].ranks, ranks[0].nodes) == (len(slots), len(by_host))
+    for host, there in by_host.items():
+        numbers = [slot.rank.rank for slot in there if slot.rank is not None]
+        assert numbers == list(range(numbers[0], numbers[0] + len(there))), "the ranks of a host follow each other"
+        for local, slot in enumerate(there):
+            assert slot.rank is not None
+            assert slot.spec is not None
+            assert (slot.rank.local_rank, slot.rank.local_ranks) == (local, len(there))
+            assert slot.rank.visible == tuple(device for other in there for device in other.devices)
+            assert slot.rank.own_address == (slot.spec.private.get(host, "") if len(by_host) > 1 else "")
+            assert not slot.spec.ranks_per_host or len(there) <= slot.spec.ranks_per_host
+        if numbers[0] == 0:
+            assert ranks[0].address == ranks[0].own_address

@@ -11,6 +11,7 @@ from agentrl.formatting.row_text import (
     knob_change,
     knob_range,
     knob_value,
+    rank_in_words,
     row_kind,
     state_since,
     takes_effect,
@@ -82,6 +83,7 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
             ("phase", f"{row.phase}, for {age(now - row.phase_since_at)}{deadline}" if row.phase else ""),
             ("progress", f"{row.progress}, last {age(now - row.progress_at)} ago" if row.progress_at else ""),
             ("life", f"{row.unit}.{row.incarnation}" if row.incarnation else "none yet"),
+            ("gang", _gang(row)),
             ("died", f"{counted(row.restarts, 'times')}, {row.deaths_in_window} lately" if row.restarts else ""),
             ("last exit", row.last_exit),
             ("where", f"host {row.host}, pid {row.pid}, {processes}" if row.pid else row.host),
@@ -102,6 +104,14 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
         "incidents, the newest first", (f"{moment(each.at)}  {event_text(each)}" for each in incidents), width
     )
     return lines
+
+
+def _gang(row: UnitRow) -> str:
+    if row.rank is None:
+        return ""
+    rank = row.rank
+    place = f"{rank.local_rank} of {rank.local_ranks} on its host"
+    return f"{rank_in_words(rank)}, {place}; they meet at {rank.address or 'loopback'}, port {rank.port}"
 
 
 def _canary(row: UnitRow, now: float) -> str:

@@ -18,6 +18,7 @@ from agentrl.formatting.names import nearest
 from agentrl.protocol import commands, rows
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.specs import split_unit
+from agentrl.supervision.gangs import members_with
 from agentrl.supervision.placement_forecast import forecast
 from agentrl.supervision.scheduling import victims
 from agentrl.supervision.transitions import WITH_PROCESS
@@ -87,9 +88,14 @@ def of_scale(state: State, args: commands.Scale, idle: frozenset[str]) -> tuple[
     if not 0 <= count <= MOST_UNITS:
         raise UsageError(f"{args.group} cannot have {count} units; 0 to {MOST_UNITS} are possible.")
     members = [s for s in state.of_group(args.group) if s.wanted]
-    going = tuple(s.unit for s in victims(members, len(members) - count, idle))
+    gang = group.spec.gang
+    going = tuple(s.unit for s in victims(members, len(members) - count, idle, gang=gang))
     coming = tuple(new_units({s.unit for s in members}, args.group, count - len(members)))
-    return Effect(starts=coming, drains=going), count
+    if not gang or not (going or coming):
+        return Effect(starts=coming, drains=going), count
+    # All ranks start again, because each knows their number.
+    staying = tuple(s.unit for s in members if s.unit not in going and s.state in WITH_PROCESS)
+    return Effect(starts=(*staying, *coming), drains=(*staying, *going)), count
 
 
 def refuse_unseen_count(group: GroupState, args: commands.Scale, count: int, by: Operation | None) -> None:
@@ -115,14 +121,15 @@ def of_drain(state: State, args: commands.DrainUnits) -> Effect:
     slot = present(state, args.unit, args.incarnation)
     if args.cancel:
         return Effect(changes=(f"{slot.unit} goes on",))
-    return Effect(drains=(slot.unit,)) if slot.state in WITH_PROCESS else Effect()
+    return Effect(drains=tuple(s.unit for s in members_with(state, slot) if s.state in WITH_PROCESS))
 
 
 def of_stop(state: State, args: commands.Stop) -> Effect:
     slot = present(state, args.unit, args.incarnation)
-    if slot.tree_gone:
+    alive = tuple(s.unit for s in members_with(state, slot) if not s.tree_gone)
+    if not alive:
         return Effect() if slot.held else Effect(changes=(f"{slot.unit} is not started any more",))
-    return Effect(kills=(slot.unit,)) if args.now else Effect(drains=(slot.unit,))
+    return Effect(kills=alive) if args.now else Effect(drains=alive)
 
 
 def of_restart(state: State, args: commands.Restart) -> tuple[Effect, tuple[str, ...]]:
@@ -132,6 +139,8 @@ def of_restart(state: State, args: commands.Restart) -> tuple[Effect, tuple[str,
         _refuse_left_alone(state, group)
     if args.incarnation:
         present(state, args.target, args.incarnation)
+    # One rank of a gang starts again with all others.
+    units = tuple(dict.fromkeys(s.unit for unit in units for s in members_with(state, state.slots[unit])))
     alive = tuple(u for u in units if state.slots[u].state in WITH_PROCESS)
     kills, drains = (alive, ()) if args.now else ((), alive)
     return Effect(starts=units, drains=drains, kills=kills), units
@@ -185,7 +194,9 @@ def of_remove_host(state: State, host: str) -> Effect:
 
 
 def _of_drained_host(state: State, host: str) -> Effect:
-    there = [slot for slot in state.slots.values() if slot.host == host and slot.state in WITH_PROCESS]
+    on_host = [slot for slot in state.slots.values() if slot.host == host and slot.state in WITH_PROCESS]
+    with_gangs = {s.unit: s for slot in on_host for s in members_with(state, slot) if s.state in WITH_PROCESS}
+    there = list(with_gangs.values())
     specs = [group.spec for group in state.groups.values()]
     moving = [slot.unit for slot in there if slot.wanted and not slot.held]
     notes = forecast(state, specs, moving, (), without=host)

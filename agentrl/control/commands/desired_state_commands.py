@@ -110,11 +110,11 @@ class DesiredState:
         effect, count = command_effects.of_scale(context.state, args, idle)
         group = context.state.groups[args.group]
         command_effects.refuse_unseen_count(group, args, count, context.operations.get(group.counted_by))
-        goals = {unit: _started(slots.get(unit)) for unit in effect.starts}
+        goals = {unit: _started(slots.get(unit), again=unit in effect.drains) for unit in effect.starts}
         return self._prepared(
             effect,
             lambda operation: events.Scaled(group=args.group, count=count, by=operation.id, idle=idle),
-            goals | self._ended(effect.drains),
+            goals | self._ended(unit for unit in effect.drains if unit not in effect.starts),
         )
 
     def _drain(self, args: commands.DrainUnits) -> Prepared:
@@ -132,7 +132,7 @@ class DesiredState:
             lambda operation: events.StopWanted(
                 unit=args.unit, by=operation.id, because=f"drained by {operation.who}", patient=True
             ),
-            self._ended((args.unit,)),
+            self._ended((args.unit, *effect.drains)),
         )
 
     def _restart(self, args: commands.Restart) -> Prepared:
@@ -145,12 +145,13 @@ class DesiredState:
         )
 
     def _stop(self, args: commands.Stop) -> Prepared:
+        effect = command_effects.of_stop(self._context.state, args)
         return self._prepared(
-            command_effects.of_stop(self._context.state, args),
+            effect,
             lambda operation: events.StopWanted(
                 unit=args.unit, by=operation.id, because=f"stopped by {operation.who}", now=args.now
             ),
-            self._ended((args.unit,)),
+            self._ended((args.unit, *effect.drains, *effect.kills)),
         )
 
     def _pause(self, args: commands.Pause | commands.Resume, *, paused: bool) -> Prepared:
@@ -169,10 +170,12 @@ class DesiredState:
         return {unit: Goal(Want.ENDED, self._context.state.slots[unit].incarnation) for unit in units}
 
 
-def _started(slot: Slot | None) -> Goal:
+def _started(slot: Slot | None, *, again: bool) -> Goal:
     """Return the goal of a unit that a command starts. A unit that was scaled down and still runs keeps its
     incarnation.
     """
     if slot is None:
         return Goal(Want.UP)
+    if again:
+        return Goal(Want.UP, slot.incarnation)
     return Goal(Want.UP, shared=True) if slot.state in MAY_STAY else Goal(Want.UP, slot.incarnation)

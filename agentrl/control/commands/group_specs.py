@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 
 from agentrl.config import sidecars
-from agentrl.config.hosts import Host, names_of
+from agentrl.config.hosts import Host, names_of, private_addresses
 from agentrl.config.run import RunConfig
 from agentrl.control.commands import data_plane_groups
 from agentrl.protocol.specs import GroupSpec, Probe, Resources, Role
@@ -64,7 +64,7 @@ def _sidecar(
         name=name,
         role=Role.SIDECAR,
         command=sidecar.command,
-        count=sidecar.count,
+        count=sidecar.size,
         env=dict(sidecar.env),
         cwd=sidecar.cwd or run_dir,
         life=sidecar.life,
@@ -83,7 +83,9 @@ def _sidecar(
         term_grace_s=sidecar.term_grace_s,
         start_deadline_s=sidecar.start_deadline_s,
         orphan_lease_s=sidecar.orphan_lease_s,
-        gang=sidecar.gang,
+        gang=bool(sidecar.ranks),
+        ranks_per_host=sidecar.ranks_per_host,
+        private=private_addresses(hosts) if sidecar.ranks else {},
         fenced=sidecar.fenced,
         stop_rank=stop_rank,
         log_max_bytes=sidecar.log_max,

@@ -134,6 +134,7 @@ class ObservedState:
             incarnation=slot.incarnation,
             host=slot.host,
             devices=slot.devices,
+            rank=slot.rank,
             pid=slot.pid if alive else 0,
             ready_at=slot.ready_since if alive else 0.0,
             next_at=next_at,
@@ -179,6 +180,8 @@ class ObservedState:
             other=dict(sorted(states.items())),
             paused=group.paused or self.state.run.paused,
             command=" ".join(group.spec.command)[:COMMAND_CHARS],
+            epoch=group.gang_epoch if group.spec.gang else 0,
+            epoch_why=group.gang_why,
         )
 
     def host_row(
@@ -325,7 +328,7 @@ class ObservedState:
         """The units, groups and resources that a unit waits for."""
         on = tuple(wait.on for wait in waits) if (waits := self.facts(slot).report.waits) else ()
         if slot.state is UnitState.PENDING and (group := self.state.groups.get(slot.group)):
-            on += group.spec.after
+            on += (*group.spec.after, slot.group) if group.spec.gang else group.spec.after
         return on
 
     def _wait_facts(self, slot: Slot, now: float, paused: bool) -> UnitFacts:
@@ -343,6 +346,7 @@ class ObservedState:
             waits=facts.report.waits,
             report_age_s=max(0.0, now - facts.reported) if facts.reported else 0.0,
             after=group.spec.after if group else (),
+            gang=group is not None and group.spec.gang,
             # A phase allows silence; outside of phases missed heartbeats are shown.
             silent_s=silent if lease is not None and ends is None and silent >= self.leases.suspect_after_s else 0.0,
             stopped=slot.stopped_process,

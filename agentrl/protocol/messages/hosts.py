@@ -6,7 +6,7 @@ import msgspec
 
 from agentrl.protocol.message_base import Message
 from agentrl.protocol.messages.shared_parts import DeviceUse, ExitStatus, HostFacts, ProcessInfo, UnitOnHost, UnitStats
-from agentrl.protocol.specs import GroupSpec
+from agentrl.protocol.specs import GroupSpec, Rank
 
 # ---- host agent -> coordinator ----
 
@@ -171,6 +171,8 @@ class Spawn(Message, tag="spawn", frozen=True):
     """The devices of the unit."""
     traceparent: str = ""
     """The trace of the operation that waits for it, as W3C Trace Context writes it; empty if none does."""
+    rank: Rank | None = None
+    """Its place in its gang."""
 
 
 class OpenTunnel(Message, tag="open_tunnel", frozen=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from agentrl.protocol.specs import Rank
+
 
 class ExitStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a process ended. Without code and signal its end was not observed; `unknown` says why."""
@@ -76,6 +78,8 @@ class UnitOnHost(msgspec.Struct, frozen=True, omit_defaults=True):
     """True if nothing of the process tree of the incarnation is left."""
     devices: tuple[str, ...] = ()
     """The devices that it was started with."""
+    rank: Rank | None = None
+    """Its place in its gang."""
 
 
 class Wait(msgspec.Struct, frozen=True, omit_defaults=True):

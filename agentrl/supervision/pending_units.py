@@ -1,0 +1,117 @@
+"""Knows what pending units wait for, and where those that can start will run.
+
+Invariants:
+- All units of a group wait for the same thing, but for those that wait for their own earlier incarnations.
+- What a group waits for is computed once between two moves: thousands of units may wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agentrl.protocol.rows import UnitState as S
+from agentrl.supervision import gangs
+from agentrl.supervision.devices import HeldDevices
+from agentrl.supervision.gang_placement import Seat, place_gang
+from agentrl.supervision.scheduling import HostUse, place
+from agentrl.supervision.unit_slots import Slot, State
+from agentrl.supervision.up_plan import missing_dependencies
+
+
+class PendingUnits:
+    def __init__(self, state: State, use: HostUse, devices: HeldDevices, runs: Callable[[Slot], bool]) -> None:
+        self._state = state
+        self._use = use
+        self._devices = devices
+        self._runs = runs
+        self._pending: dict[str, set[str]] = {}
+        """By group."""
+        self._blocked_alone: set[str] = set()
+        """Those that wait for their own earlier incarnations."""
+        self._obstacles: dict[str, str] = {}
+        """The obstacle that the units of a group wait for now."""
+        self._shown: dict[str, str] = {}
+        """The obstacle that every pending unit of the group gives as its reason."""
+        self.to_recheck = False
+        for slot in state.slots.values():
+            if slot.state is S.PENDING:
+                self.add(slot)
+
+    def add(self, slot: Slot) -> None:
+        self._pending.setdefault(slot.group, set()).add(slot.unit)
+
+    def remove(self, slot: Slot) -> None:
+        self._pending[slot.group].discard(slot.unit)
+        self._blocked_alone.discard(slot.unit)
+
+    def recheck(self) -> None:
+        """Something has changed that units may wait for."""
+        self._obstacles.clear()
+        self.to_recheck = True
+
+    def that_may_move(self, now: float) -> set[str]:
+        """The pending units that can start, or wait for something else than they show. None if nothing was changed."""
+        if not self.to_recheck:
+            return set()
+        self.to_recheck = False
+        found = set(self._blocked_alone)
+        for group, units in self._pending.items():
+            if not units:
+                continue
+            obstacle = self._obstacle(group, now)
+            if not obstacle or obstacle != self._shown.get(group):
+                self._shown[group] = obstacle
+                found |= units
+        return found
+
+    def where(self, slot: Slot, now: float) -> tuple[str, str]:
+        """Return the host to start on, or the reason why the unit cannot start now. All ranks of a gang start if one of
+        them can."""
+        if obstacle := self._own_obstacle(slot):
+            if slot.state is S.PENDING:
+                self._blocked_alone.add(slot.unit)
+            return "", obstacle
+        self._blocked_alone.discard(slot.unit)
+        if obstacle := self._obstacle(slot.group, now):
+            if obstacle != self._shown.get(slot.group):
+                # The other units of the group show this reason too.
+                self.to_recheck = True
+            return "", obstacle
+        return self._place(slot.group)
+
+    def seats(self, group: str) -> tuple[list[Seat], str]:
+        """Where the ranks of a gang start; or none, and the reason."""
+        state = self._state
+        spec, ranks = state.groups[group].spec, sum(map(self._runs, state.of_group(group)))
+        draining, use = state.run.draining_hosts, self._use.by_host
+        return place_gang(spec, ranks, state.hosts, draining, use, state.data_host, self._devices, state.awaited)
+
+    def choose_devices(self, group: str, host: str) -> tuple[str, ...]:
+        return self._devices.choose(self._state.groups[group].spec.resources.gpus, self._state.hosts[host])
+
+    def _own_obstacle(self, slot: Slot) -> str:
+        if self._state.groups[slot.group].spec.gang:
+            return ""  # Its gang waits as a whole.
+        return gangs.left_of(self._state, slot)
+
+    def _obstacle(self, group: str, now: float) -> str:
+        """Return the obstacle that every unit of the group waits for."""
+        obstacle = self._obstacles.get(group)
+        if obstacle is None:
+            obstacle = self._obstacles[group] = self._compute_obstacle(group, now)
+        return obstacle
+
+    def _compute_obstacle(self, group: str, now: float) -> str:
+        state, spec = self._state, self._state.groups[group].spec
+        if lacking := missing_dependencies(spec, state):
+            return f"waits for {', '.join(lacking)} to be ready"
+        in_the_way = gangs.obstacle(state, state.of_group(group), self._runs, now) if spec.gang else ""
+        return in_the_way or self._place(group)[1]
+
+    def _place(self, group: str) -> tuple[str, str]:
+        state = self._state
+        spec, use = state.groups[group].spec, self._use.by_host
+        if spec.gang:
+            seats, reason = self.seats(group)
+            return seats[0].host if seats else "", reason
+        return place(spec, state.hosts, state.run.draining_hosts, use, state.data_host, self._devices, state.awaited)
