@@ -33,7 +33,7 @@ from agentrl.placement.remote_python import arrival_command, read_arrived
 
 _ROOM_WITHIN_S = 10.0
 """How long `ensure` waits for a group that has no room yet; the next one finds it."""
-_LOOK_WITHIN_S = 10.0
+_LOOK_WITHIN_S = 20.0
 _CONNECT_WITHIN_S = 5.0
 _EXPECTED, _PREEMPTED, _IDLE = 1, 3, 4
 _ENDED_ON_PURPOSE = (_EXPECTED, _PREEMPTED, _IDLE)
