@@ -43,7 +43,7 @@ async def test_agent_without_a_coordinator_ends_its_units_itself_and_in_time(tmp
         log = agent.services.logs.path("web-0", 1)
         await aeventually(lambda: log.read_text() == "up\n", what="a unit that ignores SIGTERM")
         agent.disconnected()
-        agent.leave(2.0, "evicted")
+        agent.leave(1.0, "evicted")
         await aeventually(agent.finished.is_set, what="its end")
         ends = {name: each.entry.exit and each.entry.exit.signal for name, each in agent.incarnations.items()}
         assert ends == {"web-0.1": signal.SIGKILL, "web-1.1": signal.SIGTERM}
