@@ -68,7 +68,11 @@ def _choose(candidates: int, theirs: int, count: int, position: int, hosts: int,
     if not source.whole:
         return next(_rotated(candidates, count, first), None)
     own = next((piece for piece in _bits(candidates) if piece % hosts == position), None)
-    return own if own is not None else next(_rotated(candidates & ~theirs, count, first), None)
+    if own is not None:
+        return own
+    # Its owner asks for the lowest piece next, and each of the others takes over a different one.
+    left = list(_bits(candidates & ~theirs))
+    return left[-1 - position * len(left) // (2 * hosts)] if left else None
 
 
 def _rotated(bitmap: int, count: int, first: int) -> Iterator[int]:

@@ -64,7 +64,12 @@ class Tunnel:
         # Each connection gets the newest context, so a renewed certificate needs no restart.
         context.sni_callback = self._newest
         self._servers["exit"] = await asyncio.start_server(
-            self._as_task(self._exit), sock=listener, ssl=context, backlog=_BACKLOG, ssl_handshake_timeout=WITHIN_S
+            self._as_task(self._exit),
+            sock=listener,
+            ssl=context,
+            backlog=_BACKLOG,
+            ssl_handshake_timeout=WITHIN_S,
+            limit=_PIECE,
         )
 
     async def open_entrance(self) -> None:
@@ -92,7 +97,9 @@ class Tunnel:
             os.unlink(path)
         before = os.umask(0o177)
         try:
-            self._servers[name] = await asyncio.start_unix_server(self._as_task(serve), path, backlog=_BACKLOG)
+            self._servers[name] = await asyncio.start_unix_server(
+                self._as_task(serve), path, backlog=_BACKLOG, limit=_PIECE
+            )
         finally:
             os.umask(before)
 
@@ -153,7 +160,7 @@ class Tunnel:
         try:
             async with asyncio.timeout(WITHIN_S):
                 reader, writer = await asyncio.open_connection(
-                    at.strip("[]"), int(exit_port), ssl=self._going, server_hostname=name_of(host)
+                    at.strip("[]"), int(exit_port), ssl=self._going, server_hostname=name_of(host), limit=_PIECE
                 )
                 try:
                     writer.write(f"{port}\n".encode())
@@ -196,9 +203,9 @@ class Tunnel:
     async def _local(self, port: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Raises TunnelError or OSError."""
         if port != FILES:
-            return await asyncio.open_connection(LOOPBACK, int(port))
+            return await asyncio.open_connection(LOOPBACK, int(port), limit=_PIECE)
         try:
-            return await asyncio.open_unix_connection(forward_path(self._entrance, FILES))
+            return await asyncio.open_unix_connection(forward_path(self._entrance, FILES), limit=_PIECE)
         except (FileNotFoundError, ConnectionRefusedError):
             raise TunnelError(f"Host {self._host} passes no files on now.") from None
 

@@ -36,6 +36,7 @@ BENCHMARKS = {
     "replay": "tests.benchmarks.replays",
     "tools": "tests.benchmarks.tool_calls",
     "tunnels": "tests.benchmarks.tunnels",
+    "files": "tests.benchmarks.file_copies",
     "ray": "tests.benchmarks.ray_start",
     "slurm": "tests.benchmarks.slurm_start",
     "overhead": "tests.benchmarks.overhead",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 
@@ -39,14 +40,21 @@ class Network:
     def cut(self, host: str) -> None:
         _ip("-n", self._switch, "link", "set", self._plug(host), "down")
 
+    def limit(self, host: str, mbit: int) -> None:
+        """How fast the cable of the host is, in each direction."""
+        for namespace, end in ((self._names[host], "cable"), (self._switch, self._plug(host))):
+            rate = ["rate", f"{mbit}mbit", "burst", "256kb", "latency", "50ms"]
+            _run("tc", "-n", namespace, "qdisc", "replace", "dev", end, "root", "tbf", *rate)
+
+    def sent_bytes(self, host: str) -> int:
+        shown = _run("ip", "-n", self._names[host], "-s", "-j", "link", "show", "dev", "cable")
+        return int(json.loads(shown)[0]["stats64"]["tx"]["bytes"])
+
     def mend(self, host: str) -> None:
         _ip("-n", self._switch, "link", "set", self._plug(host), "up")
 
     def processes(self, host: str) -> list[int]:
-        listed = subprocess.run(
-            ["ip", "netns", "pids", self._names[host]], check=True, capture_output=True, text=True, timeout=60
-        )
-        return [int(pid) for pid in listed.stdout.split()]
+        return [int(pid) for pid in _run("ip", "netns", "pids", self._names[host]).split()]
 
     def remove(self) -> None:
         for namespace in (*self._names.values(), self._switch):
@@ -57,9 +65,12 @@ class Network:
 
 
 def _ip(*arguments: str) -> None:
-    command = ["ip", *arguments]
+    _run("ip", *arguments)
+
+
+def _run(*command: str) -> str:
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     except FileNotFoundError:
         pytest.fail("This test needs the program ip: `apt-get install iproute2`.")
     except subprocess.CalledProcessError as failed:
