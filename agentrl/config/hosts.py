@@ -47,6 +47,9 @@ class Host(Section):
     disk: str = ""
     """Its own directory for the state of its agent (ledger, key, secrets), on a disk of its own. Empty: a directory in
     `/var/tmp` for this user and run, if a placement starts it."""
+    dir: str = ""
+    """The run's directory on that host, if a placement starts its agent and the host does not share that of the run.
+    Empty: the same path."""
     cache: Bytes = 0
     """How much it keeps of weights and other files that it gets from other hosts, if it does not share the run's
     directory: bytes, or text such as `200GiB`; 0 is 100 GiB."""
@@ -61,8 +64,8 @@ def all_hosts(hosts: Mapping[str, Host]) -> dict[str, Host]:
 
 
 def _one_of(name: str, host: Host, number: int) -> Host:
-    disk = f"{host.disk}/{name}-{number}" if host.disk else ""
-    return host.model_copy(update={"count": 0, "labels": (*host.labels, name), "disk": disk})
+    own = {key: f"{path}/{name}-{number}" if path else "" for key, path in (("disk", host.disk), ("dir", host.dir))}
+    return host.model_copy(update={"count": 0, "labels": (*host.labels, name), **own})
 
 
 def names_of(words: Iterable[str], hosts: Mapping[str, Host]) -> tuple[str, ...]:
@@ -111,6 +114,9 @@ def problem_of(name: str, hosts: Mapping[str, Host]) -> tuple[str, str]:
             return key, "names one machine, but count makes several hosts"
     if (private := hosts[name].private) and not _is_address(private):
         return "private", f"must be an address such as 10.0.0.2, not {private!r}"
+    for key in ("dir", "disk"):
+        if (path := getattr(hosts[name], key)) and not path.startswith("/"):
+            return key, f"is {path!r}; write the whole path, because it is one of that host"
     for group in hosts[name].runs:
         if group not in MAY_RUN:
             return "runs", f"names {group!r}; other hosts than the coordinator's may run {', '.join(MAY_RUN)}"

@@ -258,7 +258,7 @@ class PlacedHosts:
             run=context.run.uuid,
             version=__version__,
             state_dir=given.disk,
-            run_dir=context.run.run_dir,
+            run_dir=given.dir or context.run.run_dir,
             coordinator=_reachable(self._listen),
             key_name=key.name,
             public=key.public,

@@ -37,6 +37,7 @@ BENCHMARKS = {
     "tools": "tests.benchmarks.tool_calls",
     "tunnels": "tests.benchmarks.tunnels",
     "files": "tests.benchmarks.file_copies",
+    "hosts": "tests.benchmarks.several_hosts",
     "ray": "tests.benchmarks.ray_start",
     "slurm": "tests.benchmarks.slurm_start",
     "overhead": "tests.benchmarks.overhead",

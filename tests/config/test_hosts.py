@@ -52,6 +52,7 @@ def test_a_wrong_word_is_one_sentence(words: Any, hosts: dict[str, Any], message
     [
         ({"b": {"runs": "steward"}}, "tcp://127.0.0.1:7400", "hosts.b.runs names 'steward'"),
         ({"b": {"runs": "engine"}}, "", "hosts.b.runs needs coordinator.listen"),
+        ({"b": {"dir": "runs/b"}}, "tcp://127.0.0.1:7400", "hosts.b.dir is 'runs/b'; write the whole path"),
         ({"b": {"runs": "engine", "port": 70000}}, "tcp://127.0.0.1:7400", "hosts.b.port"),
     ],
 )

@@ -22,10 +22,11 @@ from agentrl.config.http_token import http_token
 from agentrl.engines.canary import Agreement, Canary
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.http_engine import HttpEngine
-from agentrl.engines.interface import EngineGoneError, Load, Sampling
+from agentrl.engines.interface import EngineGoneError, Load, Sampling, WeightsRefusedError
 from agentrl.engines.manifest import Manifest
 from agentrl.engines.publication_follower import Announced, PublicationFollower
 from agentrl.engines.publication_store import StoredPublications
+from agentrl.files.frames import FilesError
 from agentrl.store import lists, publications
 from agentrl.store.database import connect
 from agentrl.store.documents import Publication, Service, load
@@ -147,6 +148,39 @@ async def test_weights_that_do_not_agree_are_refused_once_with_the_reason(
     assert (follower.state, follower.version, (await engine.load()).version) == ("serving", 1, 1)
     assert "version 1 still serves" in news[-1]
     assert (await document(database, 1))["status"] == "current"
+    await engine.close()
+
+
+async def test_version_whose_files_do_not_come_is_tried_again_and_one_with_a_damaged_list_is_refused(
+    store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
+) -> None:
+    engine, news = EmbeddedEngine(slots=4, context=64), list[str]()
+    engine.start()
+    follower, kept = follower_of(engine, store, run_dir, news), list[set[int]]()
+    answers: list[Exception | None] = [None, FilesError("no host has it"), None, WeightsRefusedError("damaged")]
+
+    async def bring(announced: Announced) -> None:
+        if (failed := answers.pop(0)) is not None:
+            raise failed
+
+    async def keep(versions: Collection[int]) -> None:
+        kept.append(set(versions))
+
+    follower._bring, follower._keep = bring, keep
+    await publish(database, first)
+    await follower.look()
+    await publish(database, second)
+    with pytest.raises(FilesError):
+        await follower.look()
+    assert (follower.state, follower.version) == ("serving", 1)
+    assert (await document(database, 1))["permits"] == [], "an engine that waits for files takes no permit"
+    await follower.look()
+    assert follower.version == 2
+    await publish(database, first, version=3)
+    await follower.look()
+    assert follower.version == 2
+    assert "refused version 3 (damaged); version 2 still serves" in news[-1]
+    assert kept == [{1}, {2}]
     await engine.close()
 
 

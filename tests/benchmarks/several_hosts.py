@@ -1,0 +1,110 @@
+"""Measures a run over three hosts without a shared disk, next to the same run on one, and how soon a killed host is
+replaced.
+
+The hosts are network namespaces of this machine: sampler and toolbox on one, the engine on another, the rest on that of
+the coordinator. So the figures show what tunnels, copies of files and further processes cost, and no gain of further
+machines. Needs root.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.benchmarks.report import Outcome, median
+from tests.e2e.hosts import ENGINES, HERE, MORE_ENGINES, TOOLS, Hosts
+from tests.e2e.networks import Network
+from tests.e2e.running import Run, running
+from tests.small_run import data_plane, write_data
+from tests.waiting import eventually
+
+WITHIN_S = 600.0
+FIRST_STEPS, MEASURED_S = 3, 60.0
+LEAST = 0.9
+SILENT_S, UNITS, MOST = 6.0, 4, 1.3
+
+
+def measure() -> Outcome:
+    outcome = Outcome("several hosts")
+    alone = _trained_per_s({})
+    spread = _trained_per_s({TOOLS: {"runs": ["sampler", "toolbox"]}, ENGINES: {"runs": "engine"}})
+    outcome.share("trained records over three hosts", spread, "/s", "on one host", alone, LEAST)
+    lost_s, start_s = _lost_host()
+    name = f"from the kill of a host to the last of its {UNITS} units ready elsewhere"
+    outcome.within(name, lost_s, "s", "detection and start of a unit", SILENT_S + start_s, MOST)
+    return outcome
+
+
+def _trained_per_s(elsewhere: dict[str, dict[str, list[str] | str]]) -> float:
+    with _hosts(factor=1.0) as hosts:
+        run = hosts.run
+        write_data(run.file.parent)
+        run.config |= data_plane(steps=10_000)
+        run.config["environments"]["shop"]["epochs"] = 10_000
+        run.config["coordinator"] = {"listen": f"tcp://{hosts.network.address(HERE)}:7400"}
+        run.config["hosts"] = elsewhere
+        hosts.up()
+        for host in elsewhere:
+            hosts.join(host)
+        eventually(lambda: _trained(run)[0] >= FIRST_STEPS, within_s=WITHIN_S, every_s=0.5, what="the first steps")
+        began, (_, before) = time.monotonic(), _trained(run)
+        eventually(lambda: time.monotonic() - began > MEASURED_S, within_s=WITHIN_S, every_s=0.5)
+        _, after = _trained(run)
+        return (after - before) / (time.monotonic() - began)
+
+
+def _trained(run: Run) -> tuple[int, int]:
+    account = run.cli("accounting")
+    return int(account["steps"].get("committed", 0)), int(account["trained_records"])
+
+
+def _lost_host() -> tuple[float, float]:
+    """How long it took, and how long a unit takes to start."""
+    with _hosts(factor=SILENT_S / 20.0) as hosts:
+        run = hosts.run
+        units = [f"web-{number}" for number in range(UNITS)]
+        run.unit("web", "worker", count=UNITS, hosts=[ENGINES, MORE_ENGINES])
+        run.config["coordinator"] = {"listen": f"tcp://{hosts.network.address(HERE)}:7400"}
+        hosts.up()
+        hosts.join(ENGINES)
+        for unit in units:
+            run.wait_state(unit, "ready", within_s=WITHIN_S)
+        hosts.join(MORE_ENGINES)
+        eventually(lambda: f"host/{MORE_ENGINES}" in run.rows(), within_s=WITHIN_S)
+        starts = []
+        for unit in units[:2]:
+            began, life = time.monotonic(), run.unit_row(unit).incarnation
+            run.cli("restart", unit, "--yes", "--no-wait")
+            run.wait_incarnation(unit, above=life, within_s=WITHIN_S)
+            starts.append(time.monotonic() - began)
+        lives = run.incarnations()
+        began = time.monotonic()
+        hosts.kill(ENGINES)
+        for unit in units:
+            if run.unit_row(unit).host == ENGINES:
+                run.wait_incarnation(unit, above=lives[unit], within_s=WITHIN_S)
+        took_s = time.monotonic() - began
+        run.cli("hosts", "forget", ENGINES, "--yes")
+        return took_s, median(starts)
+
+
+@contextmanager
+def _hosts(*, factor: float) -> Iterator[Hosts]:
+    name = f"bench-{uuid.uuid4().hex[:6]}"
+    network = Network(name, (HERE, TOOLS, ENGINES, MORE_ENGINES))
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        try:
+            network.lay()
+            for run in running(Path(folder), name, factor=factor):
+                hosts = Hosts(run, network)
+                try:
+                    yield hosts
+                finally:
+                    run.close()
+                    hosts.close()
+        finally:
+            network.remove()
