@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.config.placement import Ray
 from agentrl.errors import UnavailableError
-from agentrl.placement import PlacedRun, State
+from agentrl.placement import PlacedRun, State, ray_actors
 from agentrl.placement.ray_actors import RayNote, RayPlacement
 from tests.placement.sites import ROOT, RaySite, opened
 from tests.ports import free_port
@@ -34,7 +34,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RaySite]:
         yield site
 
 
-def test_agent_sees_the_devices_of_its_bundle_and_leaves_when_its_actor_has_ended(site: RaySite) -> None:
+def test_agent_sees_the_devices_of_its_bundle_and_leaves_when_its_actor_has_ended(
+    site: RaySite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     greedy = {"hosts": ["h3"], "cpus": 1000}
     site.settings = {"ray": {**site.ray, "bundles": [{"hosts": ["h1"], "cpus": 0.5, "gpus": 1}, greedy]}}
     (placed,) = site.open().ensure([site.wanted("h1")])
@@ -44,6 +46,7 @@ def test_agent_sees_the_devices_of_its_bundle_and_leaves_when_its_actor_has_ende
     assert environ["CUDA_VISIBLE_DEVICES"] == "0"
     assert "OMP_NUM_THREADS" not in environ
 
+    monkeypatch.setattr(ray_actors, "_ROOM_WITHIN_S", 0.1)
     (waits,) = site.open().ensure([site.wanted("h3")])
     assert waits.state is State.STARTING
     assert waits.why == "Ray has no room for its group yet; this host needs CPU 1000 on a node."
