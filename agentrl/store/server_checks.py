@@ -226,7 +226,10 @@ def _facts(client: MongoClient[Plain], name: str) -> Facts:
         kind = "sharded cluster"
     elif "setName" in hello:
         kind = "replica set"
-    known = tuple(hello.get("hosts", ())) or tuple(f"{host}:{port}" for host, port in client.nodes)
+    # Members that never become the primary are listed apart.
+    known = (*hello.get("hosts", ()), *hello.get("passives", ())) or tuple(
+        f"{host}:{port}" for host, port in client.nodes
+    )
     users, granted = _granted(client)
     access_control = bool(users) or _refuses_strangers(client, name)
     may = _on_database(granted, name) if access_control else NEEDED | FOR_WIPE

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -184,6 +187,37 @@ def test_up_refuses_a_standalone_before_it_starts_anything(standalone: str, tmp_
     assert verdicts(server_checks.check(standalone, NAME))["mongodb access"] == "warn", (
         "everybody may write, on loopback"
     )
+
+
+def test_a_set_whose_majority_stands_still_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = [free_port(), free_port()]
+    members = [{"_id": at, "host": f"127.0.0.1:{port}", "priority": 1 - at} for at, port in enumerate(ports)]
+    url = f"mongodb://127.0.0.1:{ports[0]}/?replicaSet=rs0"
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for port in ports:
+            place = tmp_path / str(port)
+            place.mkdir()
+            argv = [str(find_mongod()), "--dbpath", str(place), "--port", str(port), "--bind_ip", "127.0.0.1"]
+            argv += ["--replSet", "rs0", "--nounixsocket", "--wiredTigerCacheSizeGB", "0.25"]
+            processes.append(stack.enter_context(subprocess.Popen(argv, stdout=subprocess.DEVNULL)))
+            stack.callback(processes[-1].kill)
+        first: MongoClient[dict[str, Any]] = MongoClient(f"mongodb://127.0.0.1:{ports[0]}/?directConnection=true")
+        with first:
+            # One member elects itself at once; the other one follows it.
+            first.admin.command("replSetInitiate", {"_id": "rs0", "members": members[:1]})
+            eventually(lambda: first.admin.command("hello")["isWritablePrimary"], what="a primary")
+            first.admin.command("replSetReconfig", {"_id": "rs0", "version": 2, "members": members})
+            status = functools.partial(first.admin.command, "replSetGetStatus")
+            eventually(lambda: status()["writeMajorityCount"] == 2, what="a member that has all data, and counts")
+        found = server_checks.check(url, NAME)
+        assert failure_free(found)
+        assert found[0].sentence.endswith("a replica set of 2.")
+        monkeypatch.setattr(server_checks, "WRITES_WITHIN_S", 1.0)
+        processes[1].send_signal(signal.SIGSTOP)
+        failed = failure(server_checks.check(url, NAME))
+        assert failed.name == "mongodb writes"
+        assert "No durable write was acknowledged: waiting for replication timed out" in failed.sentence
 
 
 GOOD = Facts(
