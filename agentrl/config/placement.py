@@ -54,7 +54,7 @@ class Slurm(Section):
     components: tuple[SlurmComponent, ...] = ()
     """Makes the job heterogeneous: each host is in one component, which has options of its own."""
     requeue: Flag = True
-    """Whether Slurm starts the job again after a preemption or the loss of a node."""
+    """Whether the job is queued again after a preemption, at its time limit or if a node fails."""
     drain_s: Annotated[int, Field(strict=True, ge=0, le=86_400)] = 120
     """How long before the end of the job, or after the warning of a preemption, its hosts finish their work."""
     python: str = ""

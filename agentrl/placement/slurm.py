@@ -135,7 +135,8 @@ class SlurmPlacement:
     # ---- jobs ----
 
     def _look(self) -> View:
-        view = View({job: commands.components(job) for job in self._jobs.all()})
+        known = {*self._jobs.all(), *(note.job for note in self._notes.all().values())}
+        view = View({job: commands.components(job) for job in sorted(known)})
         running = [one for found in view.jobs.values() for one in found if one.runs]
         view.nodes = {one.id: commands.nodes_of(one.node_list) for one in running}
         view.steps = {step.name for step in commands.steps([one.id for one in running])}
@@ -152,7 +153,7 @@ class SlurmPlacement:
             return {host: Placed(host, State.LOST, why=why) for host in hosts}
         groups = groups_of(self._settings, list(hosts))
         script = self._notes.folder / "slurm-job.sh"
-        write_script(script, name=self._run.name, run=self._run.uuid, python=self._settings.python)
+        write_script(script, self._settings, name=self._run.name, run=self._run.uuid)
         (Path(run_dir) / "logs").mkdir(parents=True, exist_ok=True)
         job = commands.submit(arguments(self._settings, self._run.name, run_dir, hosts, groups), script)
         self._jobs.update({job: JobNote(tuple(group.hosts for group in groups), own=True, nodes=hosts)})
@@ -185,10 +186,12 @@ class SlurmPlacement:
                 continue
             cancelled = any(one.state == _CANCELLED for one in components)
             homeless |= {} if cancelled else {host: job_note.nodes.get(host, "") for host in job_note.hosts}
-            for host in job_note.hosts:
-                if host in wanted and host not in found:
-                    found[host] = Placed(host, State.GONE, why=_ended(job, components), dismissed=cancelled)
-            self._jobs.update({job: None})
+            left = job_note
+            for host in (host for host in job_note.hosts if host in wanted):
+                found.setdefault(host, Placed(host, State.GONE, why=_ended(job, components), dismissed=cancelled))
+                left = left.without(host)
+            # Each host of a cancelled job has to be told, before it may get another one.
+            self._jobs.update({job: left if cancelled and left.hosts else None})
         for host in found:
             self._leave_shrunken_job(host, view)
         return found, homeless

@@ -10,17 +10,24 @@ from typing import NamedTuple
 
 from agentrl.config.placement import Slurm, is_meant
 from agentrl.placement.slurm_commands import LEAVING
+from agentrl.placement.slurm_steps import STEP
 
 _SCRIPT = """#!/bin/bash
 # Holds the nodes of the run {name} of agentrl. Its host agents are steps of this job; the coordinator starts them.
 comment() {{ scontrol update "jobid=$SLURM_JOB_ID" "comment=$1" 2> /dev/null; }}
 leave() {{
+    # A job that is cancelled gets the same signal, and has no time left.
+    [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T 2> /dev/null | head -n 1)" = RUNNING ] || exit 0
     echo "The job is about to end: the hosts let their units finish."
     comment {leaving}
     for group in $(seq 0 $((${{SLURM_HET_SIZE:-1}} - 1))); do
         srun ${{SLURM_HET_SIZE:+--het-group=$group}} --overlap --ntasks-per-node=1 --mem=0 --input=none \\
             {python} -m agentrl.placement.slurm_leave {run} &
     done
+    wait
+    # The nodes are free for others as soon as the last host has left.
+    while squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format=%j | grep -q "^{step}"; do sleep 0.5; done
+    {again}
 }}
 comment ""
 trap leave TERM
@@ -37,8 +44,10 @@ class Group(NamedTuple):
     options: tuple[str, ...] = ()
 
 
-def write_script(path: Path, *, name: str, run: str, python: str) -> None:
-    words = {"name": name, "run": run, "leaving": LEAVING, "python": shlex.quote(python or sys.executable)}
+def write_script(path: Path, settings: Slurm, *, name: str, run: str) -> None:
+    words = {"name": name, "run": run, "leaving": LEAVING, "step": STEP}
+    words["python"] = shlex.quote(settings.python or sys.executable)
+    words["again"] = 'scontrol requeue "$SLURM_JOB_ID"' if settings.requeue else "exit 0"
     path.write_text(_SCRIPT.format(**words))
 
 

@@ -30,7 +30,7 @@ def run(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Run]:
     for run in running(tmp_path, f"t-{uuid.uuid4().hex[:8]}", factor=0.3):
         run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{free_triplet()}"}
         run.config["hosts"] = {"worker": {"count": 3, "disk": str(tmp_path / "disks")}}
-        run.config["placement"] = {"slurm": {"drain_s": 5, "options": ["--partition=low", "--exclusive"]}}
+        run.config["placement"] = {"slurm": {"drain_s": 100, "options": ["--partition=low", "--exclusive"]}}
         for number, host in enumerate(WORKERS):
             run.unit(UNITS[number].removesuffix("-0"), "step_loop", hosts=host)
         yield run
@@ -50,15 +50,8 @@ def test_preempted_job_is_drained_replaced_and_given_back(cluster: SlurmCluster,
     assert workers_up(run)
     assert {row.host for row in run.units().values()} == set(WORKERS)
 
-    cluster.ask(
-        "sbatch",
-        "--partition=high",
-        "--exclusive",
-        f"--nodes={len(NODES)}",
-        "--job-name=urgent",
-        "--wrap",
-        "sleep 1000",
-    )
+    more = ("--exclusive", f"--nodes={len(NODES)}", "--output=/dev/null", "--wrap", "sleep 1000")
+    cluster.ask("sbatch", "--partition=high", *more)
     eventually(
         lambda: all(f"job {job} of Slurm" in hosts(run)[host].reason for host in WORKERS),
         within_s=UP_WITHIN_S,

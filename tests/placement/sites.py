@@ -139,14 +139,14 @@ class SlurmSite(Site):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._cluster = SlurmCluster.shared()
+        self.cluster = SlurmCluster.shared()
         self.settings = {"slurm": {"drain_s": 0}}
 
     def take_away(self, host: str) -> None:
-        self._cluster.free()
+        self.cluster.free()
 
     def close(self) -> None:
-        self._cluster.free()
+        self.cluster.free()
         super().close()
 
 
