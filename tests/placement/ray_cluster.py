@@ -11,11 +11,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 NODES = 2
+UP_WITHIN_S = 180
+"""On a busy machine; each node starts several programs."""
 _ROOT = Path(__file__).parents[2]
 _SMALL: dict[str, Any] = {"object_store_memory": 80 << 20, "include_dashboard": False, "include_log_monitor": False}
 # Workers are started when they are needed, which is one for each host.
@@ -26,10 +29,12 @@ class RayCluster:
     """The cluster of this test process."""
 
     def __init__(self, nodes: int = NODES) -> None:
+        # Of its own, because /tmp/ray says which cluster `auto` means on this machine.
+        self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "tests.placement.ray_cluster", str(nodes)],
             cwd=_ROOT,
-            env=os.environ | _LAZY,
+            env=os.environ | _LAZY | {"RAY_TMPDIR": self._folder.name},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -58,6 +63,7 @@ class RayCluster:
 
     def close(self) -> None:
         self._process.communicate(timeout=60)
+        self._folder.cleanup()
 
     def _ask(self, words: str) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -78,7 +84,7 @@ def main() -> None:
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **_SMALL})
     nodes = [cluster.add_node(num_cpus=1, num_gpus=1, wait=False, **_SMALL) for _ in range(int(sys.argv[1]))]
-    cluster.wait_for_nodes()
+    cluster.wait_for_nodes(timeout=UP_WITHIN_S)
     print(json.dumps({"address": cluster.address}), flush=True)
     for line in sys.stdin:
         what, _, node = line.strip().partition(" ")
