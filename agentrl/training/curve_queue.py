@@ -79,7 +79,8 @@ class SinkQueue:
         self._entries.put(None)
         self._thread.join(CLOSED_WITHIN_S)
         if self._thread.is_alive():
-            log.warning("%s did not take %d points of curves in time.", self.name, self._entries.qsize())
+            log.warning("%s did not take %d points of curves in time.", self.name, self.state.waiting)
+        if self._thread.is_alive() or self._why:
             self._abandon()
 
     def _tell(self) -> None:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import re
 import signal
+import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +32,8 @@ RUN_TAG = "agentrl.run"
 MOST_AT_ONCE = 500
 """Metrics in one request to MLflow, which takes 1000."""
 ANSWERS_WITHIN_S = 10
+TORN_DOWN_WITHIN_S = 2.0
+log = logging.getLogger("curves")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,19 @@ class Wandb:
         directory.mkdir(exist_ok=True)
         key = resolve_secret(settings.key) if settings.key is not None and settings.mode == "online" else ""
         own = {name: value for name, value in (("api_key", key), ("base_url", settings.server)) if value}
-        self._run: Any = wandb.init(
+        try:
+            self._run: Any = self._begun(wandb, settings, run, directory, own)
+        except Exception:
+            # What it began would be refused as a run that is in use.
+            end_wandb()
+            raise
+        for kind, axis in (("train", "step"), ("run", "step"), ("evaluation", "version")):
+            self._run.define_metric(axis, hidden=True)
+            self._run.define_metric(f"{kind}/*", step_metric=axis)
+
+    @staticmethod
+    def _begun(wandb: Any, settings: WandbSettings, run: RunName, directory: Path, own: Mapping[str, str]) -> Any:
+        return wandb.init(
             project=settings.project,
             entity=settings.entity or None,
             id=run.uuid.replace("-", ""),
@@ -158,9 +175,6 @@ class Wandb:
                 x_disable_stats=True,
             ),
         )
-        for kind, axis in (("train", "step"), ("run", "step"), ("evaluation", "version")):
-            self._run.define_metric(axis, hidden=True)
-            self._run.define_metric(f"{kind}/*", step_metric=axis)
 
     def write(self, entry: Entry) -> None:
         if isinstance(entry, Note):
@@ -176,11 +190,23 @@ class Wandb:
 
 def end_wandb() -> None:
     """End the process of Weights & Biases: it sends what is left for as long as that takes, and Python waits for it at
-    its exit. What it has not sent is in its directory, and `wandb sync` sends it."""
+    its exit. What it has not sent is in its directory, and `wandb sync` sends it. Another one can be started."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
             if "wandb-core" in child.name():
                 child.send_signal(signal.SIGKILL)
+    if (wandb := sys.modules.get("wandb")) is not None:
+        # Otherwise it talks to the dead process at the exit, and refuses the same run until then.
+        forget = threading.Thread(target=_torn_down, args=(wandb,), name="end of wandb", daemon=True)
+        forget.start()
+        forget.join(TORN_DOWN_WITHIN_S)
+
+
+def _torn_down(wandb: Any) -> None:
+    try:
+        wandb.teardown()
+    except Exception as failed:  # noqa: BLE001 - it has lost its process, and raises anything
+        log.debug("Weights & Biases ended with %s", failed)
 
 
 def now_s() -> float:
