@@ -31,6 +31,7 @@ from tui.views.detail_pages import AlertPage, DetailPage, UnitPage
 from tui.views.events import Events
 from tui.views.fleet import Fleet, UnitVerbs
 from tui.views.forks import fork_call, fork_record, fork_replays
+from tui.views.hosts import HostPage, Hosts, HostVerbs
 from tui.views.logs import Logs
 from tui.views.overview import Overview
 from tui.views.query_views import QueryPage, RecordLinksPage, StepPage, WaitsPage
@@ -49,13 +50,13 @@ SCREENS: tuple[type[View], ...] = (Overview, Fleet, Events, Alerts, Tuning, Logs
 _PAGES: tuple[type[View], ...] = (
     *(DetailPage, UnitPage, AlertPage, KnobPage, QueryPage, StepPage, TaskPage, RecordPage, GroupPage, AccountPage),
     *(Tasks, Checkpoints, Keys, ToolErrors, Calls, CallPage, TokenTree, Replays, ReplayPage, Reviews),
-    *(ToolServers, Tools, ToolSessions),
+    *(ToolServers, Tools, ToolSessions, Hosts, HostPage),
 )
 KINDS: dict[str, type[View]] = {kind.name_in_registry: kind for kind in (*SCREENS, *_PAGES)}
 TABLES = (
     *("fleet", "events", "alerts", "tuning", "records", "training", "runs"),
     *("tasks", "checkpoints", "keys", "tool-errors", "calls", "token-tree", "replays", "reviews"),
-    *("tool-servers", "tools", "tool-sessions"),
+    *("tool-servers", "tools", "tool-sessions", "hosts"),
 )
 _RECORD_LINKS = "step task record call"
 """Pages that name records."""
@@ -185,6 +186,19 @@ ACTIONS: tuple[Action, ...] = (
     *_by(Exporter, _("screenshot", "f12", "picture", "Writes an SVG picture of the screen.", Exporter.do_screenshot)),
     *_in(_TABLES, _("export", "E", "export", "Writes the rows of this table to a file: JSON, JSONL or CSV.",
       TableView.do_export)),
+    # hosts
+    *_in("overview fleet", *_by(Navigation, _("list.hosts", "H", "hosts", "Hosts: what runs where, and what waits.",
+      _page(Hosts), "", 34))),
+    *_in(
+        "hosts host",
+        _("host.drain", "d", "drain", "Its units finish and start elsewhere.", HostVerbs.do_host_drain, "drain", 58,
+          (False,)),
+        _("host.again", "a", "take units", "It takes units again.", HostVerbs.do_host_drain, "drain", 57, (True,)),
+        _("host.remove", "x", "remove", "Drains it, then it leaves the run.", HostVerbs.do_host_remove,
+          "remove_host", 56),
+        _("host.forget", "F", "gone for good", "Says that a silent host will not come back.",
+          HostVerbs.do_host_forget, "forget_host", 55),
+    ),
     # fleet
     *_in(
         "fleet",

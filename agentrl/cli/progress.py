@@ -6,6 +6,8 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
 import time
 from collections import Counter
@@ -41,6 +43,8 @@ class Progress:
         self._printed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         """The lines that were last looked at for printing, without and with the status of units."""
         self._head = ""
+        self._later: asyncio.TimerHandle | None = None
+        """Prints what came too soon after the lines before."""
         self._row: OperationRow | None = None
         self._status: dict[str, str] = {}
         self._problems: dict[str, tuple[str, ...]] = {}
@@ -63,6 +67,8 @@ class Progress:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        if self._later is not None:
+            self._later.cancel()
 
     def step(self, sentence: str) -> None:
         """A wait without an operation."""
@@ -115,7 +121,16 @@ class Progress:
         known, shown = self._printed
         changed = [line for line in lines if line not in shown]
         due_s = _STATUS_EVERY_S if plain == known else _PLAIN_EVERY_S
-        if (not changed and (lines or head == self._head)) or now - self._printed_at < due_s:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        if not changed and (lines or head == self._head):
+            return
+        if (early_s := self._printed_at + due_s - now) > 0:
+            # Nothing else may change any more, so what is held back now is printed then. A wait without a loop shows
+            # its step again and again.
+            with contextlib.suppress(RuntimeError):
+                self._later = asyncio.get_running_loop().call_later(early_s, self._print, head, plain, lines)
             return
         self._printed, self._printed_at, self._head = (plain, lines), now, head
         more = f", and {len(changed) - _CHANGES} more" if len(changed) > _CHANGES else ""

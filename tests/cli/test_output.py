@@ -17,6 +17,7 @@ from agentrl.cli.options import Cli
 from agentrl.cli.steps import STEPS, STEPS_RIGHT, STEPS_SPARE
 from agentrl.protocol import rows, wire
 from agentrl.protocol.effects import Tier
+from tests.waiting import aeventually
 
 
 @given(st.text())
@@ -162,6 +163,25 @@ def test_progress_without_a_terminal_prints_changes_only(
         "waiting for 2 units: a is starting",
         "waiting for 1 unit: b is ready",
     ]
+
+
+async def test_progress_prints_a_change_that_came_too_soon_although_nothing_changes_any_more(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_PLAIN_EVERY_S", 0.05)
+    printed = ""
+
+    def all_of_it() -> bool:
+        nonlocal printed
+        printed += capsys.readouterr().err
+        return "a is starting" in printed
+
+    with progress.Progress(Cli()) as shown:
+        shown.units(("a is pending",))
+        shown.units(("a is starting",))
+        await aeventually(all_of_it)
+        shown.units(("a is ready",))
+    assert printed.splitlines() == ["waiting for 1 unit: a is pending", "waiting for 1 unit: a is starting"]
 
 
 def test_progress_shows_problems_of_units_while_it_waits_for_others(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,6 +78,8 @@ PAGES = (
     _asked("checkpoints", "8", "C"),
     Stop("checkpoint page", ("8", "C", "enter")),
     _asked("keys", "9", "K"),
+    _asked("hosts", "2", "H"),
+    Stop("host page", ("2", "H", "home", "enter")),
     Stop("key page", ("9", "K", "enter")),
     Stop("new key", ("9", "K", "n"), ("normal",)),
     Stop("waits", ("1", "w"), TIMES),

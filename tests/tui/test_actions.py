@@ -20,8 +20,6 @@ from tui.views.fleet import Fleet
 
 ELSEWHERE = {
     "exec_in_sandbox": "a shell has room for the words and the output",
-    "remove_host": "hosts are a line above the units, without a row to choose",
-    "forget_host": "hosts are a line above the units, without a row to choose; `down` and alerts name the command",
 }
 """Commands that are only in the shell, each with its reason."""
 QUERIES = {

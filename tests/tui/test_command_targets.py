@@ -31,12 +31,13 @@ from tui.views.query_views import QueryTable
 from tui.widgets.lines import Table
 
 NUMBERS = range(9)
-FED = {"fleet": "unit", "alerts": "alert", "tuning": "knob"}
+FED = {"fleet": "unit", "alerts": "alert", "tuning": "knob", "hosts": "host"}
 """Lists with commands, and the kinds of their rows."""
 ASKED = {"tasks": ("7", "T"), "checkpoints": ("8", "C"), "keys": ("9", "K")}
 """Lists that are filled by answers, and the keys that open them."""
+OPENED_BY = {**ASKED, "hosts": ("2", "H")}
 LISTS = (*FED, *ASKED)
-AT_NOTHING = ("task.add", "key.new")
+AT_NOTHING = ("task.add", "key.new", "key.rotate")
 """Commands that need no row."""
 VERBS = {
     view: [a.keys[0] for a in ACTIONS if view in a.where and a.command and a.keys and a.id not in AT_NOTHING]
@@ -99,6 +100,8 @@ class World:
             return rows.UnitRow(
                 f"web-{number}", "web", "sidecar", state, incarnation=life, pid=9, cpu_percent=weight, since_at=weight
             )
+        if self._view == "hosts":
+            return rows.HostRow(f"host-{number}", "up" if weight < 4 else "silent", float(weight), units=weight)
         if self._view == "alerts":
             severity = list(rows.Severity)[weight % 3]
             id = f"bad:web-{number}"
@@ -110,6 +113,7 @@ class World:
 
     def key(self, number: int) -> str:
         names = {"fleet": f"web-{number}", "alerts": f"bad:web-{number}", "tuning": f"pool.k{number}"}
+        names["hosts"] = f"host-{number}"
         return f"{FED[self._view]}/{names[self._view]}"
 
     def answer(self) -> None:
@@ -160,7 +164,7 @@ class Person:
         self.seen: Any = None
 
     async def go(self) -> None:
-        for key in ASKED[self._view] if self._view in ASKED else (BY_ID[f"go.{self._view}"].keys[0],):
+        for key in OPENED_BY[self._view] if self._view in OPENED_BY else (BY_ID[f"go.{self._view}"].keys[0],):
             await press(self._screen, key)
         await aeventually(lambda: self.app.view.name_in_registry == self._view and self.app.view.query(Table))
         self._world.answer()
@@ -198,6 +202,8 @@ class Person:
                 assert said & {row.unit, row.group}, f"{intent.what}, and {row.unit} was under the cursor"
                 assert not {name for name in said if name.startswith("web-")} - {row.unit}, intent.what
                 assert getattr(intent.args, "incarnation", None) in (None, 0, row.incarnation), intent.what
+            case rows.HostRow():
+                assert said - {""} == {row.host}, f"{intent.what}, and {row.host} was under the cursor"
             case rows.AlertRow():
                 assert row.id in said, f"{intent.what}, and {row.id} was under the cursor"
             case rows.KnobRow():

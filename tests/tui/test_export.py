@@ -35,6 +35,7 @@ OPENS = {
     "tasks": ("7", "T"),
     "checkpoints": ("8", "C"),
     "keys": ("9", "K"),
+    "hosts": ("2", "H"),
     "tool-errors": ("7", "e"),
     "calls": ("7", "t"),
     "replays": ("7", "V"),

@@ -46,7 +46,7 @@ def _heading(text: str) -> Line:
     return (Span(text, Tone.ACCENT),)
 
 
-def _section(title: str, lines: Iterable[str], width: int) -> Iterator[Line]:
+def section(title: str, lines: Iterable[str], width: int) -> Iterator[Line]:
     """A heading with sentences or the last lines of a program below it; long ones are wrapped."""
     found = list(lines)
     if found:
@@ -97,10 +97,10 @@ def of_unit(row: UnitRow, mirror: Mirror, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    lines += _section("waits for", (_wait(wait) for wait in row.waits), width)
-    lines += _section("metrics", (f"{name}  {value:g}" for name, value in _numbers(row)), width)
+    lines += section("waits for", (_wait(wait) for wait in row.waits), width)
+    lines += section("metrics", (f"{name}  {value:g}" for name, value in _numbers(row)), width)
     incidents = mirror.incidents(row.unit)[:8]
-    lines += _section(
+    lines += section(
         "incidents, the newest first", (f"{moment(each.at)}  {event_text(each)}" for each in incidents), width
     )
     return lines
@@ -141,8 +141,8 @@ def of_incident(row: IncidentRow, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    lines += _section("its last lines", repeated_lines.fold_repeats(row.tail), width)
-    lines += _section("ended with it", (f"pid {each.pid}  {each.command}  ({each.why})" for each in row.swept), width)
+    lines += section("its last lines", repeated_lines.fold_repeats(row.tail), width)
+    lines += section("ended with it", (f"pid {each.pid}  {each.command}  ({each.why})" for each in row.swept), width)
     return lines
 
 
@@ -163,7 +163,7 @@ def of_alert(row: AlertRow, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    lines += _section("evidence", row.evidence, width)
+    lines += section("evidence", row.evidence, width)
     return lines
 
 
@@ -181,7 +181,7 @@ def of_operation(row: OperationRow, now: float, width: int) -> list[Line]:
         ),
         width,
     )
-    lines += _section("waits", row.waiting_for, width)
+    lines += section("waits", row.waiting_for, width)
     if row.result:
         # Shown in full, above all a path, because it is the reason to open the page.
         lines += [
@@ -189,7 +189,7 @@ def of_operation(row: OperationRow, now: float, width: int) -> list[Line]:
             _heading("result"),
             *page(((name, plain_value(value)) for name, value in row.result.items()), width),
         ]
-    lines += _section("done", row.lines, width)
+    lines += section("done", row.lines, width)
     return lines
 
 
@@ -210,7 +210,7 @@ def of_knob(row: KnobRow, history: Iterable[AuditRow], mirror: Mirror, width: in
     history_lines = (
         f"{moment(e.at)}  {e.who}  {e.what}{f' ({e.note})' if e.note else ''}" for e in reversed(list(history))
     )
-    lines += _section("changes, the newest first", history_lines, width)
+    lines += section("changes, the newest first", history_lines, width)
     return lines
 
 

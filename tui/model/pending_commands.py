@@ -87,6 +87,16 @@ def drain_host(host: str, *, cancel: bool = False) -> PendingCommand:
     return PendingCommand("drain", args, what, words, None if cancel else drain_host(host, cancel=True))
 
 
+def remove_host(host: str) -> PendingCommand:
+    what = f"remove host {host} from the run"
+    return PendingCommand("remove_host", commands.RemoveHost(host), what, ("hosts", "remove", host))
+
+
+def forget_host(host: str) -> PendingCommand:
+    what = f"say that host {host} is gone for good"
+    return PendingCommand("forget_host", commands.ForgetHost(host), what, ("hosts", "forget", host))
+
+
 def restart(row: UnitRow, *, now: bool = False) -> PendingCommand:
     words = ("restart", _life(row), *(("--now",) if now else ()))
     args = commands.Restart(row.unit, row.incarnation, now)

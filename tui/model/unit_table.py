@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from agentrl.formatting.amounts import age
 from agentrl.formatting.device_text import count_of
 from agentrl.formatting.row_text import slot_order, state_since, unit_summary
-from agentrl.protocol.rows import COMPLETED, BottleneckRow, HostRow, UnitRow, UnitState
+from agentrl.protocol.rows import COMPLETED, BottleneckRow, UnitRow, UnitState
 from tui.model import cell_text
+from tui.model.host_table import stray
 from tui.model.mirror import Mirror
 from tui.model.styled_text import Line, Span, Tone, span, trend
 from tui.model.table import Column
@@ -23,8 +24,6 @@ HOT_CPU = 90.0
 PART = "/"
 """Between the name of a unit and that of its part, such as a tool server."""
 _STATES = {"serving": UnitState.READY, "starting": UnitState.STARTING, "down": UnitState.BACKOFF}
-_COMMAND = 40
-"""Characters of a command line that are shown."""
 
 
 def columns(mirror: Mirror) -> tuple[Column[UnitRow], ...]:
@@ -165,19 +164,10 @@ def hosts(mirror: Mirror) -> Line:
         devices = f" gpu {free}" if free else ""
         measured = f"cpu {row.cpu_percent:.0f}%{memory if facts.memory_bytes else ''}{devices}{disk}{fills}"
         well = row.state == "up" and not row.disk_full and not fills
-        wrong = " ".join(part for part in (row.reason, row.disk_full, _strays(row)) if part)
+        wrong = " ".join(part for part in (row.reason, row.disk_full, stray(row)) if part)
         text = f"{row.host} {row.state} {f'{wrong} ' if wrong else ''}{measured}"
         parts.append(span(text, Tone.PLAIN if well and not wrong else Tone.BAD))
     return _joined(parts)
-
-
-def _strays(row: HostRow) -> str:
-    """The first process on the host that belongs to no living unit, and the number of the others."""
-    if not row.strays:
-        return ""
-    first, more = row.strays[0], len(row.strays) - 1
-    others = f" and {more} more" if more else ""
-    return f"stray: pid {first.pid} {first.command[:_COMMAND]}{others} ({first.why})"
 
 
 def _joined(parts: Iterable[Span]) -> Line:
