@@ -90,6 +90,9 @@ class FilesDaemon:
             pass  # the other side left
         except msgspec.MsgspecError as broken:
             log.warning("a connection is closed: %s", broken)
+        except Exception:
+            # The boundary of a request: whatever another host asks for, the others are served.
+            log.exception("a connection failed")
         finally:
             writer.transport.abort()
 

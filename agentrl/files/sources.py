@@ -38,7 +38,7 @@ class Sources:
         return None
 
     def _written(self, path: str) -> Path | None:
-        if not path or Path(path).parts[0] not in WRITTEN:
+        if Path(path).parts[:1] not in {(name,) for name in WRITTEN} or "\0" in path:
             return None
         found = (self._run_dir / path).resolve()
         beside = (self._run_dir.resolve() / name for name in WRITTEN)

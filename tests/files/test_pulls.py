@@ -247,7 +247,7 @@ async def test_damaged_lists_and_paths_are_refused_with_one_sentence(
     secret = hosts.run_dir("a") / "secret"
     secret.write_text("token")
     (hosts.run_dir("a") / "weights" / "link").symlink_to(secret)
-    for path in ("secret", "weights/../secret", "weights/link"):
+    for path in ("secret", "weights/../secret", "weights/link", "", ".", "weights/\0"):
         assert hosts.services["a"]._sources.find(path, content_of(secret)) is None
 
 
