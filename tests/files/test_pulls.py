@@ -11,18 +11,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentrl.files import frames, pulls
+from agentrl.files import frames, pieces, pulls
 from agentrl.files.cache import Cache
 from agentrl.files.file_service import FileService
 from agentrl.files.frames import FilesError, WrongListError
 from agentrl.files.peers import Peers
-from agentrl.files.pieces import SMALLEST_BYTES, Content, content_of
+from agentrl.files.pieces import Content, content_of
 from agentrl.files.unit_files import UnitFiles, socket_for_hosts, socket_for_units
 from tests.tunnels.hosts import Hosts
 from tests.waiting import aeventually
 
-PIECES = 6
-SIZE = PIECES * SMALLEST_BYTES - 1234
+PIECES, PIECE_BYTES = 6, 1 << 16
+SIZE = PIECES * PIECE_BYTES - 1234
 VERSION = "weights/v000001"
 
 
@@ -95,7 +95,8 @@ class FileHosts(Hosts):
 
 
 @pytest.fixture
-async def hosts(tmp_path: Path) -> AsyncIterator[FileHosts]:
+async def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FileHosts]:
+    monkeypatch.setattr(pieces, "SMALLEST_BYTES", PIECE_BYTES)
     made = FileHosts(tmp_path)
     for host in ("a", "b", "c"):
         await made.add(host)
@@ -159,7 +160,7 @@ async def test_corrupt_pieces_and_a_source_that_dies_are_replaced_by_another_sou
     whole.chmod(0o600)
     with whole.open("r+b") as opened:
         for number in range(PIECES):
-            opened.seek(number * SMALLEST_BYTES)
+            opened.seek(number * PIECE_BYTES)
             opened.write(b"\0\0\0\0\0\0\0\1")
     # And a dies within its second piece, and is back later.
     sent = 0
@@ -171,7 +172,7 @@ async def test_corrupt_pieces_and_a_source_that_dies_are_replaced_by_another_sou
             if isinstance(question, frames.SendPiece):
                 sent += 1
                 if sent == 2:
-                    frames.write(writer, frames.Piece(SMALLEST_BYTES))
+                    frames.write(writer, frames.Piece(PIECE_BYTES))
                     writer.write(b"x" * 1000)
                     await writer.drain()
                     writer.transport.abort()
@@ -197,7 +198,7 @@ async def test_pull_goes_on_where_a_former_process_ended(hosts: FileHosts) -> No
     part, _ = hosts.caches["c"].begin(content)
     data = (hosts.run_dir("a") / VERSION / "model.safetensors").read_bytes()
     with part.open("r+b") as opened:
-        opened.write(data[: 4 * SMALLEST_BYTES])
+        opened.write(data[: 4 * PIECE_BYTES])
     sent = count_pieces(hosts, "a")
     await hosts.unit("c").bring(VERSION, files)
     assert same(hosts, "c")
@@ -206,12 +207,12 @@ async def test_pull_goes_on_where_a_former_process_ended(hosts: FileHosts) -> No
 
 async def test_full_cache_drops_the_oldest_and_never_what_a_unit_holds(hosts: FileHosts) -> None:
     versions = [f"weights/v{number:06d}" for number in range(1, 5)]
-    files = {version: publish(hosts, directory=version, size=SMALLEST_BYTES) for version in versions}
-    hosts.caches["c"].limit_bytes = int(2.5 * SMALLEST_BYTES)
+    files = {version: publish(hosts, directory=version, size=PIECE_BYTES) for version in versions}
+    hosts.caches["c"].limit_bytes = int(2.5 * PIECE_BYTES)
     unit = hosts.unit("c")
     for version in versions[:2]:
         await unit.bring(version, files[version])
-    with pytest.raises(FilesError, match=r"Host c has no room for 4 MiB of the run.*hosts\.c\.cache"):
+    with pytest.raises(FilesError, match=r"Host c has no room for 64 KiB of the run.*hosts\.c\.cache"):
         await unit.bring(versions[2], files[versions[2]])
     assert same(hosts, "c", versions[0])
     assert same(hosts, "c", versions[1])
@@ -221,7 +222,7 @@ async def test_full_cache_drops_the_oldest_and_never_what_a_unit_holds(hosts: Fi
     assert same(hosts, "c", versions[2])
     assert not (hosts.run_dir("c") / versions[0] / "model.safetensors").exists()
     # A new process knows what is there, and what belongs to it.
-    again = Cache(hosts.run_dir("c"), "c", int(1.5 * SMALLEST_BYTES))
+    again = Cache(hosts.run_dir("c"), "c", int(1.5 * PIECE_BYTES))
     again.begin(files[versions[3]]["model.safetensors"])
     assert not list((hosts.run_dir("c") / "weights").glob("*/model.safetensors"))
 
@@ -252,7 +253,7 @@ async def test_damaged_lists_and_paths_are_refused_with_one_sentence(
 
 
 async def test_unit_that_leaves_ends_the_pull_that_only_it_waits_for(hosts: FileHosts) -> None:
-    files = {"x": Content(SMALLEST_BYTES, "0" * 128, ("0" * 32,))}
+    files = {"x": Content(PIECE_BYTES, "0" * 128, ("0" * 32,))}
     unit = hosts.unit("c")
     waiting = asyncio.create_task(unit.bring(VERSION, files))
     await aeventually(lambda: hosts.services["c"]._pulls, what="a pull")
