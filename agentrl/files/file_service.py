@@ -28,8 +28,6 @@ from agentrl.files.pulls import ANSWERS_WITHIN_S, Pull, first_of
 from agentrl.files.sources import Sources, read_piece
 
 log = logging.getLogger("files")
-MARKER = "coordinator.json"
-"""What the coordinator keeps in the run's directory, and no copy of it has."""
 AT_ONCE = 8
 REPORT_EVERY_S = 1.0
 LIST_WITHIN_S = 600.0
@@ -289,6 +287,6 @@ class FileService:
     def _is_own_directory(self) -> bool:
         """Whether the run's directory is the one that the coordinator writes to, so that nothing need be copied."""
         try:
-            return bool(msgspec.json.decode((self._run_dir / MARKER).read_bytes())["uuid"] == self._run)
+            return bool(msgspec.json.decode((self._run_dir / named_files.MARKER).read_bytes())["uuid"] == self._run)
         except (OSError, msgspec.MsgspecError, KeyError, TypeError):
             return False

@@ -23,6 +23,8 @@ from agentrl.files.frames import FilesError, Listed
 from agentrl.files.pieces import Content, content_of
 
 COPIED = "copied"
+MARKER = "coordinator.json"
+"""What the coordinator keeps in the directory of a run, and no copy of it has."""
 MOST_FILES = 20_000
 _NOT_ENTERED = ("__pycache__", "node_modules")
 Known = dict[tuple[str, int, int, int], Content]
@@ -40,6 +42,8 @@ def listed(run_dir: Path, role: str, known: Known) -> Listed:
     executable = []
     try:
         for file in _files_of(config, run_dir, role):
+            if str(file) in files:
+                continue
             stat = file.stat()
             key = (str(file), stat.st_ino, stat.st_size, stat.st_mtime_ns)
             if key not in known:
@@ -160,4 +164,4 @@ def _below(path: Path, run_dir: Path) -> Iterator[Path]:
 def _is_entered(folder: Path, run_dir: Path) -> bool:
     if folder.name.startswith(".") or folder.name in _NOT_ENTERED or (folder / "pyvenv.cfg").exists():
         return False
-    return folder != run_dir and not (folder / IN_FORCE).exists()
+    return folder != run_dir and not (folder / MARKER).exists()
