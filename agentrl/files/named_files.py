@@ -164,4 +164,5 @@ def _below(path: Path, run_dir: Path) -> Iterator[Path]:
 def _is_entered(folder: Path, run_dir: Path) -> bool:
     if folder.name.startswith(".") or folder.name in _NOT_ENTERED or (folder / "pyvenv.cfg").exists():
         return False
-    return folder != run_dir and not (folder / MARKER).exists()
+    is_copy = folder.name == COPIED and (folder.parent / IN_FORCE).exists()
+    return not is_copy and folder != run_dir and not (folder / MARKER).exists()

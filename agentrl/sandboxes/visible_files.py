@@ -23,6 +23,7 @@ from typing import Literal
 import agentrl
 from agentrl.config.paths import home
 from agentrl.errors import ConfigError
+from agentrl.files.named_files import COPIED
 from agentrl.sandboxes.launch_environment import CERTIFICATES, Launch
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -71,6 +72,12 @@ class Secrets:
     """State directories and sockets: not even if they are named."""
     others: tuple[Path, ...] = field(default=())
     """The run directory and files with secrets: only if they are named."""
+    copied: tuple[Path, ...] = field(default=())
+    """Within the run directory: the project of the run file, on a host that does not share it."""
+
+    def hide(self, place: Path) -> bool:
+        """Whether the directory is not shown as a working directory, nor as the neighbourhood of a script."""
+        return _within(place, self.state) or (_within(place, self.others) and not _within(place, self.copied))
 
     @staticmethod
     def of_this_host(environ: Mapping[str, str], run_dir: Path, files: Iterable[Path] = ()) -> Secrets:
@@ -82,7 +89,8 @@ class Secrets:
             # The state of a run may be elsewhere, and a link leads to it.
             state += [entry for entry in home(environ).iterdir() if entry.is_symlink()]
         runs = run_dir.parent if run_dir.parent.name == "runs" else run_dir
-        return Secrets(tuple(dict.fromkeys(path.resolve() for path in state)), (runs.resolve(), *files))
+        copied = (run_dir / COPIED).resolve()
+        return Secrets(tuple(dict.fromkeys(path.resolve() for path in state)), (runs.resolve(), *files), (copied,))
 
 
 def visible_files(launch: Launch, *, read: Sequence[Path], write: Sequence[Path], secrets: Secrets) -> tuple[Rule, ...]:
@@ -98,7 +106,7 @@ def visible_files(launch: Launch, *, read: Sequence[Path], write: Sequence[Path]
     programs = (Path(launch.program), *launch.interpreters)
     needed = [*_python_environment(), *(path for program in programs for path in _of_program(program, search))]
     needed += [Path(env[name]) for name in CERTIFICATES if name in env]
-    if not _within(cwd.resolve(), (*secrets.state, *secrets.others)):
+    if not secrets.hide(cwd.resolve()):
         needed.append(cwd)
     words = [os.path.normpath(cwd / word) for word in launch.command[1:] if not word.startswith("-")]
     # `Path.exists` fails if the word is a long text, such as the program after `-c`.
@@ -174,7 +182,8 @@ def _with_neighbours(path: Path, secrets: Secrets) -> Path:
     place = path.parent
     if "node_modules" in place.parts:
         place = Path(*place.parts[: place.parts.index("node_modules")])
-    return path if _is_shared(place) or _within(place.resolve(), secrets.others) else place
+    hidden = _within(place.resolve(), secrets.others) and secrets.hide(place.resolve())
+    return path if _is_shared(place) or hidden else place
 
 
 def _of_program(program: Path, search: str) -> Iterator[Path]:

@@ -35,6 +35,16 @@ async def own(answer, truth, task):
 """
 
 
+OWN_SERVER = """
+import runpy
+
+import beside
+
+runpy.run_module(beside.MODULE, run_name="__main__")
+"""
+BESIDE = "MODULE = 'assets.shop_server'"
+
+
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     name = f"t-{uuid.uuid4().hex[:8]}"
@@ -56,9 +66,11 @@ def test_run_on_hosts_without_a_shared_disk_learns_and_nothing_listens_without_k
     """The clock of a host is hours ahead."""
     run = hosts.run
     write_data(run.file.parent)
-    (run.file.parent / "own.py").write_text(OWN_SCORER)
+    for name, text in (("own.py", OWN_SCORER), ("server.py", OWN_SERVER), ("beside.py", BESIDE)):
+        (run.file.parent / name).write_text(text)
     run.config |= data_plane(steps=1000)
     run.config["rollout"]["code"] = ["own.py"]
+    run.config["tools"]["shop"]["command"] = ["{python}", "server.py", "--no-faults"]
     run.config["environments"]["shop"] |= {"scorer": "own", "epochs": 10_000}
     run.config["coordinator"] = {"listen": f"tcp://{hosts.network.address(HERE)}:7400"}
     work = ["sampler", "toolbox", "trainer"]

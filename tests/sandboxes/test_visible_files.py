@@ -66,6 +66,16 @@ def test_run_on_a_python_of_the_users_prefix_shows_programs_and_libraries_only(
         files._python_environment.cache_clear()
 
 
+def test_project_that_was_copied_into_the_run_directory_is_visible_and_the_rest_of_it_is_not(home: Path) -> None:
+    run_dir = home / "run"
+    project = run_dir / "copied/home/me/project"
+    _program(project / "server.py")
+    launch = Launch((sys.executable, "server.py"), {"PATH": os.defpath}, project)
+    secrets = Secrets.of_this_host({"AGENTRL_HOME": str(home / "state")}, run_dir)
+    rules = visible_files(launch, read=(), write=(), secrets=secrets)
+    assert {rule.path for rule in rules if rule.path.is_relative_to(home)} == {project}
+
+
 def test_interpreter_that_env_finds_is_visible(home: Path) -> None:
     node = _program(home / "nodes/v22/bin/node")
     server = _program(home / "servers/bin/server", "#!/usr/bin/env node\n")
