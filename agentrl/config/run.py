@@ -245,6 +245,9 @@ def _problems_of_hosts(config: RunConfig) -> Iterator[data_plane.Problem]:
         for word in sidecar.hosts if known else ():
             if word not in known:
                 yield ("sidecars", name, "hosts"), f"names the unknown host or label {word!r}; {nearest(word, known)}"
+        if sidecar.near and sidecar.near not in config.groups:
+            problem = f"names the unknown group {sidecar.near!r}; {nearest(sidecar.near, config.groups)}"
+            yield ("sidecars", name, "near"), problem
 
 
 def _problems_of_after(config: RunConfig) -> Iterator[data_plane.Problem]:

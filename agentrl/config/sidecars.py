@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from agentrl.config.field_types import (
     Bytes,
@@ -77,6 +77,11 @@ class Resources(Section):
     """A hard limit, in bytes or as `512MiB`. A unit that exceeds it is killed; such deaths are counted separately."""
 
 
+def _spread(value: object) -> object:
+    """YAML reads `yes` as true."""
+    return "yes" if value is True else value
+
+
 class Sidecar(Section):
     """A group of equal units that run one command. `{slot}`, `{unit}`, `{run_dir}`, `{state_dir}` and `{python}` are
     replaced in `command`, `env` and probes."""
@@ -104,6 +109,10 @@ class Sidecar(Section):
     """Groups that must be ready before a unit of this group starts. They are stopped after it."""
     hosts: Words = ()
     """Hosts on which it may run, by name or by label; empty means any."""
+    spread: Annotated[Literal["", "yes", "pack"], BeforeValidator(_spread)] = ""
+    """`yes`: its units are on as many hosts as possible. `pack`: on as few. Empty: where the fewest units are."""
+    near: str = ""
+    """A group on whose hosts its units are placed first, if there is room."""
     resources: Resources = Resources()
     """What a unit reserves on its host."""
     drain_grace_s: _Grace = 5.0
@@ -151,6 +160,8 @@ class Sidecar(Section):
             return "ranks_per_host needs ranks, which makes the group a gang" if self.ranks_per_host else ""
         if self.count != 1:
             return "count contradicts ranks: a gang has one unit for each rank"
+        if self.spread or self.near:
+            return "spread and near are not for a gang, which is on as few hosts as possible"
         if self.resources.gpus != int(self.resources.gpus):
             return "resources.gpus must be a whole number in a gang: a rank has devices of its own"
         taken = next((name for name in self.env if name in SET_BY_GANGS), "")

@@ -102,6 +102,10 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Groups that must be ready before a unit of this group starts."""
     hosts: tuple[str, ...] = ()
     """Hosts it may run on; empty means any."""
+    spread: str = ""
+    """`yes`: on as many hosts as possible; `pack`: on as few; empty: where the fewest units are."""
+    near: str = ""
+    """A group on whose hosts its units are placed first."""
     resources: Resources = Resources()
     drain_grace_s: float = 5.0
     term_grace_s: float = 5.0
@@ -123,9 +127,10 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the processes of a sidecar may command: the name of a permission; empty means nothing."""
 
     def fingerprint(self) -> str:
-        """Equal for specs that start equal processes. The count is not part of it, nor are addresses: a host that is
-        added must not restart a gang."""
-        body = msgspec.json.encode(msgspec.structs.replace(self, count=0, private={}), order="sorted")
+        """Equal for specs that start equal processes. The count is not part of it, nor are addresses and preferences of
+        places: a host that is added must not restart a gang."""
+        alike = msgspec.structs.replace(self, count=0, private={}, spread="", near="")
+        body = msgspec.json.encode(alike, order="sorted")
         return hashlib.sha256(body).hexdigest()[:16]
 
 

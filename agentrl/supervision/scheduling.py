@@ -34,6 +34,8 @@ class Use(msgspec.Struct):
     micro_cpus: int = 0
     """A whole number, so that adding and subtracting leaves no rounding error."""
     memory: int = 0
+    groups: dict[str, int] = {}
+    """The number of units of each group."""
 
     @property
     def cpus(self) -> float:
@@ -43,6 +45,9 @@ class Use(msgspec.Struct):
         self.units += sign
         self.micro_cpus += sign * round(spec.resources.cpus * _MICRO)
         self.memory += sign * spec.resources.memory_max_bytes
+        self.groups[spec.name] = self.groups.get(spec.name, 0) + sign
+        if not self.groups[spec.name]:
+            del self.groups[spec.name]
 
 
 class HostUse:
@@ -76,14 +81,14 @@ def place(
     held: HeldDevices,
     awaited: Mapping[str, str] = NONE_AWAITED,
 ) -> tuple[str, str]:
-    """Return (host, "") or ("", reason). The host whose devices are linked is preferred, then the one with the fewest
-    units, then the first name. `awaited` has the reasons why hosts are not there.
+    """Return (host, "") or ("", reason). The host whose devices are linked is preferred, then what the group prefers,
+    then the first name. `awaited` has the reasons why hosts are not there.
     """
     allowed = allowed_hosts(spec, data_host)
     if not hosts:
         return "", NO_HOST
     refusals: dict[str, list[str]] = {}
-    fits: list[tuple[int, int, str]] = []
+    fits: list[tuple[int, int, int, int, str]] = []
     for name, host in hosts.items():
         use = used.get(name, NOTHING)
         if allowed and name not in allowed:
@@ -92,11 +97,20 @@ def place(
             refusals.setdefault(refusal, []).append(name)
         else:
             chosen = held.choose(spec.resources.gpus, host)
-            fits.append((islands_used(chosen, devices_of(host.facts)) if chosen else 0, use.units, name))
+            islands = islands_used(chosen, devices_of(host.facts)) if chosen else 0
+            fits.append((islands, *_preference(spec, use), name))
     if fits:
-        return min(fits)[2], ""
+        return min(fits)[-1], ""
     add_absent(refusals, allowed, hosts, awaited)
     return "", f"no host can take it ({sentence(refusals)})"
+
+
+def _preference(spec: GroupSpec, use: Use) -> tuple[int, int, int]:
+    """Lower is better: near its group, then spread or packed, then with few other units."""
+    own = use.groups.get(spec.name, 0)
+    if spec.spread == "pack":
+        return -use.groups.get(spec.near, 0), -own, -use.units
+    return -use.groups.get(spec.near, 0), own if spec.spread else 0, use.units
 
 
 NOTHING = Use()

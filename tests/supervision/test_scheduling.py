@@ -22,6 +22,28 @@ def test_unit_goes_to_the_host_with_the_fewest_units() -> None:
     assert place(spec("web"), hosts(3), (), used, "", HeldDevices([])) == ("host-001", "")
 
 
+def test_groups_are_spread_or_packed_or_near_another_group() -> None:
+    def placed(count: int, used: dict[str, Use], **wishes: str) -> str:
+        """The last digits of the hosts of its units, one after the other."""
+        wanted, found = msgspec.structs.replace(spec("web", resources=Resources(cpus=1)), **wishes), ""
+        for _ in range(count):
+            host, reason = place(wanted, hosts(3, cpus=2), (), used, "", HeldDevices([]))
+            found += host[-1:] or reason
+            if host:
+                used.setdefault(host, Use()).change(wanted, 1)
+        return found
+
+    def busy() -> dict[str, Use]:
+        return {"host-000": Use(units=9, groups={"db": 1}), "host-001": Use(units=4), "host-002": Use(units=5)}
+
+    assert placed(4, busy()) == "1122"  # where the fewest units are
+    assert placed(4, busy(), spread="yes") == "1201"
+    assert placed(4, busy(), spread="pack") == "0022"
+    assert placed(3, busy(), near="db") == "001"
+    assert placed(7, busy(), near="db", spread="yes")[:6] == "001212"
+    assert spec("web").fingerprint() == msgspec.structs.replace(spec("web"), spread="pack", near="db").fingerprint()
+
+
 def test_unit_with_data_waits_for_the_host_that_has_it() -> None:
     database = msgspec.structs.replace(spec("mongo"), role=Role.MONGO)
     both, other = hosts(2), {"host-001": hosts(2)["host-001"]}

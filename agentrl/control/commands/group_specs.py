@@ -74,6 +74,8 @@ def _sidecar(
         metrics=_probe(sidecar.metrics),
         after=sidecar.after,
         hosts=names_of(sidecar.hosts, hosts),
+        spread=sidecar.spread,
+        near=sidecar.near,
         resources=Resources(
             cpus=sidecar.resources.cpus,
             gpus=sidecar.resources.gpus,
