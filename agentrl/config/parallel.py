@@ -34,11 +34,13 @@ class Parallel(Section):
         return math.prod(self.model_dump().values())
 
 
-def problems_of(parallel: Parallel, *, groups: int) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What this run cannot do. `groups`: of one step; 0 if it has none."""
+def problems_of(parallel: Parallel, *, groups: int, gpus: float = 0) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What this run cannot do. `groups`: of one step; 0 if it has none. `gpus`: of all ranks together."""
     path = ("training", "parallel")
     for kind in _UNBUILT:
         if getattr(parallel, kind) > 1:
             yield (*path, kind), "is not available yet; shard and replicate are, for models of every architecture"
     if 0 < groups < parallel.ranks:
         yield path, f"has {parallel.ranks} ranks, more than training.groups ({groups}): each group is on one rank"
+    if parallel.ranks > 1 and gpus % parallel.ranks:
+        yield ("training", "gpus"), f"is {gpus:g}: its {parallel.ranks} ranks need as many whole GPUs each, or none"

@@ -137,7 +137,11 @@ class RunConfig(data_plane.DataPlane):
     @property
     def sizes(self) -> dict[str, int]:
         """The initial count of each group."""
-        many = {"engine": self.engines.count, "sampler": self.rollout.samplers}
+        many = {
+            "engine": self.engines.count,
+            "sampler": self.rollout.samplers,
+            "trainer": self.training.parallel.ranks,
+        }
         return {
             **({"mongo": 1} if self.has_mongo else {}),
             **{name: many.get(name, 1) for name in self.data_groups},
@@ -185,7 +189,9 @@ def _problems_between_sections(config: RunConfig) -> Iterator[data_plane.Problem
     yield from _problems_of_registered_names(config)
     yield from policy_rules.problems_of(config)
     yield from parallel.problems_of(
-        config.training.parallel, groups=config.training.groups if config.environments else 0
+        config.training.parallel,
+        groups=config.training.groups if config.environments else 0,
+        gpus=config.training.gpus or 0,
     )
 
 

@@ -166,7 +166,8 @@ class Training(LossKeys):
     """What the backward pass computes again to save memory: norms and activation functions (`selective`: little more
     work), or whole layers (`full`: a third more work)."""
     gpus: Gpus | None = None
-    """GPUs of the trainer; empty: one for each of its ranks if the engines compute on GPUs. 0.5 is a half of one."""
+    """GPUs of the trainer, of all its ranks together; empty: one for each if the engines compute on GPUs. 0.5 is a half
+    of one."""
     compile: Flag = False
     """On GPUs: compile the layers. The first steps take a minute longer, later ones less."""
     parallel: Parallel = Parallel()

@@ -106,4 +106,4 @@ class ProgressWatch:
     def _of_role(self, role: Role) -> list[Slot]:
         state = self._context.state
         groups = [name for name, group in state.groups.items() if group.spec.role is role]
-        return [slot for name in groups for slot in state.of_group(name) if slot.wanted]
+        return [slot for name in groups for slot in state.of_group(name) if slot.wanted and state.leads(slot)]

@@ -161,6 +161,11 @@ class UnitRow(Row, tag="unit", frozen=True):
     """Errors that its log repeats, the most frequent first."""
 
     @property
+    def leads(self) -> bool:
+        """Whether it speaks for its gang, or is in none."""
+        return self.rank is None or self.rank.rank == 0
+
+    @property
     def could_not_start(self) -> bool:
         """Whether its newest incarnation never became a process (no program, no memory), so it has no log."""
         return self.state in (UnitState.FATAL, UnitState.BACKOFF) and self.last_exit is None

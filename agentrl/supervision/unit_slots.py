@@ -240,6 +240,11 @@ class State(msgspec.Struct):
             if (slot.host == host and not slot.tree_gone) or any(ghost.host == host for ghost in slot.ghosts)
         ]
 
+    def leads(self, slot: Slot) -> bool:
+        """Return whether a unit speaks for its gang. One outside of a gang speaks for itself."""
+        group = self.groups.get(slot.group)
+        return slot.number == 0 or group is None or not group.spec.gang
+
     def holds_units(self, host: str) -> bool:
         """Return whether an incarnation may live on this host."""
         return bool(self.units_on(host))

@@ -8,7 +8,7 @@
     packing, micro_batch                 from token trees to rows, and to tensors
     policy_model, tree_attention, pair_scores
                                          the model, its attention over packed trees, log-probs of pairs
-    parallel, ranks, rank_processes, follower
+    parallel, ranks, rank_processes
                                          how a model and a batch are spread over ranks; their calls and processes
     activation_checkpoints, memory_limits
                                          what the backward pass computes again; smaller parts when memory is too small

@@ -1,4 +1,4 @@
-"""The processes of several ranks on this host: of a job, or of the trainer of a run.
+"""The processes of several ranks of a job on this host. Those of a run are a gang of units.
 
 Invariants:
 - the ranks end together: the first that fails ends the others, and its exit code is that of the job;
@@ -7,14 +7,12 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from agentrl.errors import ExitCode
@@ -48,30 +46,6 @@ def run_ranks(command: Sequence[str], count: int) -> int:
     try:
         return _first_failure(ranks)
     finally:
-        _end(ranks)
-
-
-@contextlib.contextmanager
-def followers(command: Sequence[str], count: int, failed: Callable[[int], None]) -> Iterator[None]:
-    """Makes this process the rank that leads, and starts the others. Calls `failed` with the exit code of a rank that
-    fails. At the end of the context all of them have ended."""
-    meet_at = _meeting_place(count)
-    ranks = [_start(command, meet_at, rank) for rank in range(1, count)]
-    os.environ.update(meet_at | _place_of(0))
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(LOOK_EVERY_S):
-            for rank in ranks:
-                if (code := rank.poll()) and not over.is_set():
-                    failed(code)
-                    return
-
-    threading.Thread(target=watch, name="watch ranks", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
         _end(ranks)
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentrl.errors import ConfigError
 from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.training import checkpoints
 from agentrl.training.batch import Batch
@@ -175,24 +176,33 @@ def leading(settings: LearnerSettings) -> Iterator[Loader]:
     channel.send(End())
 
 
-def follow(settings: LearnerSettings, *, on_progress: Callable[[], None] = lambda: None) -> None:
+def follow(channel: Channel, settings: LearnerSettings, *, on_progress: Callable[[], None] = lambda: None) -> None:
     """For the other ranks: makes the calls of the rank that leads until that ends."""
-    channel = Channel(settings)
     learner: Learner | None = None
     while not isinstance(call := channel.receive(), End):
         on_progress()
         if isinstance(call, Load):
-            learner = Learner(Path(call.directory), settings, on_progress=on_progress)
+            learner = Learner(_shared(call.directory), settings, on_progress=on_progress)
         elif learner is not None:
             _make(call, learner)
+
+
+def _shared(directory: str) -> Path:
+    """Where the rank that leads has it, on its host. Raises ConfigError if that is not this one's."""
+    if not Path(directory).is_dir():
+        raise ConfigError(
+            f"{directory} of rank 0 is not on this host.",
+            hint="The hosts of a trainer of several ranks need one shared directory of the run.",
+        )
+    return Path(directory)
 
 
 def _make(call: Call, learner: Learner) -> None:
     match call:
         case Compare(directory):
-            learner.compare_with(Path(directory))
+            learner.compare_with(_shared(directory))
         case Restore(directory):
-            checkpoints.restore_optimizers(Path(directory), learner)
+            checkpoints.restore_optimizers(_shared(directory), learner)
         case Fresh(learning_rate):
             learner.new_optimizers(learning_rate)
         case Score(sequences):

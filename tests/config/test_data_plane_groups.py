@@ -147,7 +147,10 @@ def test_trainer_and_engine_may_share_a_gpu(tmp_path: Path) -> None:
     assert (groups["engine"].resources.gpus, groups["trainer"].resources.gpus) == (0.5, 0.4)
     assert groups_of(config_of(tmp_path, SMALL))["trainer"].resources.gpus == 0
     ranks = "engines: {kind: sglang}\ntraining: {parallel: {replicate: 2}}\n"
-    assert groups_of(config_of(tmp_path, SMALL + ranks))["trainer"].resources.gpus == 2
+    trainer = groups_of(config_of(tmp_path, SMALL + ranks))["trainer"]
+    assert (trainer.gang, trainer.count, trainer.resources.gpus) == (True, 2, 1)
+    with pytest.raises(ConfigError, match=r"training.gpus is 3: its 2 ranks need as many whole GPUs each, or none"):
+        config_of(tmp_path, SMALL + ranks.replace("{parallel", "{gpus: 3, parallel"))
     with pytest.raises(ConfigError, match=r"engines.gpus is 2, but the server computes on 1: change its --tp-size"):
         config_of(tmp_path, SMALL + "engines: {kind: sglang, gpus: 2}\n")
 

@@ -50,11 +50,11 @@ class Hosts:
                 agent.wait(PATIENCE_S)
 
 
-def several_hosts(folder: Path, name: str, others: tuple[str, ...]) -> Iterator[Hosts]:
+def several_hosts(folder: Path, name: str, others: tuple[str, ...], *, factor: float = 0.1) -> Iterator[Hosts]:
     network = Network(name, (HERE, *others))
     try:
         network.lay()
-        for run in running(folder, name):
+        for run in running(folder, name, factor=factor):
             hosts = Hosts(run, network)
             try:
                 yield hosts

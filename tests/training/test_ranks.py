@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import math
 import multiprocessing
-import os
-import signal
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentrl.config.parallel import Parallel
-from agentrl.errors import ExitCode
-from agentrl.store.database import Database
-from agentrl.training import offline
 from agentrl.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
-from tests.store.server import NAME
 from tests.training.rank_program import train_as_rank
-from tests.training.rollouts import closed_groups, configuration, end_of_data
-from tests.waiting import aeventually
 
 STEPS = 5
 SETTINGS = {"learning_rate": 1e-3, "tokens_per_batch": 128, "weight_decay": 0.01}
@@ -117,44 +105,3 @@ def test_two_ranks_with_shards_train_as_one_process_and_four_go_on_from_their_ch
     four = run(ranks, tmp_path / "four", parallel={"replicate": 2, "shard": 2}, **after)
     assert same_bits(two.tensors("after"), four.tensors("before"))
     agree(four, run(ranks, tmp_path / "again", parallel={}, **after))
-
-
-async def test_a_trainer_of_two_ranks_goes_on_from_its_checkpoint_after_one_of_them_was_killed(
-    db: Database, mongo_url: str, tiny: Path, tmp_path: Path
-) -> None:
-    config = configuration(tmp_path, tiny, checkpoint_every=1, dumps=9, optimizer="adamw", parallel={"shard": 2})
-    (tmp_path / "config.json").write_text(config.model_copy(update={"name": NAME}).model_dump_json())
-    # Two steps, and one group that waits for the end of the data.
-    await closed_groups(db, 5)
-    lives = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.training.lives", str(tmp_path), mongo_url, str(1 << 40)),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    await aeventually(lambda: any((tmp_path / "checkpoints").glob("step-000002*")), within_s=240)
-    (follower,) = followers_of(tmp_path)
-    os.kill(follower, signal.SIGKILL)
-    assert lives.stdout is not None
-    assert (await lives.stdout.readline()).decode().strip() == str(int(ExitCode.FAILED))
-    await end_of_data(db)
-    assert (await lives.communicate())[0].decode().split() == ["0"]
-    assert followers_of(tmp_path) == []
-    (last,) = (tmp_path / "checkpoints").glob("step-*3.*")
-    alone = config.model_copy(update={"training": config.training.model_copy(update={"parallel": Parallel()})})
-    out = tmp_path / "alone"
-    done = offline.train_recorded(
-        alone, tmp_path / "dumps", start=tiny, out=out, as_configured=False, on_step=lambda _: True
-    )
-    assert done.steps == 3
-    trained, expected = load_file(last / WEIGHTS_FILE), load_file(out / WEIGHTS_FILE)
-    assert max(float((trained[name] - value).abs().max()) for name, value in expected.items()) < 1e-5
-
-
-def followers_of(run_dir: Path) -> list[int]:
-    """Processes of ranks that follow."""
-    command = f"agentrl.training.follower\0{run_dir}\0"
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if command in (process / "cmdline").read_text():
-                found.append(int(process.name))
-    return found

@@ -71,7 +71,7 @@ def report(units: Sequence[UnitRow], facts: TrainingFacts) -> Report:
         values |= {**point.metrics, STEP.name: point.step}
     values |= _evaluated(facts)
     for row in units:
-        if row.role == "trainer":
+        if row.role == "trainer" and row.leads:
             values |= {name: value for name, value in row.metrics.items() if math.isfinite(value)}
             complete = _why(row) if row.done else complete
     return Report(values, complete)

@@ -244,7 +244,7 @@ def nothing_trained(snapshot: RunSnapshot, active: Collection[str], now: float) 
     """
     at_work = trainers(snapshot)
     for name, unit in snapshot.units.items():
-        if unit.role != "trainer":
+        if unit.role != "trainer" or not unit.leads:
             continue
         numbers = snapshot.metrics.values(name)
         steps = numbers.get(of.NOTHING_TRAINED.name)

@@ -166,7 +166,8 @@ def filled(text: str, words: Mapping[str, str]) -> str:
 
 def trainers(snapshot: RunSnapshot) -> Mapping[str, UnitRow]:
     at_work = (UnitState.READY, UnitState.SUSPECT)
-    return {name: unit for name, unit in snapshot.units.items() if unit.role == "trainer" and unit.state in at_work}
+    lead = {name: unit for name, unit in snapshot.units.items() if unit.role == "trainer" and unit.leads}
+    return {name: unit for name, unit in lead.items() if unit.state in at_work}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 
-from agentrl.config.hosts import hosts_that_run, need_tunnels
+from agentrl.config.hosts import hosts_that_run, need_tunnels, private_addresses
 from agentrl.config.run import RunConfig
 from agentrl.config.secrets import variable_of
 from agentrl.config.serialization import config_to_plain
@@ -84,6 +84,7 @@ def groups_of(config: RunConfig, *, run_dir: str, reading: bool = False) -> tupl
 
 def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str, reading: bool) -> GroupSpec:
     needs = tuple(need.value for need in _NEEDS[role] if need.value in config.data_groups)
+    gang = role is Role.TRAINER and config.training.parallel.ranks > 1
     return GroupSpec(
         name=role.value,
         role=role,
@@ -104,6 +105,8 @@ def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str
         term_grace_s=10.0,
         start_deadline_s=300.0,
         orphan_lease_s=_ORPHAN_LEASES[role],
+        gang=gang,
+        private=private_addresses(config.all_hosts) if gang else {},
         # All their writes are conditional on an owner or lineage, which a replacement takes over first.
         fenced=True,
         stop_rank=_STOP_RANKS[role],
@@ -130,8 +133,10 @@ def _gpus(role: Role, config: RunConfig) -> int | float:
         return of_server if config.engines.gpus is None else config.engines.gpus
     if role is Role.TRAINER:
         # A run whose engines compute on GPUs has a model that no processor trains.
-        own = config.training.parallel.ranks if of_server else 0
-        return own if config.training.gpus is None else config.training.gpus
+        if config.training.gpus is None:
+            return 1 if of_server else 0
+        ranks = config.training.parallel.ranks
+        return config.training.gpus if ranks == 1 else int(config.training.gpus) // ranks
     return 0
 
 

@@ -120,7 +120,7 @@ class Queries:
 
 def learning(report: StatusReport, *, tensorboard: bool = True) -> LearningReport | None:
     """What the trainer reported last; None without a trainer."""
-    trainer = next((unit for unit in report.units if unit.role == Role.TRAINER), None)
+    trainer = next((unit for unit in report.units if unit.role == Role.TRAINER and unit.leads), None)
     if trainer is None:
         return None
     numbers = trainer.metrics

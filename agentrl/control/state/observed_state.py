@@ -311,7 +311,8 @@ class ObservedState:
 
     def _trainers(self) -> list[Slot]:
         trains = [name for name, group in self.state.groups.items() if group.spec.role is Role.TRAINER]
-        return [slot for name in trains for slot in self.state.of_group(name) if slot.wanted]
+        members = [slot for name in trains for slot in self.state.of_group(name)]
+        return [slot for slot in members if slot.wanted and self.state.leads(slot)]
 
     def wait_facts(self, now: float, paused: Callable[[str], bool]) -> dict[str, UnitFacts]:
         """Facts of the units that wait or are waited for. No other unit can be part of a chain."""
