@@ -164,10 +164,6 @@ class Sidecar(Section):
             return "spread and near are not for a gang, which is on as few hosts as possible"
         if self.resources.gpus != int(self.resources.gpus):
             return "resources.gpus must be a whole number in a gang: a rank has devices of its own"
-        if self.spread or self.near:
-            return (
-                "spread and near are not for gangs, which are on as few hosts as possible; ranks_per_host spreads one"
-            )
         taken = next((name for name in self.env if name in SET_BY_GANGS), "")
         return f"env may not set {taken}: each rank gets its own" if taken else ""
 

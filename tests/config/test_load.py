@@ -175,7 +175,6 @@ def test_an_unknown_key_names_the_nearest_known_one(mistakes, lines, sentence):
         ("    ready: {tcp: nowhere}", "run.yaml:5: sidecars.web.ready: tcp must be host:port"),
         ("    env: {A: true}", "run.yaml:5: sidecars.web.env.A must be text."),
         ("    ranks: 2\n    count: 3", "run.yaml:3: sidecars.web: count contradicts ranks"),
-        ("    ranks: 2\n    spread: pack", "run.yaml:3: sidecars.web: spread and near are not for gangs"),
         ("    ranks_per_host: 2", "run.yaml:3: sidecars.web: ranks_per_host needs ranks"),
         ("    ranks: 2\n    resources: {gpus: 0.5}", "run.yaml:3: sidecars.web: resources.gpus must be a whole number"),
         ("    ranks: 2\n    env: {RANK: '0'}", "run.yaml:3: sidecars.web: env may not set RANK"),
