@@ -21,7 +21,7 @@ from agentrl.cli.progress import Progress
 from agentrl.errors import AgentrlError, ExitCode, RefusedError, UnknownNameError
 from agentrl.formatting.sentences import ended, irrevocable
 from agentrl.protocol.effects import Effect, Tier
-from agentrl.protocol.rows import OperationRow, OperationState, UnitRow, short
+from agentrl.protocol.rows import HostRow, OperationRow, OperationState, UnitRow, short
 
 if TYPE_CHECKING:
     from agentrl.client import Client
@@ -138,9 +138,11 @@ async def _showing_units(cli: Cli, client: Client, progress: Progress) -> AsyncI
     async def show() -> None:
         await asyncio.sleep(_SHORT_S)
         with contextlib.suppress(AgentrlError):
-            async for _, row in client.follow(("unit",)):
+            async for _, row in client.follow(("unit", "host")):
                 if isinstance(row, UnitRow):
                     progress.unit(row)
+                elif isinstance(row, HostRow):
+                    progress.host(row)
 
     if cli.json:
         yield

@@ -21,7 +21,7 @@ from agentrl.formatting.amounts import counted
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from agentrl.protocol.rows import OperationRow, UnitRow
+    from agentrl.protocol.rows import HostRow, OperationRow, UnitRow
 
 _MOST_LINES = 12
 _CHANGES = 6
@@ -96,6 +96,13 @@ class Progress:
         if self._row is None:
             return
         if before != problem_lines(row) or any(_unit_of(line) == row.unit for line in self._row.waiting_for):
+            self.operation(self._row)
+
+    def host(self, row: HostRow) -> None:
+        """The reason why a host is not there, which is always shown."""
+        lines = (f"host {row.host}: {row.reason}",) if row.reason else ()
+        before, self._problems[f"host {row.host}"] = self._problems.get(f"host {row.host}", ()), lines
+        if self._row is not None and before != lines:
             self.operation(self._row)
 
     def _show(self, head: str, plain: tuple[str, ...]) -> None:

@@ -30,6 +30,7 @@ async def report(
     not_up = {name: unit for name, unit in wanted.items() if _why_not_up(unit)}
     last_lines = await _last_lines(client, not_up.values())
     warming_up = {name: unit.incomplete for name, unit in sorted(wanted.items()) if _warms_up(unit)}
+    absent = {row.host: row.reason for row in (await client.status()).hosts if row.reason}
     by_role = Counter(unit.role for unit in wanted.values() if unit.state in _UP)
     code = exit_code(row)
     if code is ExitCode.OK and not_up:
@@ -58,6 +59,7 @@ async def report(
             "up": by_role,
             "not_up": states,
             "warming_up": warming_up,
+            "hosts_not_up": absent,
         }
         (output.emit_line if line else output.emit)(document)
         return code
@@ -69,6 +71,8 @@ async def report(
         output.say(note)
     if by_role:
         output.say(f"up now: {', '.join(f'{role} {count}' for role, count in sorted(by_role.items()))}")
+    for host, reason in absent.items():
+        output.note(f"agentrl: host {host} is not up: {reason}")
     _note_units_that_warm_up(cli, warming_up)
     _note_units_that_are_not_up(cli, run, list(not_up.values()), last_lines)
     return code
