@@ -196,7 +196,10 @@ class PlacedHosts:
         now, tried = self._context.clock.now(), self._tries.setdefault(one.host, Try())
         match one.state:
             case State.GONE:
-                tried.lost, tried.next_at = one.why, 0.0
+                # A machine that is taken away again and again, before its agent joins, is no reason to hurry.
+                if tried.lost:
+                    tried.failed(now)
+                tried.lost = one.why
                 self._take_out(one)
                 if one.dismissed:
                     self._dismissed.add(one.host)

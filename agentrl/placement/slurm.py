@@ -17,7 +17,6 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
@@ -105,7 +104,7 @@ class SlurmPlacement:
             held = {host for note in self._jobs.all().values() for host in note.hosts}
             homeless |= {host: one.node for host, one in missing.items() if host not in held}
             if homeless and wanted:
-                found |= self._acquire(homeless, wanted[0].invitation.run_dir)
+                found |= self._acquire(homeless)
                 view = self._look()
             starts: dict[str, Place] = {}
             for job, note in self._jobs.all().items():
@@ -142,7 +141,7 @@ class SlurmPlacement:
         view.steps = {step.name for step in commands.steps([one.id for one in running])}
         return view
 
-    def _acquire(self, hosts: dict[str, str], run_dir: str) -> dict[str, Placed]:
+    def _acquire(self, hosts: dict[str, str]) -> dict[str, Placed]:
         """Find a job for these hosts: the one that the coordinator is in, or a new one."""
         inside = os.environ.get("SLURM_JOB_ID", "")
         if inside and inside not in self._jobs.all():
@@ -154,8 +153,7 @@ class SlurmPlacement:
         groups = groups_of(self._settings, list(hosts))
         script = self._notes.folder / "slurm-job.sh"
         write_script(script, self._settings, name=self._run.name, run=self._run.uuid)
-        (Path(run_dir) / "logs").mkdir(parents=True, exist_ok=True)
-        job = commands.submit(arguments(self._settings, self._run.name, run_dir, hosts, groups), script)
+        job = commands.submit(arguments(self._settings, self._run.name, hosts, groups), script)
         self._jobs.update({job: JobNote(tuple(group.hosts for group in groups), own=True, nodes=hosts)})
         return {}
 

@@ -18,7 +18,6 @@ comment() {{ scontrol update "jobid=$SLURM_JOB_ID" "comment=$1" 2> /dev/null; }}
 leave() {{
     # A job that is cancelled gets the same signal, and has no time left.
     [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T 2> /dev/null | head -n 1)" = RUNNING ] || exit 0
-    echo "The job is about to end: the hosts let their units finish."
     comment {leaving}
     for group in $(seq 0 $((${{SLURM_HET_SIZE:-1}} - 1))); do
         srun ${{SLURM_HET_SIZE:+--het-group=$group}} --overlap --ntasks-per-node=1 --mem=0 --input=none \\
@@ -51,11 +50,12 @@ def write_script(path: Path, settings: Slurm, *, name: str, run: str) -> None:
     path.write_text(_SCRIPT.format(**words))
 
 
-def arguments(settings: Slurm, name: str, run_dir: str, nodes: Mapping[str, str], groups: Sequence[Group]) -> list[str]:
+def arguments(settings: Slurm, name: str, nodes: Mapping[str, str], groups: Sequence[Group]) -> list[str]:
     """The options of sbatch for a job with these groups of hosts, one for each component.
 
     `nodes` are those of the hosts that have to be on a particular one."""
-    common = [f"--job-name=agentrl-{name}", f"--output={run_dir}/logs/slurm-%j.log", "--open-mode=append"]
+    # Nodes need not share a directory with this host, and a job whose output cannot be opened fails.
+    common = [f"--job-name=agentrl-{name}", "--output=/dev/null", "--chdir=/"]
     common += ["--requeue" if settings.requeue else "--no-requeue"]
     # The batch script alone gets the warning: units would take the signal as the order to end.
     common += [f"--signal=B:TERM@{settings.drain_s}"] if settings.drain_s else []

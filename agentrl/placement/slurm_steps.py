@@ -89,6 +89,7 @@ def _srun(place: Place, name: str, command: list[str]) -> list[str]:
         "--ntasks=1",
         "--overlap",
         "--mem=0",
+        "--chdir=/",
     ]
     step += [f"--het-group={place.group}"] if place.group >= 0 else []
     return [*step, f"--job-name={name}", "--unbuffered", "--quiet", *command]
