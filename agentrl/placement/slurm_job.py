@@ -17,7 +17,9 @@ _SCRIPT = """#!/bin/bash
 comment() {{ scontrol update "jobid=$SLURM_JOB_ID" "comment=$1" 2> /dev/null; }}
 leave() {{
     # A job that is cancelled gets the same signal, and has no time left.
-    [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T 2> /dev/null | head -n 1)" = RUNNING ] || exit 0
+    case "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T 2> /dev/null | head -n 1)" in
+        COMPLETING | CANCELLED | TIMEOUT) exit 0 ;;
+    esac
     comment {leaving}
     for group in $(seq 0 $((${{SLURM_HET_SIZE:-1}} - 1))); do
         srun ${{SLURM_HET_SIZE:+--het-group=$group}} --overlap --ntasks-per-node=1 --mem=0 --input=none \\
