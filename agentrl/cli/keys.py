@@ -198,7 +198,7 @@ async def revoke(
 
 
 async def rotate(cli: Cli) -> ExitCode:
-    """Replace the secrets by which the processes of the run know each other.
+    """Replace the secrets by which processes of the run know each other.
 
     These are the token of its HTTP listeners and, with several hosts, the authority and the certificates of its
     tunnels. The run works on: the former ones are accepted until every host has the new ones. Keys of people and hosts

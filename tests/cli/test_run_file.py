@@ -100,7 +100,7 @@ def test_crash_of_the_dataset_check_is_reported_in_one_sentence(
     program.chmod(0o700)
     loaded = load_config(file)
     monkeypatch.setattr(sys, "executable", str(program))
-    with pytest.raises(OperationFailedError, match=r"the program that reads them ended with 3\."):
+    with pytest.raises(OperationFailedError, match=r"the program that does so ended with 3\."):
         check_inputs(loaded, ())
 
 
