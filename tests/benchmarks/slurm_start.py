@@ -38,7 +38,7 @@ def measure() -> Outcome:
 def _empty_jobs(cluster: SlurmCluster) -> float:
     began = time.perf_counter()
     for _ in NODES:
-        cluster.ask("sbatch", "--exclusive", "--nodes=1", "--output=/dev/null", "--wrap", "sleep 1000")
+        cluster.ask("sbatch", "--exclusive", "--nodes=1", "--output=/dev/null", "--wrap", "exec sleep 1000")
     eventually(lambda: len(cluster.jobs("RUNNING")) == len(NODES), what="four jobs")
     took = time.perf_counter() - began
     cluster.free()
