@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -76,9 +78,24 @@ def start(sizes: Sizes, precision: Precision) -> Accelerator:
             f"training.parallel has {sizes.ranks} ranks ({sizes.replicate} x {sizes.shard}), and {ranks} were started.",
             hint="Start as many processes as training.parallel has ranks.",
         )
+    if ranks > 1 and not torch.distributed.is_initialized():
+        _meet(ranks)
     # Without the flag, accelerate starts gloo on no processor: it looks for the collectives of a GPU.
     mixed = "bf16" if precision == "bfloat16" else "no"
     return Accelerator(mixed_precision=mixed, cpu=ranks > 1 and not torch.cuda.is_available())
+
+
+def _meet(ranks: int) -> None:
+    """Joins the other ranks at the address that the environment names. Only there rank 0 listens: torch by itself would
+    listen on all addresses of the host."""
+    address, port, rank = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["RANK"])
+    listener = None
+    if rank == 0:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, port), family=family, backlog=ranks).detach()
+    store = TCPStore(address, port, ranks, rank == 0, master_listen_fd=listener)
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=ranks)
 
 
 def lead_first(sizes: Sizes, precision: Precision) -> AbstractContextManager[None]:

@@ -53,7 +53,10 @@ def _meeting_place(count: int) -> dict[str, str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    # gloo would listen on the address of the name of this host.
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    meet_at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    return {**meet_at, "GLOO_SOCKET_IFNAME": interface}
 
 
 def _place_of(rank: int) -> dict[str, str]:

@@ -25,6 +25,7 @@ class Outcome:
         found = json.loads((place / "results.json").read_text())
         self.metrics: list[dict[str, float]] = found["metrics"]
         self.scores: list[list[float]] = found["scores"]
+        self.listens: list[str] = found["listens"]
         self.place = place
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
@@ -57,6 +58,7 @@ def run(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(count)}
+    together["GLOO_SOCKET_IFNAME"] = "lo"
     processes = [
         ranks.Process(target=train_as_rank, args=(request, together | {"RANK": str(rank), "LOCAL_RANK": str(rank)}))
         for rank in range(count)
@@ -101,6 +103,7 @@ def test_two_ranks_with_shards_train_as_one_process_and_four_go_on_from_their_ch
     one = run(ranks, tmp_path / "one", tiny, {})
     two = run(ranks, tmp_path / "two", tiny, {"shard": 2}, recompute="full")
     agree(two, one)
+    assert set(two.listens) == {"127.0.0.1"}, "where the ranks meet, and not all addresses of the host"
     after = {"start": tmp_path / "two" / "after", "resumes": True, "first": STEPS}
     four = run(ranks, tmp_path / "four", parallel={"replicate": 2, "shard": 2}, **after)
     assert same_bits(two.tensors("after"), four.tensors("before"))
