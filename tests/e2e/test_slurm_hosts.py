@@ -73,6 +73,14 @@ def test_preempted_job_is_drained_queued_again_and_given_back(cluster: SlurmClus
         run.wait_incarnation(unit, 1)
     assert len(cluster.jobs("RUNNING")) == 1
 
+    cluster.free()
+    eventually(
+        lambda: all("`agentrl up` starts it again" in hosts(run)[host].reason for host in WORKERS),
+        within_s=UP_WITHIN_S,
+        what="hosts that a person took away",
+    )
+    assert not cluster.jobs(), "a job that a person cancelled is not submitted again"
+    assert {run.wait_state(unit, "pending").host for unit in UNITS} <= {"", *WORKERS}
     down = run.cli("down", "--yes", within_s=UP_WITHIN_S)
     assert down["proven"], down
     assert not cluster.jobs()
