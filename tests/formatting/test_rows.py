@@ -9,6 +9,7 @@ from agentrl.formatting.amounts import counted
 from agentrl.formatting.row_text import state_since, unit_summary, uptime
 from agentrl.protocol.messages import Wait
 from agentrl.protocol.rows import RunRow, UnitRow, UnitState
+from agentrl.protocol.specs import Rank
 
 NOW = 1_000_000.0
 STARTING = UnitRow(
@@ -76,3 +77,11 @@ def test_decisions_about_a_record_are_sentences() -> None:
     ]
     (kept,) = record_text.decisions({"rescore": {"wanted": False, "error": "the judge is away"}})
     assert kept == "kept its score: the judge is away"
+
+
+def test_summary_of_a_rank_says_which_one_of_which_start() -> None:
+    rank = Rank(epoch=3, rank=1, ranks=4, port=29500)
+    row = UnitRow("train-1", "train", "sidecar", UnitState.READY, reason="started", pid=7, rank=rank)
+    assert unit_summary(row, NOW) == "rank 1 of 4, epoch 3 · started"
+    ended = msgspec.structs.replace(row, state=UnitState.PENDING, pid=0, reason="waits for its gang")
+    assert unit_summary(ended, NOW) == "waits for its gang"

@@ -31,6 +31,20 @@ def test_units_are_shown_by_host_and_waiting_ones_with_the_reason() -> None:
     )
 
 
+def test_gang_is_shown_where_all_its_ranks_will_be_or_as_waiting_as_a_whole() -> None:
+    private = {"a": "10.0.0.1", "b": "10.0.0.2"}
+    gang = spec("gang", 3, gang=True, private=private, resources=Resources(gpus=1))
+    after = spec("rest", 1, resources=Resources(gpus=1), after=("gang",))
+    fits = ("on a: gang-0, gang-1", "on b: gang-2")
+    assert plan(state_with(a=2, b=1), (gang, after)).notes[-2:] == fits
+    waits = (
+        "waits at first: gang-0, gang-1, gang-2: no host can take rank 2 of its 3 (a, b: has room for 1: needs 1 GPU "
+        "for each, 1 free)",
+        "on a: rest-0",
+    )
+    assert plan(state_with(a=1, b=1), (gang, after)).notes == waits
+
+
 def test_one_host_on_which_all_fits_needs_no_sentence() -> None:
     assert plan(state_with(a=1), (spec("web", 5), spec("engine", resources=Resources(gpus=1)))).notes == ()
     assert plan(state_with(), (spec("web"),)).notes == (), "no host agent is connected yet"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from agentrl.protocol.commands import WaitChain, WaitLink, WhyReport
-from agentrl.protocol.rows import IncidentRow, KnobRow
+from agentrl.protocol.rows import IncidentRow, KnobRow, UnitRow, UnitState
+from agentrl.protocol.specs import Rank
 from tui.model import detail_lines
 from tui.model.mirror import Mirror
 from tui.model.styled_text import Line, Tone, width_of
@@ -57,3 +58,10 @@ def test_knob_change_shows_who_when_why_and_both_values() -> None:
     assert when.endswith("30 s ago")
     assert note.split(maxsplit=1) == ["note", "too slow"]
     assert in_force.endswith("still 1.5")
+
+
+def test_page_of_a_rank_shows_its_place_in_its_gang() -> None:
+    rank = Rank(epoch=3, rank=1, ranks=4, port=29500, local_rank=1, local_ranks=2, nodes=2, address="10.0.0.1")
+    row = UnitRow("train-1", "train", "sidecar", UnitState.READY, pid=7, rank=rank)
+    (line,) = (line for line in text(detail_lines.of_unit(row, Mirror(), 2.0, 120)) if line.startswith("gang"))
+    assert line.split(maxsplit=1)[1] == ("rank 1 of 4, epoch 3, 1 of 2 on its host; they meet at 10.0.0.1, port 29500")
