@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.control.commands.command_effects import of_down, of_plan, refuse_unseen_count
+from agentrl.control.commands.command_effects import (
+    of_down,
+    of_drain,
+    of_plan,
+    of_restart,
+    of_scale,
+    of_stop,
+    refuse_unseen_count,
+)
 from agentrl.control.state.operations import Operation
-from agentrl.errors import ConflictError
-from agentrl.protocol.commands import Down, Scale
+from agentrl.errors import ConflictError, RefusedError
+from agentrl.protocol.commands import Down, DrainUnits, Restart, Scale, Stop
 from agentrl.protocol.effects import Tier, tier_of
 from agentrl.protocol.rows import OperationState, UnitState
 from agentrl.protocol.specs import GroupSpec, Role
-from agentrl.supervision.unit_slots import GroupState, RunState, Slot, State
+from agentrl.supervision.unit_slots import GroupState, HostState, RunState, Slot, State
 from agentrl.supervision.up_plan import Plan, plan
 
 
@@ -50,6 +58,33 @@ def test_up_of_a_run_that_was_only_read_from_is_reversible() -> None:
     effect = of_plan(begun, only_read=True)
     assert effect.sentence() == "starts trainer-0, steward-0"
     assert tier_of(effect) is Tier.REVERSIBLE
+
+
+def gang(role: Role) -> State:
+    spec = GroupSpec("train", role, ("true",), count=3, gang=True)
+    state = State(run=RunState(up=True), groups={"train": GroupState(spec=spec, file_count=3)})
+    for number in range(3):
+        unit = f"train-{number}"
+        state.slots[unit] = Slot(unit, "train", number, state=UnitState.READY, host="a", tree_gone=False)
+    state.hosts["a"] = HostState("a")
+    return state
+
+
+def test_acts_on_one_rank_name_all_units_that_end_and_start() -> None:
+    state, all_ranks = gang(Role.SIDECAR), ("train-0", "train-1", "train-2")
+    assert of_stop(state, Stop("train-1")).drains == all_ranks
+    assert of_drain(state, DrainUnits(unit="train-1")).drains == all_ranks
+    effect, units = of_restart(state, Restart("train-1", now=True))
+    assert (effect.kills, units) == (all_ranks, all_ranks)
+    state.slots["train-1"].host, state.hosts["b"] = "b", HostState("b")
+    assert set(of_drain(state, DrainUnits(host="b")).drains) == set(all_ranks)
+    effect, count = of_scale(state, Scale("train", to=2), frozenset())
+    assert (effect.starts, effect.drains, count) == (("train-0", "train-1"), all_ranks, 2)
+
+
+def test_number_of_ranks_of_a_trainer_is_that_of_the_run_file() -> None:
+    with pytest.raises(RefusedError, match=r"train has as many ranks as training.parallel"):
+        of_scale(gang(Role.TRAINER), Scale("train", to=2), frozenset())
 
 
 def test_down_unless_up_is_refused_for_a_wanted_run() -> None:

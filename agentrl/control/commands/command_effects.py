@@ -17,7 +17,7 @@ from agentrl.formatting.amounts import utc
 from agentrl.formatting.names import nearest
 from agentrl.protocol import commands, rows
 from agentrl.protocol.effects import Effect
-from agentrl.protocol.specs import split_unit
+from agentrl.protocol.specs import Role, split_unit
 from agentrl.supervision.gangs import members_with
 from agentrl.supervision.placement_forecast import forecast
 from agentrl.supervision.scheduling import victims
@@ -89,6 +89,11 @@ def of_scale(state: State, args: commands.Scale, idle: frozenset[str]) -> tuple[
         raise UsageError(f"{args.group} cannot have {count} units; 0 to {MOST_UNITS} are possible.")
     members = [s for s in state.of_group(args.group) if s.wanted]
     gang = group.spec.gang
+    if gang and group.spec.role is Role.TRAINER and count != group.spec.count:
+        raise RefusedError(
+            f"{args.group} has as many ranks as training.parallel in the run file says.",
+            hint="Change it there, then `agentrl up`.",
+        )
     going = tuple(s.unit for s in victims(members, len(members) - count, idle, gang=gang))
     coming = tuple(new_units({s.unit for s in members}, args.group, count - len(members)))
     if not gang or not (going or coming):
