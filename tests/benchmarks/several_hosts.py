@@ -67,7 +67,7 @@ def _lost_host() -> tuple[float, float]:
     with _hosts(factor=SILENT_S / 20.0) as hosts:
         run = hosts.run
         units = [f"web-{number}" for number in range(UNITS)]
-        run.unit("web", "worker", count=UNITS, hosts=[ENGINES, MORE_ENGINES])
+        run.unit("web", "step_loop", "--every", "0.05", fenced=True, count=UNITS, hosts=[ENGINES, MORE_ENGINES])
         run.config["coordinator"] = {"listen": f"tcp://{hosts.network.address(HERE)}:7400"}
         hosts.up()
         hosts.join(ENGINES)
