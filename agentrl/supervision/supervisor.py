@@ -17,10 +17,9 @@ from agentrl.config.supervision_times import SupervisionTimes
 from agentrl.protocol.messages import UnitOnHost
 from agentrl.protocol.rows import UnitState as S
 from agentrl.protocol.specs import GroupSpec, Role, incarnation_name
-from agentrl.supervision import desired_state, events, restarts
+from agentrl.supervision import desired_state, events, lost_hosts, restarts
 from agentrl.supervision.devices import share_of
 from agentrl.supervision.instructions import (
-    Died,
     Forget,
     Instruction,
     KillTree,
@@ -56,9 +55,9 @@ class Supervisor:
             events.HostConnected: self._host_connected,
             events.HostSilent: self._host_silent,
             events.DevicesHeld: self._devices_held,
-            events.HostLeaving: self._host_leaving,
-            events.HostAwaited: lambda e, now: self._host_awaited(e),
-            events.HostForgotten: self._host_forgotten,
+            events.HostLeaving: lambda e, now: lost_hosts.leaving(self._life, e, now),
+            events.HostAwaited: lambda e, now: lost_hosts.awaited(self._life, e),
+            events.HostForgotten: lambda e, now: lost_hosts.forgotten(self._life, e, now),
             events.Spawned: self._spawned,
             events.SpawnFailed: self._spawn_failed,
             events.Exited: self._exited,
@@ -273,55 +272,10 @@ class Supervisor:
             if slot.unit not in event.reporting:
                 self._life.lose(slot, f"host {event.host} is silent for {event.for_s:.0f} s", now)
 
-    def _host_leaving(self, event: events.HostLeaving, now: float) -> None:
-        host = self.state.hosts.get(event.host)
-        if host is not None and host.connected:
-            host.leaving, host.leaves_at = event.why, event.until
-            self._life.host_leaves(event.host, now)
-
-    def _host_awaited(self, event: events.HostAwaited) -> None:
-        awaited = self.state.awaited
-        if awaited.get(event.host, "") == event.why:
-            return
-        awaited[event.host] = event.why
-        if not event.why:
-            del awaited[event.host]
-        self._life.host_changed(event.host)
-
-    def _host_forgotten(self, event: events.HostForgotten, now: float) -> None:
-        for slot in list(self.state.slots.values()) if event.by or event.gone else ():
-            if slot.host == event.host:
-                self._declare_dead(slot, event.by or slot.desired_by, event.gone, now)
-            for ghost in slot.ghosts:
-                if ghost.host == event.host:
-                    self._life.forget_ghost(slot, ghost.host, ghost.incarnation)
-        if self.state.holds_units(event.host):
-            return
-        run = self.state.run
-        self.state.hosts.pop(event.host, None)
-        # The drain must not concern the next machine with that name.
-        run.draining_hosts.discard(event.host)
-        if not any(slot.unidentified for slot in self.state.slots.values()):
-            run.hosts.discard(event.host)
-        self._life.out.append(Persist("run", ""))
-        self._life.host_changed(event.host)
-
     def _death_vouched(self, event: events.DeathVouched, now: float) -> None:
         slot = self._present(event)
         if slot is not None:
-            self._declare_dead(slot, event.by, "", now)
-
-    def _declare_dead(self, slot: Slot, by: str, gone: str, now: float) -> None:
-        """`gone`: what took its host away; empty if an operator declares it."""
-        if slot.tree_gone or not self.state.is_out_of_reach(slot):
-            return
-        self._life.abandon(slot)
-        slot.desired_by = by
-        self._life.out.append(Died(slot.unit, slot.incarnation))
-        if slot.state is not S.LOST:
-            return
-        because = f"lost with its host: {gone}" if gone else "declared dead by an operator"
-        self._life.move(slot, S.PENDING if self._life.runs(slot) else S.STOPPED, because, now)
+            lost_hosts.declare_dead(self._life, slot, event.by, now)
 
     # ---- processes ----
 
