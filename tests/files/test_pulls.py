@@ -23,6 +23,8 @@ from tests.waiting import aeventually
 
 PIECES, PIECE_BYTES = 6, 1 << 16
 SIZE = PIECES * PIECE_BYTES - 1234
+MANY = 40
+"""Pieces of a file of which a few more or less do not matter."""
 VERSION = "weights/v000001"
 
 
@@ -118,13 +120,13 @@ def same(hosts: FileHosts, host: str, directory: str = VERSION) -> bool:
 
 
 async def test_weights_reach_all_hosts_and_the_one_that_wrote_them_sends_them_about_once(hosts: FileHosts) -> None:
-    files = publish(hosts)
+    files = publish(hosts, size=MANY * PIECE_BYTES)
     sent = count_pieces(hosts, "a")
     await asyncio.gather(*(hosts.unit(host).bring(VERSION, files) for host in ("b", "c")))
     assert same(hosts, "b")
     assert same(hosts, "c")
-    # Requests cross at the end. Without sharing it would send 2 * PIECES.
-    assert sent[files["model.safetensors"].blake2b] <= PIECES + 3
+    # Some requests cross. Without sharing it would send 2 * MANY.
+    assert sent[files["model.safetensors"].blake2b] <= 1.5 * MANY
 
     # One that comes later does not need the host that wrote them.
     hosts.serving["a"][0].close()

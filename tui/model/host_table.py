@@ -58,7 +58,7 @@ def _cpu(row: HostRow) -> float:
 
 def _state(row: HostRow) -> Span:
     tones = {"up": Tone.GOOD, "draining": Tone.BUSY, "silent": Tone.WARN}
-    return Span(row.state, tones.get(row.state, Tone.BAD))
+    return span(row.state, tones.get(row.state, Tone.BAD))
 
 
 def _disk(row: HostRow) -> Span:
