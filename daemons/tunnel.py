@@ -84,6 +84,8 @@ def main() -> int:
     try:
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         listener = socket.create_server((bind, args.port), family=family)
+        # Its connections inherit it: what passes must not wait for the acknowledgement of what passed before.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as failed:
         print(f"tunnel: {bind} port {args.port} cannot be listened on: {failed.strerror}", file=sys.stderr)
         return ExitCode.UNAVAILABLE

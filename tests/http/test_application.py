@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
+from contextlib import suppress
+from urllib.parse import urlsplit
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -42,3 +48,24 @@ async def test_path_is_answered_by_its_method_and_only_behind_the_guard() -> Non
                 async with client.ask(method, path) as reply:
                     assert (reply.status, await reply.read()) == answer, (method, path)
             await client.close()
+
+
+def options_at(port: int | None) -> set[int]:
+    """TCP_NODELAY of the connections that this process has accepted at a port."""
+    found = set()
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                with socket.socket(fileno=os.dup(number)) as end:
+                    if end.getpeername() and end.getsockname()[1] == port:
+                        found.add(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+    return found
+
+
+async def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
+    async with listening(Application([Route("/things", "GET", named)], lambda act: act)) as url:
+        client = HttpClient(url, {})
+        async with client.ask("GET", "/things") as reply:
+            await reply.read()
+        assert options_at(urlsplit(url).port) == {1}
+        await client.close()
