@@ -108,17 +108,10 @@ def _asked(cli: Cli, *act: str) -> dict[str, Any]:
     import json
     import subprocess
 
-    from agentrl.client.offline_run import OfflineRun
+    from agentrl.cli.offline import run_on_this_host
 
-    if cli.remote:
-        raise UsageError("The database is managed on the host of the coordinator, not through a key file.")
-    run = OfflineRun.find(cli.named)
-    if run is None:
-        from agentrl.client.discovery import state_of
-
-        if cli.named:
-            state_of(cli.named)
-        raise UsageError("No run is named, and this host has none or several.", hint="agentrl database ... --run NAME")
+    not_remote = "The database is managed on the host of the coordinator, not through a key file."
+    run = run_on_this_host(cli, not_remote=not_remote, again="agentrl database ... --run NAME")
     command = [sys.executable, "-m", "agentrl.store.database_users"]
     places = ["--state-dir", str(run.state_dir), "--run-dir", str(run.run_dir)]
     done = subprocess.run([*command, *places, *act], stdout=subprocess.PIPE, check=False)

@@ -15,15 +15,27 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from agentrl.cli import output
 from agentrl.cli.options import Cli
 from agentrl.client import Client
-from agentrl.client.discovery import hint_of
+from agentrl.client.discovery import hint_of, state_of
 from agentrl.client.offline_run import OfflineRun
 from agentrl.client.run_processes import keepers_of, left_up
 from agentrl.config.paths import LAST_UP
-from agentrl.errors import AgentrlError, NoCoordinatorError
+from agentrl.errors import AgentrlError, NoCoordinatorError, UsageError
 from agentrl.protocol.rows import OperationRow
 
 _LAST_OPERATIONS = 20
 Reader = Client | OfflineRun
+
+
+def run_on_this_host(cli: Cli, *, not_remote: str, again: str) -> OfflineRun:
+    """The run that the command means. `not_remote` refuses a key file; `again` is the command with a name."""
+    if cli.remote:
+        raise UsageError(not_remote)
+    found = OfflineRun.find(cli.named)
+    if found is None:
+        if cli.named:
+            state_of(cli.named)
+        raise UsageError("No run is named, and this host has none or several.", hint=again)
+    return found
 
 
 @asynccontextmanager

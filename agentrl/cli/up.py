@@ -133,16 +133,10 @@ async def _up_to_read(cli: Cli, file: Path | None, sets: list[str] | None, *, fo
 
 def _run_to_read(cli: Cli) -> OfflineRun:
     """Raises if the run is not on this host or has no store."""
-    from agentrl.client.discovery import state_of
-    from agentrl.client.offline_run import OfflineRun
+    from agentrl.cli.offline import run_on_this_host
 
-    if cli.remote:
-        raise UsageError("--read-only brings up a run of this host, not one behind a key.")
-    found = OfflineRun.find(cli.named)
-    if found is None:
-        if cli.named:
-            state_of(cli.named)
-        raise UsageError("No run is named, and this host has several.", hint="agentrl up --run NAME --read-only")
+    not_remote = "--read-only brings up a run of this host, not one behind a key."
+    found = run_on_this_host(cli, not_remote=not_remote, again="agentrl up --run NAME --read-only")
     if not found.has_store:
         raise ConflictError(
             f"The run {found.name} has no store to read from.",

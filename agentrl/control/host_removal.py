@@ -21,6 +21,7 @@ from agentrl.control.state.operations import Operation
 from agentrl.errors import AgentrlError, RefusedError
 from agentrl.protocol import messages
 from agentrl.protocol.commands import RemoveHost
+from agentrl.protocol.effects import few_names
 from agentrl.protocol.rows import OperationState
 from agentrl.protocol.wire import decode_as
 from agentrl.supervision import events
@@ -29,8 +30,6 @@ log = logging.getLogger(__name__)
 
 COMMAND = "remove_host"
 PROVE_AGAIN_AFTER_S = 2.0
-MOST_NAMED = 4
-"""Units that an operation shows to wait for."""
 
 
 class HostRemoval:
@@ -79,7 +78,7 @@ class HostRemoval:
             # A drain has no limit, as long as the host answers.
             if connected:
                 operations.extend(operation, now=now, for_s=context.supervisor.times.operation_deadline_s)
-            operations.waits_for(operation, f"the end of {_few(left)}")
+            operations.waits_for(operation, f"the end of {few_names(left)}")
         elif not operation.lines:
             self._prove(operation, host, now)
         elif connected:
@@ -123,8 +122,3 @@ class HostRemoval:
         self._proofs.pop(operation.id, None)
         self._prove_at.pop(operation.id, None)
         self._context.operations.finish(operation, OperationState.SUCCEEDED, now)
-
-
-def _few(units: list[str]) -> str:
-    more = len(units) - MOST_NAMED
-    return ", ".join(units[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

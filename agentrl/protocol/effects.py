@@ -11,6 +11,7 @@ computed from the same revisions, and only until it expires.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 
@@ -65,7 +66,7 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
     def sentence(self) -> str:
         again = self.restarts
         parts = [
-            f"{verb} {_few(chosen)}"
+            f"{verb} {few_names(chosen)}"
             for verb, names, returning in (
                 ("starts", self.starts, False),
                 ("restarts", self.drains, True),
@@ -122,6 +123,7 @@ def disruptive(effect: Effect) -> Tier:
     return Tier.NONE if effect.empty else max(Tier.DISRUPTIVE, tier_of(effect))
 
 
-def _few(names: tuple[str, ...], most: int = 6) -> str:
+def few_names(names: Sequence[str], most: int = 6) -> str:
+    """The first of many names, and how many more there are."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

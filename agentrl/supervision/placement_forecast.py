@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from agentrl.protocol.effects import few_names
 from agentrl.protocol.specs import GroupSpec, split_unit
 from agentrl.supervision.devices import HeldDevices
 from agentrl.supervision.gang_placement import Seat, place_gang
@@ -18,7 +19,6 @@ from agentrl.supervision.scheduling import HostUse, Use, place
 from agentrl.supervision.unit_slots import State
 
 MOST_SENTENCES = 8
-MOST_NAMED = 6
 
 
 def forecast(
@@ -58,9 +58,9 @@ def forecast(
         else:
             refused[spec.name] = reason
             waiting.setdefault(reason, []).append(unit)
-    sentences = [f"waits at first: {_few(units)}: {reason}" for reason, units in waiting.items()]
+    sentences = [f"waits at first: {few_names(units)}: {reason}" for reason, units in waiting.items()]
     if len(state.hosts) > 1:
-        sentences += [f"on {host}: {_few(placed[host])}" for host in sorted(placed)]
+        sentences += [f"on {host}: {few_names(placed[host])}" for host in sorted(placed)]
     more = len(sentences) - MOST_SENTENCES
     return (*sentences[:MOST_SENTENCES], *([f"and {more} more hosts or reasons"] if more > 0 else []))
 
@@ -69,8 +69,3 @@ def _rank(specs: Mapping[str, GroupSpec], group: str) -> int:
     """Groups start after those that they need, and units of one moment by name."""
     needed = [name for name in specs[group].after if name in specs]
     return 1 + max((_rank(specs, name) for name in needed), default=0)
-
-
-def _few(units: list[str]) -> str:
-    more = len(units) - MOST_NAMED
-    return ", ".join(units[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

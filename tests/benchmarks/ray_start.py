@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
+from tests.benchmarks.placed_start import seconds_of_up
 from tests.benchmarks.report import Outcome, median
-from tests.e2e.running import Run, running
 from tests.placement.ray_cluster import RayCluster
-from tests.ports import free_port
 
 NODES, REPEATS = 4, 3
 MOST_MORE_S = 5.0
@@ -49,7 +46,7 @@ def measure() -> Outcome:
         actors, ours = [], []
         for _ in range(REPEATS):
             actors.append(_empty_actors(cluster.address))
-            ours.append(_up(cluster.address))
+            ours.append(seconds_of_up({"ray": {"address": cluster.address}}, NODES))
     finally:
         cluster.close()
     outcome.plain(f"{NODES} empty actors of Ray", median(actors), "s")
@@ -63,30 +60,3 @@ def _empty_actors(address: str) -> float:
     command = [sys.executable, "-W", "ignore", "-c", EMPTY_ACTORS, address, str(NODES)]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return time.perf_counter() - began
-
-
-def _up(address: str) -> float:
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        for run in running(Path(folder), "ray-start", factor=1.0):
-            return _timed(run, address, Path(folder))
-    raise AssertionError("there is one run")
-
-
-def _timed(run: Run, address: str, folder: Path) -> float:
-    run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{free_port()}"}
-    run.config["hosts"] = {"node": {"count": NODES, "disk": str(folder / "disks")}}
-    run.config["placement"] = {"ray": {"address": address}}
-    for number in range(NODES):
-        run.sidecar(f"web{number}", "sleep 1000", hosts=[f"node-{number}"])
-    run.write()
-    began = time.perf_counter()
-    command(run, "up", str(run.file))
-    took = time.perf_counter() - began
-    command(run, "down", "--yes")
-    return took
-
-
-def command(run: Run, *words: str) -> None:
-    process = run.start(*words)
-    output, complaint = process.communicate(timeout=120)
-    assert process.returncode in (0, 10), output + complaint

@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.benchmarks.report import Outcome, median
-from tests.e2e.hosts import ENGINES, HERE, MORE_ENGINES, TOOLS, Hosts
-from tests.e2e.networks import Network
-from tests.e2e.running import Run, running
+from tests.e2e.hosts import ENGINES, MORE_ENGINES, TOOLS, Hosts, run_on_hosts
+from tests.e2e.running import Run
 from tests.small_run import data_plane, write_data
 from tests.waiting import eventually
 
@@ -45,7 +44,6 @@ def _trained_per_s(elsewhere: dict[str, dict[str, list[str] | str]]) -> float:
         write_data(run.file.parent)
         run.config |= data_plane(steps=10_000)
         run.config["environments"]["shop"]["epochs"] = 10_000
-        run.config["coordinator"] = {"listen": f"tcp://{hosts.network.address(HERE)}:7400"}
         run.config["hosts"] = elsewhere
         hosts.up()
         for host in elsewhere:
@@ -68,7 +66,6 @@ def _lost_host() -> tuple[float, float]:
         run = hosts.run
         units = [f"web-{number}" for number in range(UNITS)]
         run.unit("web", "step_loop", "--every", "0.05", fenced=True, count=UNITS, hosts=[ENGINES, MORE_ENGINES])
-        run.config["coordinator"] = {"listen": f"tcp://{hosts.network.address(HERE)}:7400"}
         hosts.up()
         hosts.join(ENGINES)
         for unit in units:
@@ -94,17 +91,5 @@ def _lost_host() -> tuple[float, float]:
 
 @contextmanager
 def _hosts(*, factor: float) -> Iterator[Hosts]:
-    name = f"bench-{uuid.uuid4().hex[:6]}"
-    network = Network(name, (HERE, TOOLS, ENGINES, MORE_ENGINES))
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        try:
-            network.lay()
-            for run in running(Path(folder), name, factor=factor):
-                hosts = Hosts(run, network)
-                try:
-                    yield hosts
-                finally:
-                    run.close()
-                    hosts.close()
-        finally:
-            network.remove()
+        yield from run_on_hosts(Path(folder), f"bench-{uuid.uuid4().hex[:6]}", factor=factor)

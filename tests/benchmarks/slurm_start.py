@@ -6,11 +6,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.benchmarks.ray_start import command
+from tests.benchmarks.placed_start import seconds_of_up
 from tests.benchmarks.report import Outcome, median
-from tests.e2e.running import Run, running
 from tests.placement.slurm_cluster import NODES, SlurmCluster
-from tests.ports import free_triplet
 from tests.waiting import eventually
 
 REPEATS = 5
@@ -46,23 +44,6 @@ def _empty_jobs(cluster: SlurmCluster) -> float:
 
 
 def _up(cluster: SlurmCluster) -> float:
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        for run in running(Path(folder), "slurm-start", factor=1.0):
-            took = _timed(run, Path(folder))
-            cluster.free()
-            return took
-    raise AssertionError("there is one run")
-
-
-def _timed(run: Run, folder: Path) -> float:
-    run.config["coordinator"] = {"listen": f"tcp://127.0.0.1:{free_triplet()}"}
-    run.config["hosts"] = {"node": {"count": len(NODES), "disk": str(folder / "disks")}}
-    run.config["placement"] = {"slurm": {"options": ["--exclusive"]}}
-    for number in range(len(NODES)):
-        run.sidecar(f"web{number}", "sleep 1000", hosts=[f"node-{number}"])
-    run.write()
-    began = time.perf_counter()
-    command(run, "up", str(run.file))
-    took = time.perf_counter() - began
-    command(run, "down", "--yes")
+    took = seconds_of_up({"slurm": {"options": ["--exclusive"]}}, len(NODES))
+    cluster.free()
     return took

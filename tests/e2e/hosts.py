@@ -1,4 +1,4 @@
-"""A run whose hosts are network namespaces of this machine, each with directories of its own."""
+"""A run whose hosts are network namespaces of this machine, with host agents that a person of each has started."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.e2e.networks import Network
-from tests.e2e.running import PYTHON, Run
+from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import PATIENCE_S
 
 HERE, TOOLS, ENGINES, MORE_ENGINES = "here", "b", "c", "d"
@@ -24,9 +25,12 @@ print(json.dumps([(each.pid, each.laddr.ip) for each in sockets]))
 
 
 class Hosts:
-    def __init__(self, run: Run, network: Network) -> None:
+    def __init__(self, run: Run, network: Network, *, shared: bool) -> None:
+        """`shared`: all hosts have the directory of the run; otherwise they share no files."""
         self.run, self.network = run, network
+        self._shared = shared
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
+        run.config["coordinator"] = {"listen": f"tcp://{network.address(HERE)}:7400"}
 
     def up(self) -> None:
         self.run.write()
@@ -66,8 +70,7 @@ class Hosts:
         return str(made)
 
     def dir(self, host: str) -> Path:
-        """Its own; the hosts share no files."""
-        return self.run.file.parent / host / "run"
+        return self.run.dir if self._shared else self.run.file.parent / host / "run"
 
     def agent(self, host: str) -> subprocess.Popen[bytes]:
         return self._agents[host]
@@ -91,3 +94,23 @@ class Hosts:
             if agent.poll() is None:
                 agent.kill()
                 agent.wait(PATIENCE_S)
+
+
+def run_on_hosts(
+    folder: Path, name: str, others: Sequence[str] = OTHERS, *, factor: float, shared: bool = False
+) -> Iterator[Hosts]:
+    """A run that is not up yet; at the end nothing of it and of its networks is left."""
+    network = Network(name, (HERE, *others))
+    try:
+        network.lay()
+        for run in running(folder, name, factor=factor):
+            hosts = Hosts(run, network, shared=shared)
+            try:
+                yield hosts
+            finally:
+                for host in others:
+                    network.mend(host)
+                run.close()
+                hosts.close()
+    finally:
+        network.remove()

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.this_host import default_name
-from tests.e2e.hosts import ENGINES, HERE, MORE_ENGINES, OTHERS, TOOLS, Hosts
-from tests.e2e.networks import Network
-from tests.e2e.running import Run, running
+from tests.e2e.hosts import ENGINES, HERE, MORE_ENGINES, OTHERS, TOOLS, Hosts, run_on_hosts
+from tests.e2e.running import Run
 from tests.small_run import data_plane, write_data
 from tests.waiting import PATIENCE_S, eventually
 
@@ -47,19 +46,7 @@ BESIDE = "MODULE = 'assets.shop_server'"
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    name = f"t-{uuid.uuid4().hex[:8]}"
-    network = Network(name, (HERE, *OTHERS))
-    try:
-        network.lay()
-        for run in running(tmp_path_factory.mktemp("hosts"), name, factor=FACTOR):
-            hosts = Hosts(run, network)
-            try:
-                yield hosts
-            finally:
-                run.close()
-                hosts.close()
-    finally:
-        network.remove()
+    yield from run_on_hosts(tmp_path_factory.mktemp("hosts"), f"t-{uuid.uuid4().hex[:8]}", factor=FACTOR)
 
 
 def test_run_on_hosts_without_a_shared_disk_learns_and_nothing_listens_without_keys(hosts: Hosts) -> None:
@@ -72,7 +59,6 @@ def test_run_on_hosts_without_a_shared_disk_learns_and_nothing_listens_without_k
     run.config["rollout"]["code"] = ["own.py"]
     run.config["tools"]["shop"]["command"] = ["{python}", "server.py", "--no-faults"]
     run.config["environments"]["shop"] |= {"scorer": "own", "epochs": 10_000}
-    run.config["coordinator"] = {"listen": f"tcp://{hosts.network.address(HERE)}:7400"}
     work = ["sampler", "toolbox", "trainer"]
     run.config["hosts"] = {
         TOOLS: {"runs": work},

@@ -16,8 +16,8 @@ import pytest
 
 from agentrl.config.this_host import default_name
 from agentrl.protocol.rows import UnitRow
+from tests.e2e.hosts import HERE, Hosts, run_on_hosts
 from tests.e2e.running import PYTHON
-from tests.e2e.several_hosts import HERE, Hosts, several_hosts
 from tests.waiting import eventually
 
 OTHERS = ("b", "c", "d")
@@ -75,7 +75,7 @@ class Gang:
 @pytest.fixture(scope="module")
 def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
     folder = tmp_path_factory.mktemp("gang")
-    for hosts in several_hosts(folder, f"t-{uuid.uuid4().hex[:8]}", OTHERS):
+    for hosts in run_on_hosts(folder, f"t-{uuid.uuid4().hex[:8]}", OTHERS, factor=0.1, shared=True):
         run, network = hosts.run, hosts.network
         run.environ["AGENTRL_DEVICES"] = "2"
         (folder / "said").mkdir()

@@ -18,7 +18,7 @@ from agentrl.config.this_host import default_name
 from agentrl.store import run_database
 from agentrl.training import offline
 from agentrl.training.checkpoints import WEIGHTS_FILE
-from tests.e2e.several_hosts import HERE, Hosts, several_hosts
+from tests.e2e.hosts import HERE, Hosts, run_on_hosts
 from tests.small_run import data_plane, write_data
 from tests.waiting import eventually
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    yield from several_hosts(tmp_path, f"t-{uuid.uuid4().hex[:8]}", (THERE,), factor=0.5)
+    yield from run_on_hosts(tmp_path, f"t-{uuid.uuid4().hex[:8]}", (THERE,), factor=0.5, shared=True)
 
 
 def test_trainer_on_two_hosts_goes_on_after_a_rank_was_killed(hosts: Hosts) -> None:

@@ -107,7 +107,6 @@ def test_index_that_refuses_for_now_is_named_after_three_tries_whatever_time_it_
     assert place.run("install", text=place.wanted())[0] == 0
 
 
-@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 def test_npm_registry_that_refuses_for_now_is_named_after_three_tries(
     tmp_path: Path, index: QuotaIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:

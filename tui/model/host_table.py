@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from agentrl.formatting.amounts import age, counted, size
 from agentrl.formatting.device_text import COLUMNS, cells_of, count_of
 from agentrl.formatting.row_text import state_since, unit_summary
+from agentrl.protocol.effects import few_names
 from agentrl.protocol.rows import HostRow, UnitRow, UnitState
 from tui.model import cell_text
 from tui.model.detail_lines import page, section
@@ -19,14 +20,20 @@ _COMMAND = 40
 """Characters of a command line that are shown."""
 
 
-def columns(mirror: Mirror) -> tuple[Column[HostRow], ...]:
+Groups = Mapping[str, Mapping[str, int]]
+"""By host: the number of units of each group there."""
+
+
+def columns(groups: Callable[[], Groups]) -> tuple[Column[HostRow], ...]:
+    """`groups` is counted once for all rows."""
+
     def memory(row: HostRow, now: float) -> Span:
         total = row.facts.memory_bytes
         used = cell_text.small_size(row.memory_used_bytes)
         return Span(f"{used}/{cell_text.small_size(total)}" if total else used)
 
-    def waiting(row: HostRow) -> str:
-        return faults(row) or ", ".join(f"{group} {count}" for group, count in _groups(mirror, row.host).items())
+    def runs(row: HostRow) -> str:
+        return faults(row) or ", ".join(f"{group} {count}" for group, count in groups().get(row.host, {}).items())
 
     return (
         text_column("host", "HOST", 20, lambda row: row.host, Tone.STRONG, least=8),
@@ -41,8 +48,8 @@ def columns(mirror: Mirror) -> tuple[Column[HostRow], ...]:
             "what",
             "RUNS",
             16,
-            lambda row, now: span(waiting(row), Tone.BAD if faults(row) else Tone.PLAIN),
-            waiting,
+            lambda row, now: span(runs(row), Tone.BAD if faults(row) else Tone.PLAIN),
+            runs,
             stretches=True,
         ),
     )
@@ -66,10 +73,12 @@ def _disk(row: HostRow) -> Span:
     return Span(free, Tone.BAD if row.disk_full or row.disk_full_in_s is not None else Tone.PLAIN)
 
 
-def _groups(mirror: Mirror, host: str) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for unit in units_of(mirror, host):
-        counts[unit.group] = counts.get(unit.group, 0) + 1
+def groups_of(mirror: Mirror) -> Groups:
+    counts: dict[str, dict[str, int]] = {}
+    for unit in mirror.units:
+        if unit.state not in _ELSEWHERE:
+            there = counts.setdefault(unit.host, {})
+            there[unit.group] = there.get(unit.group, 0) + 1
     return counts
 
 
@@ -102,11 +111,7 @@ def waiting_for_a_place(mirror: Mirror) -> list[str]:
     for unit in mirror.units:
         if unit.state is UnitState.PENDING and unit.desired and unit.reason:
             reasons.setdefault(unit.reason, []).append(unit.unit)
-    return [f"{_few(units)}: {reason}" for reason, units in reasons.items()]
-
-
-def _few(units: list[str]) -> str:
-    return ", ".join(units[:4]) + (f" and {len(units) - 4} more" if len(units) > 4 else "")
+    return [f"{few_names(units, 4)}: {reason}" for reason, units in reasons.items()]
 
 
 def of_host(row: HostRow, mirror: Mirror, now: float, width: int) -> list[Line]:

@@ -39,8 +39,16 @@ class Hosts(FeedTable[HostRow], HostVerbs):
     kind = "host"
     shares = (("waiting", 4),)
 
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._groups: host_table.Groups = {}
+
+    def update(self) -> None:
+        self._groups = host_table.groups_of(self.mirror)
+        super().update()
+
     def compose(self) -> ComposeResult:
-        model: TableModel[HostRow] = TableModel(host_table.columns(self.mirror), "host")
+        model: TableModel[HostRow] = TableModel(host_table.columns(lambda: self._groups), "host")
         self.table = Table(model, self.now, empty="no host yet")
         yield self.table
         yield Lines(self._waiting, id="waiting")
