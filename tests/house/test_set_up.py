@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import re
 import select
 import shutil
 import subprocess
@@ -156,3 +157,17 @@ def test_a_failed_sglang_build_fails_the_tests_that_need_it(fresh: Path) -> None
 def test_marks_say_which_tests_need_sglang(chosen: str, needed: bool) -> None:
     wanted = subprocess.run([ROOT / ".ci" / "needs-sglang", chosen], check=False)
     assert (wanted.returncode == 0) is needed
+
+
+def versions(name: str) -> dict[str, str]:
+    """The packages that a file of requirements names, each with its version if it gives one."""
+    lines = [line.strip() for line in (ROOT / name).read_text().splitlines()]
+    packages = [line.partition("==") for line in lines if line and not line.startswith("#")]
+    return {re.sub(r"[-_.]+", "-", package).lower(): version for package, _, version in packages}
+
+
+def test_the_server_for_processors_pins_only_what_the_constraints_do_not() -> None:
+    # pip is given both: two versions of one package would be a server that cannot be installed.
+    pinned, wanted = versions("constraints.txt"), versions("requirements/sglang-cpu.txt")
+    assert not [package for package, version in wanted.items() if version and package in pinned]
+    assert not [package for package, version in wanted.items() if not version and package not in pinned]
