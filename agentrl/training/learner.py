@@ -18,29 +18,27 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor
 
-from agentrl.policies.loss_settings import Aggregation, PolicyLoss
 from agentrl.training import corrections, losses, memory_limits, parallel, step_metrics
 from agentrl.training.activation_checkpoints import Recompute
 from agentrl.training.batch import Batch, Segment, Trajectory, split_by_groups
-from agentrl.training.corrections import MASK, Columns, Records
-from agentrl.training.losses import Denominator, PairFacts, Terms
+from agentrl.training.corrections import Columns, Records
+from agentrl.training.losses import PairFacts, Terms
 from agentrl.training.micro_batch import MicroBatch, collate
 from agentrl.training.optimizers import AdamW, Kind, OptimizerSet, make_optimizers
 from agentrl.training.packing import Row, micro_batches, rows
 from agentrl.training.pair_scores import PairScorer
 from agentrl.training.parallel import Parallelism, Plan, Precision, Sizes
 from agentrl.training.policy_model import layout_of, load_model, read_companions, save_model
+from agentrl.training.step_parts import Facts, Objective, Part, facts_of, in_smaller_parts, of_pairs
 
 log = logging.getLogger("trainer")
-
-Objective = PolicyLoss | Literal["supervised"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,34 +69,6 @@ class StepResult:
     applied: bool
     """False if something was not finite; then nothing was changed."""
     metrics: dict[str, float] = field(default_factory=dict)
-
-
-class _Facts(NamedTuple):
-    """Facts about the records and versions of one optimizer step, as tensors that pairs index."""
-
-    advantages: Tensor
-    decays: Tensor
-    """Whether the bounds of a record's ratios tighten with age."""
-    groups: Tensor
-    """The number of each record's group."""
-    pairs_of_record: Tensor
-    whole: Denominator
-    versions: Tensor
-    """In ascending order; `ages` and `bounds` have one entry for each."""
-    ages: Tensor
-    bounds: Tensor | None
-    """[versions, 2]: lower and upper bound of the ratio."""
-
-
-class _Part(NamedTuple):
-    """The data of one optimizer step."""
-
-    facts: _Facts
-    micros: list[list[Row]]
-    """Rows of one forward pass. They become tensors when their turn comes, because all of them fill no device."""
-    columns: Columns
-    """Of their pairs: log-probs of other policies, weights, masks."""
-    packed_tokens: int
 
 
 class _State(NamedTuple):
@@ -240,13 +210,20 @@ class Learner:
         self._warn_of_a_gap(metrics.get("mismatch_mean", 0.0), objective)
         return StepResult(applied, metrics)
 
-    def _part(self, batch: Batch, objective: Objective) -> _Part:
+    def _part(self, batch: Batch, objective: Objective) -> Part:
         batch = self._parallelism.share(batch)
         packed = self._packed(batch.trajectories)
-        facts = self._facts(batch, packed, objective)
+        facts = facts_of(
+            batch,
+            packed,
+            objective,
+            device=self.accelerator.device,
+            dtype=self._log_dtype,
+            everywhere=self._everywhere,
+        )
         limit = min(self._tokens, self.settings.tokens_per_batch)
         micros = self._parallelism.in_step(micro_batches(packed, limit, self.layout))
-        return _Part(facts, micros, self._columns(micros, facts, objective), sum(map(len, packed)))
+        return Part(facts, micros, self._columns(micros, facts, objective), sum(map(len, packed)))
 
     def _warn_of_a_gap(self, gap: float, objective: Objective) -> None:
         """A difference between engine and trainer moves the ratio of a whole record, and the clip of gspo is narrow."""
@@ -263,7 +240,7 @@ class Learner:
             )
 
     def _gradient_within_memory(
-        self, part: _Part, objective: Objective, *, moved: bool
+        self, part: Part, objective: Objective, *, moved: bool
     ) -> tuple[step_metrics.Measures, float]:
         """The gradient; from smaller micro-batches, now and later, if the memory is too small."""
         measured = step_metrics.Measures(moved=moved)
@@ -287,15 +264,15 @@ class Learner:
             self._tokens,
         )
         measured = step_metrics.Measures(moved=moved)
-        return measured, self._gradient(_in_smaller_parts(part, self._tokens), objective, measured)
+        return measured, self._gradient(in_smaller_parts(part, self._tokens), objective, measured)
 
-    def _gradient(self, part: _Part, objective: Objective, measured: step_metrics.Measures) -> float:
+    def _gradient(self, part: Part, objective: Objective, measured: step_metrics.Measures) -> float:
         """Computes the gradient where the optimizers expect it; returns its norm before clipping."""
         self.optimizers.zero_grad()
         for number, rows_of in enumerate(part.micros):
             micro = self._collated(rows_of)
             own = {name: column[number] for name, column in part.columns.items()}
-            facts, ages = _of_pairs(micro, part.facts, objective, own)
+            facts, ages = of_pairs(micro, part.facts, objective, own)
             scored = self._scorer(micro)
             terms = _terms(scored.log_probs, facts, objective)
             loss = losses.total(terms, facts.weight)
@@ -345,27 +322,6 @@ class Learner:
     def _packed(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         return rows(trajectories, self.layout, row_tokens=min(self._tokens, self.settings.tokens_per_batch))
 
-    def _facts(self, batch: Batch, packed: Sequence[Row], objective: Objective) -> _Facts:
-        device, dtype = self.accelerator.device, self._log_dtype
-        records = np.concatenate([row.pairs.record for row in packed]) if packed else np.empty(0, dtype=np.int64)
-        pairs_of = np.bincount(records, minlength=len(batch.trajectories))
-        versions = sorted(batch.ages)
-        groups = _numbered([one.group_key for one in batch.trajectories])
-        bounds = None
-        if objective != "supervised" and objective.decay is not None:
-            decay, ages = objective.decay, batch.ages_s or batch.ages
-            bounds = torch.tensor([decay.bounds(-ages[one], 0) for one in versions], dtype=dtype, device=device)
-        return _Facts(
-            advantages=torch.tensor([one.advantage for one in batch.trajectories], dtype=dtype, device=device),
-            decays=torch.tensor([one.decays for one in batch.trajectories], dtype=torch.bool, device=device),
-            groups=torch.tensor(groups, dtype=torch.int64, device=device),
-            pairs_of_record=torch.from_numpy(pairs_of).to(device=device, dtype=dtype),
-            whole=Denominator(int(self._everywhere(len(records))), int(self._everywhere(int((pairs_of > 0).sum())))),
-            versions=torch.tensor(versions, device=device),
-            ages=torch.tensor([batch.ages[one] for one in versions], device=device),
-            bounds=bounds,
-        )
-
     def _everywhere(self, count: int) -> float:
         """The sum over all ranks; each record belongs to one of them."""
         return float(self._parallelism.summed(torch.tensor(count, device=self.accelerator.device)))
@@ -374,7 +330,7 @@ class Learner:
         return collate(part, self.layout, self.accelerator.device, self._log_dtype)
 
     @torch.no_grad()
-    def _columns(self, micros: Sequence[Sequence[Row]], facts: _Facts, objective: Objective) -> Columns:
+    def _columns(self, micros: Sequence[Sequence[Row]], facts: Facts, objective: Objective) -> Columns:
         """What the loss needs besides the policy, before the first gradient of the batch."""
         if objective == "supervised":
             return {}
@@ -397,7 +353,7 @@ class Learner:
         return columns
 
     @torch.no_grad()
-    def _with_sequences(self, part: _Part, objective: Objective, *, moved: bool) -> _Part:
+    def _with_sequences(self, part: Part, objective: Objective, *, moved: bool) -> Part:
         """With the log-ratio of each record at the weights of now, if the loss is one of whole records."""
         if objective == "supervised" or objective.kind != "gspo":
             return part
@@ -417,7 +373,7 @@ class Learner:
         columns = (np.concatenate([row.pairs.behaviour for row in part]) for part in micros)
         return [torch.from_numpy(column).to(device=device, dtype=dtype) for column in columns]
 
-    def _records(self, micros: Sequence[Sequence[Row]], facts: _Facts) -> Records:
+    def _records(self, micros: Sequence[Sequence[Row]], facts: Facts) -> Records:
         columns = (np.concatenate([row.pairs.record for row in part]) for part in micros)
         return Records([torch.from_numpy(one).to(self.accelerator.device) for one in columns], facts.pairs_of_record)
 
@@ -425,53 +381,10 @@ class Learner:
         return self._parallelism.summed(values)
 
 
-def _in_smaller_parts(part: _Part, tokens: int) -> _Part:
-    cuts = memory_limits.cuts_of(part.micros, tokens)
-    return part._replace(
-        micros=memory_limits.split_rows(part.micros, cuts),
-        columns={name: memory_limits.split_pairs(column, part.micros, cuts) for name, column in part.columns.items()},
-    )
-
-
-def _of_pairs(
-    micro: MicroBatch, facts: _Facts, objective: Objective, own: Mapping[str, Tensor]
-) -> tuple[PairFacts, Tensor]:
-    """What the loss needs for each pair, and the age of each pair. `own` are the columns of the micro-batch."""
-    how: Aggregation = "token-mean" if objective == "supervised" else objective.aggregation
-    longest = 0 if objective == "supervised" else objective.longest
-    version = torch.searchsorted(facts.versions, micro.version) if len(facts.versions) else None
-    bounds = None
-    if facts.bounds is not None and version is not None:
-        decays = facts.decays[micro.record]
-        lower, upper = facts.bounds[version].unbind(-1)
-        # Bounds that no ratio leaves, for records that do not decay.
-        bounds = torch.where(decays, lower, 0.0), torch.where(decays, upper, math.inf)
-    advantage = facts.advantages[micro.record]
-    pairs = PairFacts(
-        micro.behaviour,
-        advantage + own["shift"] if "shift" in own else advantage,
-        losses.pair_weights(micro.record, facts.pairs_of_record, facts.whole, how, longest=longest),
-        proximal=own.get("proximal"),
-        bounds=bounds,
-        reference=own.get("reference"),
-        sequence=own.get("sequence"),
-        correction=own.get("weight"),
-        masks={name.removeprefix(MASK): column for name, column in own.items() if name.startswith(MASK)},
-        at_cap=own.get("at_cap"),
-    )
-    return pairs, torch.zeros_like(micro.version) if version is None else facts.ages[version]
-
-
 def _terms(log_probs: Tensor, facts: PairFacts, objective: Objective) -> Terms:
     if objective == "supervised":
         return losses.supervised_terms(log_probs)
     return losses.policy_terms(log_probs, facts, objective)
-
-
-def _numbered(names: Sequence[str]) -> list[int]:
-    """The same number for the same name."""
-    numbers: dict[str, int] = {}
-    return [numbers.setdefault(name, len(numbers)) for name in names]
 
 
 def _optimizers_of(model: transformers.PreTrainedModel, settings: LearnerSettings) -> OptimizerSet:

@@ -28,8 +28,9 @@ from agentrl.errors import ConfigError
 from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.training import checkpoints
 from agentrl.training.batch import Batch
-from agentrl.training.learner import Learner, LearnerSettings, Objective, StepResult
+from agentrl.training.learner import Learner, LearnerSettings, StepResult
 from agentrl.training.parallel import start
+from agentrl.training.step_parts import Objective
 
 IDLE_EVERY_S = 20.0
 SILENT_AT_MOST = timedelta(hours=1)

@@ -1,0 +1,127 @@
+"""The data of one optimizer step: its micro-batches, with what the loss needs to know about their pairs.
+
+Invariants:
+- facts about records and versions are tensors that pairs index, so nothing loops over tokens;
+- the denominator counts the pairs of all micro-batches and ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.policies.loss_settings import Aggregation, PolicyLoss
+from agentrl.training import losses, memory_limits
+from agentrl.training.batch import Batch
+from agentrl.training.corrections import MASK, Columns
+from agentrl.training.losses import Denominator, PairFacts
+from agentrl.training.micro_batch import MicroBatch
+from agentrl.training.packing import Row
+
+Objective = PolicyLoss | Literal["supervised"]
+
+
+class Facts(NamedTuple):
+    """Facts about the records and versions of one optimizer step, as tensors that pairs index."""
+
+    advantages: Tensor
+    decays: Tensor
+    """Whether the bounds of a record's ratios tighten with age."""
+    groups: Tensor
+    """The number of each record's group."""
+    pairs_of_record: Tensor
+    whole: Denominator
+    versions: Tensor
+    """In ascending order; `ages` and `bounds` have one entry for each."""
+    ages: Tensor
+    bounds: Tensor | None
+    """[versions, 2]: lower and upper bound of the ratio."""
+
+
+class Part(NamedTuple):
+    """The data of one optimizer step."""
+
+    facts: Facts
+    micros: list[list[Row]]
+    """Rows of one forward pass. They become tensors when their turn comes, because all of them fill no device."""
+    columns: Columns
+    """Of their pairs: log-probs of other policies, weights, masks."""
+    packed_tokens: int
+
+
+def facts_of(
+    batch: Batch,
+    packed: Sequence[Row],
+    objective: Objective,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    everywhere: Callable[[int], float],
+) -> Facts:
+    """`packed` are the rows of the batch; `everywhere` sums a count over the ranks."""
+    records = np.concatenate([row.pairs.record for row in packed]) if packed else np.empty(0, dtype=np.int64)
+    pairs_of = np.bincount(records, minlength=len(batch.trajectories))
+    versions = sorted(batch.ages)
+    groups = numbered([one.group_key for one in batch.trajectories])
+    bounds = None
+    if objective != "supervised" and objective.decay is not None:
+        decay, ages = objective.decay, batch.ages_s or batch.ages
+        bounds = torch.tensor([decay.bounds(-ages[one], 0) for one in versions], dtype=dtype, device=device)
+    return Facts(
+        advantages=torch.tensor([one.advantage for one in batch.trajectories], dtype=dtype, device=device),
+        decays=torch.tensor([one.decays for one in batch.trajectories], dtype=torch.bool, device=device),
+        groups=torch.tensor(groups, dtype=torch.int64, device=device),
+        pairs_of_record=torch.from_numpy(pairs_of).to(device=device, dtype=dtype),
+        whole=Denominator(int(everywhere(len(records))), int(everywhere(int((pairs_of > 0).sum())))),
+        versions=torch.tensor(versions, device=device),
+        ages=torch.tensor([batch.ages[one] for one in versions], device=device),
+        bounds=bounds,
+    )
+
+
+def numbered(names: Sequence[str]) -> list[int]:
+    """The same number for the same name."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(name, len(numbers)) for name in names]
+
+
+def in_smaller_parts(part: Part, tokens: int) -> Part:
+    cuts = memory_limits.cuts_of(part.micros, tokens)
+    return part._replace(
+        micros=memory_limits.split_rows(part.micros, cuts),
+        columns={name: memory_limits.split_pairs(column, part.micros, cuts) for name, column in part.columns.items()},
+    )
+
+
+def of_pairs(
+    micro: MicroBatch, facts: Facts, objective: Objective, own: Mapping[str, Tensor]
+) -> tuple[PairFacts, Tensor]:
+    """What the loss needs for each pair, and the age of each pair. `own` are the columns of the micro-batch."""
+    how: Aggregation = "token-mean" if objective == "supervised" else objective.aggregation
+    longest = 0 if objective == "supervised" else objective.longest
+    version = torch.searchsorted(facts.versions, micro.version) if len(facts.versions) else None
+    bounds = None
+    if facts.bounds is not None and version is not None:
+        decays = facts.decays[micro.record]
+        lower, upper = facts.bounds[version].unbind(-1)
+        # Bounds that no ratio leaves, for records that do not decay.
+        bounds = torch.where(decays, lower, 0.0), torch.where(decays, upper, math.inf)
+    advantage = facts.advantages[micro.record]
+    pairs = PairFacts(
+        micro.behaviour,
+        advantage + own["shift"] if "shift" in own else advantage,
+        losses.pair_weights(micro.record, facts.pairs_of_record, facts.whole, how, longest=longest),
+        proximal=own.get("proximal"),
+        bounds=bounds,
+        reference=own.get("reference"),
+        sequence=own.get("sequence"),
+        correction=own.get("weight"),
+        masks={name.removeprefix(MASK): column for name, column in own.items() if name.startswith(MASK)},
+        at_cap=own.get("at_cap"),
+    )
+    return pairs, torch.zeros_like(micro.version) if version is None else facts.ages[version]
