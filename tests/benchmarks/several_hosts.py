@@ -13,12 +13,16 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from assets import shop_dataset
 from tests.benchmarks.report import Outcome, median
 from tests.e2e.hosts import ENGINES, MORE_ENGINES, TOOLS, Hosts, run_on_hosts
 from tests.e2e.running import Run
-from tests.small_run import data_plane, write_data
 from tests.waiting import eventually
 
 WITHIN_S = 600.0
@@ -41,9 +45,7 @@ def measure() -> Outcome:
 def _trained_per_s(elsewhere: dict[str, dict[str, list[str] | str]]) -> float:
     with _hosts(factor=1.0) as hosts:
         run = hosts.run
-        write_data(run.file.parent)
-        run.config |= data_plane(steps=10_000)
-        run.config["environments"]["shop"]["epochs"] = 10_000
+        run.config |= _demo(run.file.parent)
         run.config["hosts"] = elsewhere
         hosts.up()
         for host in elsewhere:
@@ -53,6 +55,18 @@ def _trained_per_s(elsewhere: dict[str, dict[str, list[str] | str]]) -> float:
         eventually(lambda: time.monotonic() - began > MEASURED_S, within_s=WITHIN_S, every_s=0.5)
         _, after = _trained(run)
         return (after - before) / (time.monotonic() - began)
+
+
+def _demo(folder: Path) -> dict[str, Any]:
+    """The parts of the demo's run file, without an end."""
+    parts: dict[str, Any] = yaml.safe_load(resources.files("assets").joinpath("train.yaml").read_text())
+    parts["name"] = parts["dir"] = None
+    shop_dataset.write(folder, random_number=0)
+    shop = parts["environments"]["shop"]
+    shop |= {"dataset": shop_dataset.TRAIN_FILE, "evaluation": shop_dataset.HELD_OUT_FILE, "epochs": 10_000}
+    parts["training"]["steps"] = parts["evaluation"]["every"] = 10_000
+    parts["training"]["warmup"]["dataset"] = shop_dataset.DEMONSTRATIONS_FILE
+    return {part: value for part, value in parts.items() if value is not None}
 
 
 def _trained(run: Run) -> tuple[int, int]:
