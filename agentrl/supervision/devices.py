@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from agentrl.protocol.messages import Device, DeviceUse, HostFacts
 from agentrl.protocol.specs import incarnation_name
 from agentrl.supervision.unit_slots import HostState, Slot
@@ -22,12 +24,22 @@ MOST_NAMED = 2
 _COMMAND_CHARS = 40
 
 
+class Choices(msgspec.Struct):
+    """What is chosen on one host until its devices, those in the way or the holders change."""
+
+    facts: HostFacts
+    occupied: dict[str, str]
+    by_need: dict[float, tuple[tuple[str, ...], int]] = {}
+    """The devices, and the number of their islands."""
+
+
 class HeldDevices:
     """The holders of all devices, updated at each start and end."""
 
     def __init__(self, slots: Iterable[Slot]) -> None:
         self._held: dict[str, dict[str, dict[str, int]]] = {}
         """By host and device: the incarnations that hold it, and how much of it."""
+        self._choices: dict[str, Choices] = {}
         for slot in slots:
             if not slot.tree_gone:
                 self.hold(slot.host, slot.name, slot.devices, share_of(slot))
@@ -36,11 +48,13 @@ class HeldDevices:
                 self.hold(ghost.host, name, ghost.devices, ghost.share)
 
     def hold(self, host: str, holder: str, devices: Iterable[str], share: float) -> None:
+        self._choices.pop(host, None)
         for device in devices:
             self._held.setdefault(host, {}).setdefault(device, {})[holder] = round(share * WHOLE)
 
     def release(self, host: str, holder: str) -> None:
         """No process of this incarnation is left on the host."""
+        self._choices.pop(host, None)
         devices = self._held.get(host, {})
         for device, holders in list(devices.items()):
             holders.pop(holder, None)
@@ -61,7 +75,23 @@ class HeldDevices:
 
     def choose(self, need: float, host: HostState) -> tuple[str, ...]:
         """The devices for a unit that starts on this host; empty if it needs none, or cannot get what it needs."""
-        return choose(need, devices_of(host.facts), self.free(host)) if need else ()
+        return self._choose(need, host)[0] if need else ()
+
+    def islands_used(self, need: float, host: HostState) -> int:
+        """In how many islands the devices are that it would get."""
+        return self._choose(need, host)[1] if need else 0
+
+    def _choose(self, need: float, host: HostState) -> tuple[tuple[str, ...], int]:
+        """Thousands of units may be placed in one go, and each asks all hosts, of which few have changed."""
+        known = self._choices.get(host.host)
+        if known is None or known.facts is not host.facts or known.occupied != host.occupied:
+            known = self._choices[host.host] = Choices(host.facts, host.occupied)
+        choice = known.by_need.get(need)
+        if choice is None:
+            devices = devices_of(host.facts)
+            chosen = choose(need, devices, self.free(host))
+            choice = known.by_need[need] = (chosen, islands_used(chosen, devices))
+        return choice
 
     def whole(self, host: HostState) -> int:
         """How many whole devices are free, but for slices: a program sees one of them at most."""

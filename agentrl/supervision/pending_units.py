@@ -28,8 +28,8 @@ class PendingUnits:
         """By group."""
         self._blocked_alone: set[str] = set()
         """Those that wait for their own earlier incarnations."""
-        self._obstacles: dict[str, str] = {}
-        """The obstacle that the units of a group wait for now."""
+        self._placed: dict[str, tuple[str, str]] = {}
+        """Where the next unit of a group starts now, or the obstacle that its units wait for."""
         self._shown: dict[str, str] = {}
         """The obstacle that every pending unit of the group gives as its reason."""
         self.to_recheck = False
@@ -46,7 +46,7 @@ class PendingUnits:
 
     def recheck(self) -> None:
         """Something has changed that units may wait for."""
-        self._obstacles.clear()
+        self._placed.clear()
         self.to_recheck = True
 
     def that_may_move(self, now: float) -> set[str]:
@@ -58,7 +58,7 @@ class PendingUnits:
         for group, units in self._pending.items():
             if not units:
                 continue
-            obstacle = self._obstacle(group, now)
+            _, obstacle = self._placing(group, now)
             if not obstacle or obstacle != self._shown.get(group):
                 self._shown[group] = obstacle
                 found |= units
@@ -72,12 +72,11 @@ class PendingUnits:
                 self._blocked_alone.add(slot.unit)
             return "", obstacle
         self._blocked_alone.discard(slot.unit)
-        if obstacle := self._obstacle(slot.group, now):
-            if obstacle != self._shown.get(slot.group):
-                # The other units of the group show this reason too.
-                self.to_recheck = True
-            return "", obstacle
-        return self._place(slot.group)
+        host, obstacle = self._placing(slot.group, now)
+        if obstacle and obstacle != self._shown.get(slot.group):
+            # The other units of the group show this reason too.
+            self.to_recheck = True
+        return host, obstacle
 
     def seats(self, group: str) -> tuple[list[Seat], str]:
         """Where the ranks of a gang start; or none, and the reason."""
@@ -94,23 +93,20 @@ class PendingUnits:
             return ""  # Its gang waits as a whole.
         return gangs.left_of(self._state, slot)
 
-    def _obstacle(self, group: str, now: float) -> str:
-        """Return the obstacle that every unit of the group waits for."""
-        obstacle = self._obstacles.get(group)
-        if obstacle is None:
-            obstacle = self._obstacles[group] = self._compute_obstacle(group, now)
-        return obstacle
+    def _placing(self, group: str, now: float) -> tuple[str, str]:
+        """Return where the next unit of the group starts, or the obstacle that all of them wait for."""
+        placing = self._placed.get(group)
+        if placing is None:
+            placing = self._placed[group] = self._place(group, now)
+        return placing
 
-    def _compute_obstacle(self, group: str, now: float) -> str:
-        state, spec = self._state, self._state.groups[group].spec
-        if lacking := missing_dependencies(spec, state):
-            return f"waits for {', '.join(lacking)} to be ready"
-        in_the_way = gangs.obstacle(state, state.of_group(group), self._runs, now) if spec.gang else ""
-        return in_the_way or self._place(group)[1]
-
-    def _place(self, group: str) -> tuple[str, str]:
+    def _place(self, group: str, now: float) -> tuple[str, str]:
         state = self._state
         spec, use = state.groups[group].spec, self._use.by_host
+        if lacking := missing_dependencies(spec, state):
+            return "", f"waits for {', '.join(lacking)} to be ready"
+        if spec.gang and (in_the_way := gangs.obstacle(state, state.of_group(group), self._runs, now)):
+            return "", in_the_way
         if spec.gang:
             seats, reason = self.seats(group)
             return seats[0].host if seats else "", reason

@@ -16,7 +16,7 @@ import msgspec
 
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
-from agentrl.supervision.devices import HeldDevices, devices_of, islands_used
+from agentrl.supervision.devices import HeldDevices
 from agentrl.supervision.transitions import WITH_PROCESS
 from agentrl.supervision.unit_slots import HostState, Slot
 
@@ -96,8 +96,7 @@ def place(
         elif refusal := refusal_of(spec, host, name in draining, use, held):
             refusals.setdefault(refusal, []).append(name)
         else:
-            chosen = held.choose(spec.resources.gpus, host)
-            islands = islands_used(chosen, devices_of(host.facts)) if chosen else 0
+            islands = held.islands_used(spec.resources.gpus, host)
             fits.append((islands, *_preference(spec, use), name))
     if fits:
         return min(fits)[-1], ""

@@ -27,12 +27,17 @@ import zmq
 
 from agentrl.config.run import RunConfig
 from agentrl.protocol import feed
+from agentrl.protocol.messages import Device
 from agentrl.protocol.rows import UnitState
+from agentrl.protocol.specs import Resources
 from agentrl.protocol.wire import decode_feed
+from agentrl.supervision import events
+from agentrl.supervision.instructions import Spawn
 from tests.benchmarks.coordinator_with_fake_units import PATIENCE_S, FakeFleet, fake_fleet
 from tests.benchmarks.many_peers import of_bare_router
 from tests.benchmarks.report import Outcome
 from tests.ports import free_triplet
+from tests.supervision.world import World, spec
 from tests.waiting import eventually
 
 _PORT, _TOKEN = free_triplet(), secrets.token_hex()
@@ -85,6 +90,7 @@ def measure() -> Outcome:
     outcome.plain("a scrape, with all series of the units", scrape.took_s, "s")
     outcome.notes.append(f"a scrape has {scrape.series:,} series in {scrape.size_bytes / 1e3:,.0f} kB")
     outcome.plain("from `up` to all units ready", accepted_s, "s")
+    outcome.at_most(f"processor time to place {UNITS:,} units that share GPUs", _placement_s(), "s", 1.0)
     outcome.notes.append(f"at rest {seen['messages'] / FOR_S:.0f} messages/s; spawned {deaths.get('Spawn', 0)} again")
     return outcome
 
@@ -108,6 +114,19 @@ def bring_up(real: FakeFleet, units: int, hosts: int) -> float:
     real.client.apply(config.model_dump(mode="json"))
     eventually(lambda: all_ready(real, units), within_s=PATIENCE_S, every_s=0.5, what="every unit is ready")
     return time.monotonic() - began
+
+
+def _placement_s() -> float:
+    """All of them at once, by the supervisor alone."""
+    names = tuple(f"host-{number:03d}" for number in range(HOSTS))
+    world = World(names, devices=tuple(Device(f"GPU-{number}", str(number), "cuda") for number in range(8)))
+    half = Resources(gpus=0.5)
+    groups = tuple(spec(f"w{number}", UNITS // 10, resources=half, hosts=names) for number in range(10))
+    began = time.process_time()
+    ordered = world.supervisor.handle(events.Applied(by="up", specs=groups), world.now)
+    took_s = time.process_time() - began
+    assert sum(isinstance(each, Spawn) for each in ordered) == UNITS
+    return took_s
 
 
 def all_ready(real: FakeFleet, units: int) -> bool:
