@@ -400,10 +400,12 @@ def problems_of(data: DataPlane) -> Iterator[Problem]:
             "weighs the distance to a reference, and there is none: reference: initial",
         )
     in_reward = data.training.reference_in == "reward"
-    if in_reward and (data.training.divide_by_std or data.training.advantage != "grpo"):
+    compared = data.training.advantage == "grpo" and not data.training.divide_by_std
+    if in_reward and not compared and data.training.advantage != "gae":
         yield (
             ("training", "reference_in"),
-            "is reward: the distance is compared with the mean of the group; set advantage: grpo, divide_by_std: false",
+            "is reward: the distance is compared with the mean of the group; "
+            "set advantage: grpo, divide_by_std: false, or advantage: gae",
         )
     if data.training.optimizer_steps > data.training.groups:
         yield ("training", "optimizer_steps"), f"is larger than training.groups ({data.training.groups})"

@@ -58,15 +58,15 @@ class MaskSettings(Section):
 class LossKeys(Section):
     """The loss."""
 
-    loss: Literal["grpo", "gspo", "cispo", "minirl", "ce-grpo", "sft"] = "grpo"
-    """The form of the policy loss: `grpo`, `gspo`, `cispo`, `minirl` or `ce-grpo`; each has defaults of its own. `sft`:
-    cross-entropy on demonstrations, as a job of `agentrl train`."""
+    loss: Literal["grpo", "gspo", "cispo", "minirl", "ce-grpo", "ppo", "sft"] = "grpo"
+    """The form of the policy loss: `grpo`, `gspo`, `cispo`, `minirl`, `ce-grpo` or `ppo`; each has defaults of its own.
+    `sft`: cross-entropy on demonstrations, as a job of `agentrl train`."""
     clip_low: Annotated[Share, SCIENTIFIC_STEP] = 0.2
     """How far the ratio may fall before its gradient is cut."""
     clip_high: Annotated[Share, SCIENTIFIC_STEP] = 0.28
     """How far the ratio may rise before its gradient is cut."""
     dual_clip: Least = 0.0
-    """With `grpo`: the limit of the ratio for negative advantages; 0: no limit."""
+    """With `grpo` and `ppo`: the limit of the ratio for negative advantages; 0: no limit."""
     ratio_cap: Least = 0.0
     """With `cispo` and `minirl`: the highest ratio that weighs a token; 0: 5 with these, none with others."""
     kept_below: Share = 0.0

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
 
 from agentrl.config.data_plane import DataPlane, Environment, Problem
 from agentrl.config.loss_keys import DecaySettings, MaskSettings
 from agentrl.config.training import OverlongSettings, Training
 from agentrl.errors import ConfigError
-from agentrl.policies.advantages import Overlong
+from agentrl.policies.advantages import Estimator, Overlong
 from agentrl.policies.freshness import Decay, Freshness, Strategy
 from agentrl.policies.group_closing import GroupRule
 from agentrl.policies.learning_rates import Schedule
-from agentrl.policies.loss_settings import Interval, Masks, PolicyLoss
+from agentrl.policies.loss_settings import CriticRule, Interval, Masks, PolicyLoss
 
-_ESTIMATORS: Mapping[str, Literal["grpo", "leave_one_out"]] = {"grpo": "grpo", "leave-one-out": "leave_one_out"}
+_ESTIMATORS: Mapping[str, Estimator] = {"grpo": "grpo", "leave-one-out": "leave_one_out", "gae": "gae"}
 
 
 def group_rule(config: DataPlane) -> GroupRule:
@@ -36,6 +35,7 @@ def group_rule(config: DataPlane) -> GroupRule:
         cap_malformed=training.cap_malformed,
         turn_spread=float(training.turn_spread),
         overlong=overlong(training.overlong),
+        turn_discount=float(training.turn_discount),
     )
 
 
@@ -106,6 +106,27 @@ def policy_loss(training: Training, *, longest: int, with_decay: Decay | None = 
         aggregation=training.aggregation,
         longest=longest,
         denominator=training.denominator,
+        critic=critic(training),
+    )
+
+
+def critic(training: Training) -> CriticRule | None:
+    """Raises ConfigError if something else would scale advantages as well, or compare records within their group."""
+    if training.advantage != "gae":
+        return None
+    given = training.critic
+    others = [name for name in ("normalise", "balance", "sign_clip", "min_range") if getattr(training, name)]
+    if others:
+        raise ConfigError(
+            f"{' and '.join(others)} are for advantages of groups, and a critic gives them to tokens (advantage: gae).",
+            hint="Leave them out; critic.normalise scales the advantages of a critic.",
+        )
+    return CriticRule(
+        discount=float(given.discount),
+        trace=float(given.trace),
+        clip=float(given.clip),
+        normalise=given.normalise,
+        alone=given.alone,
     )
 
 

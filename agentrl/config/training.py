@@ -80,6 +80,23 @@ class OverlongSettings(Section):
     """How much is taken; 0: nothing."""
 
 
+class CriticSettings(Section):
+    """The critic: a second model that expects what the rest of a record will bring."""
+
+    learning_rate: Annotated[Number, Field(ge=0, le=10)] = 0.0
+    """Its learning rate; 0: the one that `learning_rate` has at the start."""
+    discount: Share = 1.0
+    """What a reward one token later is worth."""
+    trace: Share = 0.95
+    """How far an advantage looks beyond the next value (λ): 0 not at all, 1 to the end of the record."""
+    clip: Least = 0.2
+    """How far a value may move within a step before its gradient is cut; 0: any distance."""
+    normalise: Flag = True
+    """Advantages get mean 0 and deviation 1 over the tokens of an optimizer step."""
+    alone: Natural = 0
+    """Steps at the beginning in which only the critic learns."""
+
+
 class Training(LossKeys):
     """The trainer."""
 
@@ -95,8 +112,11 @@ class Training(LossKeys):
     """With `sft`: demonstrations (rows with `messages`), in any format of datasets; relative to the run file."""
     batch: Positive = 64
     """With `sft`: demonstrations of one step."""
-    advantage: Literal["grpo", "leave-one-out"] = "grpo"
-    """The baseline of a group."""
+    advantage: Literal["grpo", "leave-one-out", "gae"] = "grpo"
+    """What scores are compared with: the mean of the group, that of the others in it, or what a critic expects of each
+    token (`gae`)."""
+    critic: CriticSettings = CriticSettings()
+    """The critic of `gae`."""
     divide_by_std: Flag = True
     """Advantages of `grpo` are divided by the standard deviation of their group."""
     normalise: Flag = False
@@ -116,6 +136,8 @@ class Training(LossKeys):
     """A soft penalty for records that are almost too long, before the baseline of their group."""
     turn_spread: Share = 0.0
     """How much the number of turns adds to the scores of a group, from the best to the worst; 0: nothing."""
+    turn_discount: Share = 1.0
+    """If scorers give rewards to turns: what a reward one turn later is worth."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` trains the inner matrices of the network with Muon, and the rest with AdamW."""
     adamw: AdamWSettings = AdamWSettings()

@@ -13,7 +13,8 @@ from typing import Literal
 
 from agentrl.errors import ConfigError
 
-Estimator = Literal["grpo", "leave_one_out"]
+Estimator = Literal["grpo", "leave_one_out", "gae"]
+"""`gae`: a critic gives the advantages of single tokens, and the group only the scores."""
 
 STD_FLOOR = 1e-4
 ENVIRONMENT_STD_FLOOR = 1e-6
@@ -96,7 +97,9 @@ def baseline_of(scores: Sequence[float]) -> Baseline | None:
 
 
 def advantage_of(score: float, baseline: Baseline, estimator: Estimator, *, divide_by_std: bool = True) -> float:
-    """`divide_by_std` applies to GRPO only."""
+    """`divide_by_std` applies to GRPO only. For a critic: the score itself."""
+    if estimator == "gae":
+        return score
     above = score - baseline.mean
     if estimator == "leave_one_out":
         return baseline.valid / (baseline.valid - 1) * above

@@ -4,7 +4,8 @@ Invariants:
 - infrastructure failures are in no baseline;
 - the baseline covers all validly scored members, including those that are capped or do not train;
 - a group with fewer valid members than required trains none of them;
-- a group has signal only if one of its records trains with an advantage other than 0.
+- a group has signal only if one of its records trains with an advantage other than 0, or a critic has yet to say with
+  which.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from agentrl.policies import outcomes
 from agentrl.policies.advantages import RIGHT_SCORE, Baseline, Estimator, Overlong, advantage_of, baseline_of, shaped
 from agentrl.policies.outcomes import LimitRule, OutcomeClass
 from agentrl.policies.status_tables import RecordStatus
+from agentrl.policies.turn_rewards import Played, advantages_by_turn
 
 REDRAWN = (RecordStatus.FAILED, RecordStatus.ABANDONED, RecordStatus.EXCLUDED, RecordStatus.CANCELLED)
 """Another attempt may follow these: after a failure by itself, after the others if an operator requeues them."""
@@ -40,6 +42,8 @@ class GroupRule:
     turn_spread: float = 0.0
     """Spread between best and worst of what the number of turns adds to the scores; 0 turns it off."""
     overlong: Overlong | None = None
+    turn_discount: float = 1.0
+    """What a reward one turn later is worth, if scorers give rewards to turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Member:
     """All that it generated."""
     malformed: bool = False
     """It made malformed calls and continued."""
+    rewards: tuple[float, ...] = ()
+    """Of its turns, besides the score, if the scorer gives them."""
     late: bool = False
     """It ended after the group's deadline: kept, never trained, in no baseline."""
 
@@ -69,8 +75,11 @@ class Share:
     """What a record trains with. It does not train if the advantage is None."""
 
     advantage: float | None
+    """With a critic: its score, which may have been shaped."""
     capped: bool = False
     """Its advantage stays at or below 0 after any later normalization."""
+    turns: tuple[float, ...] = ()
+    """If turns have rewards: the advantage of each turn. With a critic: the rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +138,15 @@ def close(members: Sequence[Member], n: int, rule: GroupRule, *, trains: bool = 
     baseline = baseline_of(scores)
     if not trains:
         return Closed(True, False, baseline, no_shares, "it does not train")
-    if flat := _flat(scores, rule.min_range):
+    by_turn = _by_turn(valid, scores, rule)
+    if rule.estimator != "gae" and not any(by_turn) and (flat := _flat(scores, rule.min_range)):
         return Closed(True, False, baseline, no_shares, flat)
     assert baseline is not None
-    shares = {member.record: _share(member, score, baseline, rule) for member, score in zip(valid, scores, strict=True)}
-    signal = any(share.advantage for share in shares.values())
+    shares = {
+        member.record: _share(member, score, turns, baseline, rule)
+        for member, score, turns in zip(valid, scores, by_turn, strict=True)
+    }
+    signal = any(_has_signal(share, rule) for share in shares.values())
     why = "" if signal else "no record that trains has an advantage"
     return Closed(True, signal, baseline, no_shares | shares, why)
 
@@ -148,12 +161,37 @@ def _flat(scores: Sequence[float], min_range: float) -> str:
     return ""
 
 
-def _share(member: Member, score: float, baseline: Baseline, rule: GroupRule) -> Share:
+def _has_signal(share: Share, rule: GroupRule) -> bool:
+    if rule.estimator == "gae":
+        return share.advantage is not None
+    return bool(share.advantage) if not share.turns else any(share.turns)
+
+
+def _by_turn(members: Sequence[Member], scores: Sequence[float], rule: GroupRule) -> list[Sequence[float]]:
+    """Empty for each member if no turn has a reward."""
+    if not any(any(member.rewards) for member in members):
+        return [() for _ in members]
+    if rule.estimator == "gae":
+        return [member.rewards for member in members]
+    played = [Played(score, member.turns, member.rewards) for member, score in zip(members, scores, strict=True)]
+    return list(
+        advantages_by_turn(played, rule.estimator, divide_by_std=rule.divide_by_std, discount=rule.turn_discount)
+    )
+
+
+def _share(member: Member, score: float, turns: Sequence[float], baseline: Baseline, rule: GroupRule) -> Share:
     if not outcomes.trains(member.kind, rule.limits):
         return Share(None)
     advantage = advantage_of(score, baseline, rule.estimator, divide_by_std=rule.divide_by_std)
-    right = member.score is not None and member.score > RIGHT_SCORE
-    if rule.sign_clip:
-        advantage = max(advantage, 0.0) if right else min(advantage, 0.0)
     capped = outcomes.capped(member.kind, rule.limits) or (rule.cap_malformed and member.malformed)
-    return Share(min(advantage, 0.0) if capped else advantage, capped)
+    if rule.estimator == "gae":
+        # A score is no advantage: those of a critic are capped when it has given them.
+        return Share(advantage, capped, tuple(turns))
+    right = member.score is not None and member.score > RIGHT_SCORE
+
+    def held(one: float) -> float:
+        if rule.sign_clip:
+            one = max(one, 0.0) if right else min(one, 0.0)
+        return min(one, 0.0) if capped else one
+
+    return Share(held(advantage), capped, tuple(map(held, turns)))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from agentrl.errors import ConfigError
 from agentrl.policies.freshness import Decay
 
-LossKind = Literal["grpo", "gspo", "cispo", "minirl", "ce-grpo"]
+LossKind = Literal["grpo", "gspo", "cispo", "minirl", "ce-grpo", "ppo"]
 Aggregation = Literal["token-mean", "record-mean", "record-sum", "dr-grpo"]
 """The weight of a pair: 1 over all pairs; 1 over records and the record's pairs; 1 over records; 1 over records times
 the longest possible record."""
@@ -41,6 +41,7 @@ DEFAULTS_BY_NAME: Mapping[str, Mapping[str, Any]] = {
         "divide_by_std": False,
     },
     "ce-grpo": {},
+    "ppo": {"advantage": "gae", "clip_high": 0.2},
 }
 """Settings of each form that differ from those of grpo, as long as the run file does not say otherwise."""
 
@@ -79,6 +80,22 @@ class Masks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CriticRule:
+    """What follows from the values of a critic."""
+
+    discount: float = 1.0
+    """What a reward one token later is worth."""
+    trace: float = 0.95
+    """How far an advantage looks beyond the next value: 0 not at all, 1 to the end of the record."""
+    clip: float = 0.2
+    """How far a value may move within a step before its gradient is cut; 0: any distance."""
+    normalise: bool = True
+    """Advantages get mean 0 and deviation 1 over an optimizer step."""
+    alone: int = 0
+    """Steps at the beginning in which only the critic learns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
     """One form of the policy loss with its settings."""
 
@@ -109,6 +126,8 @@ class PolicyLoss:
     longest: int = 0
     """Only `dr-grpo`: the tokens of the longest possible record."""
     denominator: Counted = "all"
+    critic: CriticRule | None = None
+    """Advantages are those of single tokens, from the values of a critic (GAE)."""
 
     def __post_init__(self) -> None:
         for contradiction in (*self._in_the_form(), *self._in_weights(), *self._in_the_mean()):
@@ -117,8 +136,11 @@ class PolicyLoss:
     @property
     def needs_proximal(self) -> bool:
         """Whether π_old has to be computed."""
-        in_reward = self.reference_weight > 0 and self.reference_in == "reward"
-        return self.ratio == "decoupled" or self.masks.active or in_reward
+        return self.ratio == "decoupled" or self.masks.active or self.distance_in_reward
+
+    @property
+    def distance_in_reward(self) -> bool:
+        return self.reference_weight > 0 and self.reference_in == "reward"
 
     @property
     def corrects(self) -> bool:
@@ -127,8 +149,8 @@ class PolicyLoss:
 
     def _in_the_form(self) -> Iterator[ConfigError]:
         kind = self.kind
-        if self.dual_clip is not None and kind != "grpo":
-            yield ConfigError(f"dual_clip belongs to the loss grpo; {kind} does not use it.")
+        if self.dual_clip is not None and kind not in ("grpo", "ppo"):
+            yield ConfigError(f"dual_clip belongs to the losses grpo and ppo; {kind} does not use it.")
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
             yield ConfigError(f"dual_clip must be above 1 + clip_high, not {self.dual_clip:g}.")
         if (self.kept_below or self.kept_above) and kind != "ce-grpo":
@@ -137,6 +159,12 @@ class PolicyLoss:
             yield ConfigError(f"ratio_cap belongs to the losses cispo and minirl; {kind} does not use it.")
         if kind in ("cispo", "minirl") and (self.ratio_cap is None or self.ratio_cap < 1):
             yield ConfigError(f"The loss {kind} needs a ratio_cap of at least 1.", hint="5 is usual.")
+        if kind == "ppo" and self.critic is None:
+            yield ConfigError(
+                "ppo needs the advantages of a critic.", hint="Set advantage: gae, or take the loss grpo without one."
+            )
+        if kind == "gspo" and self.critic is not None:
+            yield ConfigError("A critic gives every token its own advantage, and gspo has one ratio for a record.")
         if kind == "gspo" and self.aggregation != "record-mean":
             yield ConfigError("The ratio of gspo belongs to a whole record: its aggregation must be record-mean.")
         if kind == "gspo" and self.decay is not None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.policies.outcomes import Outcome
 from agentrl.rollout import answer_extraction, scorers
+from agentrl.rollout.scorers import Scores
 from agentrl.store.documents import Task
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ class AgentLoop(abc.ABC):
         """The answer, out of what the model wrote in each turn."""
         return answer_extraction.extract(task.answer_schema, texts[-1]) if texts else None
 
-    async def evaluate_record(self, texts: Sequence[str], task: Task) -> float:
-        """Returns the score. After an UnscoredError it is called again, maybe in another process.
+    async def evaluate_record(self, texts: Sequence[str], task: Task) -> float | Scores:
+        """Returns the score, or `Scores` with rewards of turns. After an UnscoredError it is called again, maybe in
+        another process.
 
         A subclass may declare `evaluate_record(self, episode: EndedEpisode)` instead, to score by tool calls as well.
         """

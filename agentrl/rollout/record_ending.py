@@ -29,7 +29,7 @@ from agentrl.rollout.ended_episode import EndedEpisode
 from agentrl.rollout.episode_errors import DroppedError
 from agentrl.rollout.model_calls import Wait
 from agentrl.rollout.rescorer import Rescorer
-from agentrl.rollout.scorers import UnscoredError
+from agentrl.rollout.scorers import Scores, UnscoredError, scores_of
 from agentrl.rollout.user_code_faults import UserCodeFaults, described, scoring_of
 from agentrl.store import calls, claims, groups, tasks
 from agentrl.store.claims import Claim, Ending, Reached, Scored
@@ -76,7 +76,7 @@ def structure(
 
 async def _judged(
     made: Callable[[], AgentLoop], texts: Sequence[str], task: Task, stored: Callable[[], Awaitable[EndedEpisode]]
-) -> float:
+) -> Scores:
     """The boundary to code of users: whatever it raises is its inability to say, and ends at the same deadline.
 
     `stored` reads the whole episode. It is called for loops whose `evaluate_record` takes an episode.
@@ -85,13 +85,13 @@ async def _judged(
         loop = made()
         if _takes_episode(loop):
             # A subclass may take an episode instead of texts and task, which the type of the method does not say.
-            of_episode: Callable[..., Awaitable[float]] = loop.evaluate_record
+            of_episode: Callable[..., Awaitable[float | Scores]] = loop.evaluate_record
             returned = await of_episode(await stored())
         else:
             returned = await loop.evaluate_record(texts, task)
         if returned is None:
             raise UnscoredError(f"`evaluate_record` of the agent loop {task.agent_name} returned nothing.")
-        score = float(returned)
+        found = scores_of(returned)
     except UnscoredError:
         raise
     except UnknownNameError as unknown:
@@ -99,9 +99,12 @@ async def _judged(
     except Exception as broken:
         log.exception("the agent loop %s cannot score an answer to %s", task.agent_name, task.id)
         raise UnscoredError(f"`evaluate_record` of {task.agent_name} failed: {described(broken)}.") from broken
-    if not math.isfinite(score):
-        raise UnscoredError(f"The agent loop {task.agent_name} answered {score}, which is no score.")
-    return score
+    for number in found.numbers:
+        if not math.isfinite(number):
+            raise UnscoredError(f"The agent loop {task.agent_name} answered {number}, which is no score.")
+    if len(found.turns) > len(texts):
+        raise UnscoredError(f"There are {len(found.turns)} rewards of turns, and the record has {len(texts)} turns.")
+    return found
 
 
 def _takes_episode(loop: AgentLoop) -> bool:
@@ -147,7 +150,8 @@ class RecordEnder:
             await asyncio.wait([judging], timeout=JUDGED_SOON_S)
             if judging.done() and judging.exception() is None:
                 self._scoring_worked(claim.task)
-                scored = Scored(record.id, ending, judging.result(), data)
+                found = judging.result()
+                scored = Scored(record.id, ending, found.score, data, found.turns)
                 await self._held(lambda: self._together.act(scored))
                 return True
             # What was done is not lost while the scorer thinks.
@@ -188,12 +192,12 @@ class RecordEnder:
         # If it is another's by now, so much the better.
         await (claims.hand_back if record.resumable else claims.abandon)(self._database, record.id, owner)
 
-    async def _score(self, judged: Awaitable[float], claim: Claim, data: DBRecordData) -> bool:
+    async def _score(self, judged: Awaitable[Scores], claim: Claim, data: DBRecordData) -> bool:
         """False if the scorer cannot say now."""
         record, task = claim.record, claim.task
         try:
             with self._wait(f"the score of {record.id}", f"scorer {task.scorer}", SCORED_AT_MOST_S):
-                score = await judged
+                found = await judged
         except UnscoredError as cannot:
             log.warning("%s is not scored: %s", record.id, cannot)
             at_fault = f"scorer {cannot.scorer}" if cannot.scorer else scoring_of(task.agent_name)
@@ -203,7 +207,10 @@ class RecordEnder:
                 await self._held(lambda: claims.leave_unscored(self._database, record.id, self._lease.incarnation, why))
             return False
         self._scoring_worked(task)
-        await self._held(lambda: claims.score(self._database, record.id, self._lease.incarnation, score, data))
+        owner = self._lease.incarnation
+        await self._held(
+            lambda: claims.score(self._database, record.id, owner, found.score, data, turn_rewards=found.turns)
+        )
         await self._insist(lambda: groups.close(self._database, task.id, self._rule, Actor.SAMPLER))
         return True
 
@@ -239,7 +246,8 @@ class RecordEnder:
         return False
 
     async def score_again(self, claim: Claim) -> float:
-        """The score that the stored episode has now. Raises UnscoredError if the scorer cannot say."""
+        """The score that the stored episode has now; rewards of turns stay those of the first time. Raises
+        UnscoredError if the scorer cannot say."""
         record, task = claim.record, claim.task
         if record.rescore is not None and record.rescore.scorer:
             task = msgspec.structs.replace(task, scorer=record.rescore.scorer)
@@ -249,7 +257,8 @@ class RecordEnder:
             return episode
 
         with self._wait(f"another score of {record.id}", f"scorer {task.scorer}", SCORED_AT_MOST_S):
-            return await _judged(lambda: agent_loops.loop_named(task.agent_name)(), episode.texts, task, ended)
+            made = agent_loops.loop_named(task.agent_name)
+            return (await _judged(lambda: made(), episode.texts, task, ended)).score
 
     async def _stored_episode(self, claim: Claim, outcome: str) -> EndedEpisode:
         record = claim.record.id

@@ -14,7 +14,9 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from agentrl.errors import AgentrlError, ConfigError, UnknownNameError
 from agentrl.rollout.math_judge import MathJudge, NoVerdictError
@@ -22,7 +24,22 @@ from agentrl.rollout.user_code_faults import described
 from agentrl.store.documents import Task
 
 log = logging.getLogger("scorer")
-Scorer = Callable[[str, str, Task], Awaitable[float] | float]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """A score, with rewards of single turns."""
+
+    score: float
+    turns: Sequence[float] = ()
+    """What each turn of the model is worth by itself, besides the score. Turns beyond the last one given have 0."""
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return (self.score, *self.turns)
+
+
+Scorer = Callable[[str, str, Task], Awaitable[float | Scores] | float | Scores]
 """Answer, truth, task; between 0 and 1 unless the task means otherwise. One that waits for something is `async`."""
 SCORE_WITHIN_S = 180.0
 
@@ -55,7 +72,15 @@ def scorer_named(name: str) -> Scorer:
         raise UnknownNameError(f"There is no scorer {name!r}.", hint=f"Known are: {known}.") from None
 
 
-async def score(name: str, answer: str | None, task: Task) -> float:
+def scores_of(returned: object) -> Scores:
+    """What code of users returned, with its numbers as numbers. Raises what `float` raises."""
+    if isinstance(returned, Scores):
+        return Scores(float(returned.score), tuple(map(float, returned.turns)))
+    value: Any = returned
+    return Scores(float(value))
+
+
+async def score(name: str, answer: str | None, task: Task) -> float | Scores:
     """Raises UnscoredError if the scorer cannot say, whatever the reason."""
     if answer is None:
         return 0.0
@@ -66,7 +91,7 @@ async def score(name: str, answer: str | None, task: Task) -> float:
         raise
 
 
-async def _scored(name: str, answer: str, task: Task) -> float:
+async def _scored(name: str, answer: str, task: Task) -> float | Scores:
     try:
         scorer = scorer_named(name)
         async with asyncio.timeout(SCORE_WITHIN_S):
@@ -75,7 +100,7 @@ async def _scored(name: str, answer: str, task: Task) -> float:
                 returned = await returned
             if returned is None:
                 raise UnscoredError(f"The scorer {name} returned nothing; a score is a number.")
-            value = float(returned)
+            found = scores_of(returned)
     except TimeoutError:
         raise UnscoredError(f"The scorer {name} did not answer within {SCORE_WITHIN_S:g} s.") from None
     except UnscoredError:
@@ -86,9 +111,10 @@ async def _scored(name: str, answer: str, task: Task) -> float:
         # The boundary to code of users: what it raises is its inability to say.
         log.exception("the scorer %s failed on an answer to %s", name, task.id)
         raise UnscoredError(f"The scorer {name} failed: {described(broken)}.") from broken
-    if not math.isfinite(value):
-        raise UnscoredError(f"The scorer {name} answered {value}, which is no score.")
-    return value
+    for number in found.numbers:
+        if not math.isfinite(number):
+            raise UnscoredError(f"The scorer {name} answered {number}, which is no score.")
+    return found if found.turns else found.score
 
 
 @register_scorer("exact")

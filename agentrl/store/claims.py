@@ -173,6 +173,7 @@ class Scored(NamedTuple):
     ending: Ending
     score: float
     data: DBRecordData
+    turn_rewards: Sequence[float] = ()
 
 
 async def finish_scored(database: Database, owner: str, ended: Sequence[Scored]) -> set[str]:
@@ -186,7 +187,7 @@ async def finish_scored(database: Database, owner: str, ended: Sequence[Scored])
     at_hand = [one for one in ended if one.record in held]
     await database.insert_new("DBRecordData", [to_bson(one.data) for one in at_hand])
     writes: list[Write] = [
-        UpdateOne(_held(one.record, owner), _ended(_finished(one.ending) | {"status": S.SCORED, "score": one.score}))
+        UpdateOne(_held(one.record, owner), _ended(_finished(one.ending) | _scored(one.score, one.turn_rewards)))
         for one in at_hand
     ]
     done = await database.write("Record", writes, ordered=False)
@@ -239,7 +240,15 @@ def progress(record: str, owner: str, reached: Reached) -> UpdateOne:
 # ---- scores ----
 
 
-async def score(database: Database, record: str, owner: str, score: float, data: DBRecordData) -> bool:
+async def score(
+    database: Database,
+    record: str,
+    owner: str,
+    score: float,
+    data: DBRecordData,
+    *,
+    turn_rewards: Sequence[float] = (),
+) -> bool:
     """Its structure, then its score. Closing the group is the caller's next act: `groups.close`."""
     if data.id != record:
         raise ValueError(f"the structure of {data.id} is not that of {record}")
@@ -249,7 +258,12 @@ async def score(database: Database, record: str, owner: str, score: float, data:
     if await database.find_one("Record", held, projection=["_id"]) is None:
         return False
     await database.insert_new("DBRecordData", [to_bson(data)])
-    return await database.update_one("Record", held, {"$set": {"status": S.SCORED, "score": score}})
+    return await database.update_one("Record", held, {"$set": _scored(score, turn_rewards)})
+
+
+def _scored(score: float, turn_rewards: Sequence[float]) -> Plain:
+    rewards = {"turn_rewards": list(turn_rewards)} if any(turn_rewards) else {}
+    return {"status": S.SCORED, "score": score, **rewards}
 
 
 async def leave_unscored(database: Database, record: str, owner: str, why: str) -> bool:

@@ -158,6 +158,8 @@ class Share(msgspec.Struct):
     capped: bool = False
     score: float | None = None
     """Of a record that was scored again after the group had closed; its Record follows."""
+    turns: list[float] = []
+    """If turns have rewards: the advantage of each turn; with a critic its reward."""
 
 
 class Rescore(msgspec.Struct):
@@ -227,6 +229,8 @@ class Record(Named):
     malformed: bool = False
     """It made malformed calls and went on."""
     score: float | None = None
+    turn_rewards: list[float] = []
+    """What the scorer gave to each turn, besides the score."""
     scores_before: list[float] = []
     oldest_version: int | None = None
     newest_version: int | None = None
@@ -325,6 +329,8 @@ class DBRecordData(Named):
     """The record is a fork, which an operator chose."""
     excluded: bool = False
     """An operator excluded its Record: it never has an advantage again."""
+    turns: list[float] = []
+    """Those of its Share; read with that, not stored here."""
 
     @property
     def trained_versions(self) -> list[int]:

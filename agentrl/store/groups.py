@@ -30,7 +30,7 @@ Answer = Literal["ready", "requeued", "dead", "open", "gone"]
 """What became of it. `open`: something is still to come. `gone`: it was not admitted, or somebody else was first."""
 
 READ = ["task", "round", "seat", "attempt", "status", "free", "outcome_class", "score", "turns", "malformed"]
-READ += ["requeued_by", "rescore", "generated_tokens"]
+READ += ["requeued_by", "rescore", "generated_tokens", "turn_rewards"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,8 @@ def closed_fields(
         "signal": closed.signal,
         "members": members,
         "shares": [
-            Share(record, share.advantage, share.capped, new.get(record)) for record, share in closed.shares.items()
+            Share(record, share.advantage, share.capped, new.get(record), list(share.turns))
+            for record, share in closed.shares.items()
         ],
         "reason": closed.why,
     }
@@ -249,6 +250,7 @@ def _member(record: Record) -> Member:
         turns=record.turns,
         tokens=record.generated_tokens,
         malformed=record.malformed,
+        rewards=tuple(record.turn_rewards),
     )
 
 

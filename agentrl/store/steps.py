@@ -74,7 +74,7 @@ async def count_ready(database: Database) -> int:
 def _records_of(task: Task, data: Mapping[str, DBRecordData]) -> list[DBRecordData]:
     """With the advantages of the group: DBRecordData may not have them yet if the closing process died."""
     return [
-        msgspec.structs.replace(data[share.record], advantage=share.advantage, capped=share.capped)
+        msgspec.structs.replace(data[share.record], advantage=share.advantage, capped=share.capped, turns=share.turns)
         for share in task.shares
         if share.record in data
     ]

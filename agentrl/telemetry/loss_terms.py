@@ -18,6 +18,7 @@ _FORMS = {
     "gspo": "the clipped ratio of whole records",
     "cispo": "log-probs weighed by a capped ratio",
     "minirl": "masked log-probs weighed by a capped ratio",
+    "ppo": "the clipped ratio, with the advantages of a critic",
     "ce-grpo": "the ratio with a share of the gradient beyond the clip",
 }
 _ADDITIONS = {
@@ -31,6 +32,7 @@ _ADDITIONS = {
     "geometric_mask": "in records outside masks.geometric",
     "k2_limit": "in records above masks.k2",
     "k3_limit": "in records above masks.k3",
+    "value": "whose value is beyond critic.clip",
     "reference": "that differ from the reference",
 }
 

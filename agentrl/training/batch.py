@@ -43,6 +43,12 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     versions: Runs = []
     """Of a segment that trains: runs of (version, tokens)."""
     temperature: float = 1.0
+    call: int = 0
+    """The model call that it belongs to. Calls count in the order of time, branches need not stand in it."""
+    advantage: float | None = None
+    """Of a segment that trains: the advantage of its turn; None: that of the record."""
+    reward: float = 0.0
+    """What the environment gave after its last token. Only a critic reads it."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "ids", np.asarray(self.ids, dtype=np.int64))
@@ -59,6 +65,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     advantage: float = 0.0
     decays: bool = False
     """Whether the bounds of its ratios tighten with age."""
+    capped: bool = False
+    """No token of it gets a positive advantage, whatever a critic thinks of it."""
 
     @property
     def group_key(self) -> str:
@@ -68,6 +76,12 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def trained_tokens(self) -> int:
         return sum(len(segment.ids) for segment in self.segments if segment.trains)
+
+    @property
+    def trained_segments(self) -> list[int]:
+        """Indices of the segments that train, in the order of time."""
+        trained = [index for index, segment in enumerate(self.segments) if segment.trains]
+        return sorted(trained, key=lambda index: self.segments[index].call)
 
     @property
     def tokens(self) -> int:

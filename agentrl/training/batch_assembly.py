@@ -54,7 +54,7 @@ async def read_batch(database: Database, leased: Step, look: Look, plan: Plan, t
     # Records may have been excluded between the look and the lease, and then the others have other advantages.
     shares = await steps.shares_of(database, leased)
     data = [
-        msgspec.structs.replace(one, advantage=share.advantage, capped=share.capped)
+        msgspec.structs.replace(one, advantage=share.advantage, capped=share.capped, turns=share.turns)
         for name in leased.tasks
         for one in look.ready[name].records
         if (share := shares.get(one.id)) is not None
@@ -70,6 +70,7 @@ async def read_batch(database: Database, leased: Step, look: Look, plan: Plan, t
         environments={name: look.ready[name].task.environment for name in leased.tasks},
         normalise=plan.normalise,
         balance=plan.balance,
+        critic=plan.loss.critic is not None,
     )
     if not plan.decays_by_time:
         return made
@@ -88,10 +89,11 @@ def assemble(
     environments: Mapping[str, str] | None = None,
     normalise: bool = False,
     balance: bool = False,
+    critic: bool = False,
 ) -> Assembled:
     """`calls` are all calls of these records. Records without an advantage do not train. `environments` names the
     environment of each task; `normalise` brings the advantages of each environment to one scale; then
-    `balance` makes their positive and negative sums equal."""
+    `balance` makes their positive and negative sums equal. With a critic, scores are rewards of the last tokens."""
     of_record: dict[str, list[DispatchedSamplingTask]] = {}
     for call in calls:
         of_record.setdefault(call.record, []).append(call)
@@ -102,7 +104,7 @@ def assemble(
         if one.advantage is None:
             continue
         try:
-            trajectory = trajectory_of(one, of_record.get(one.id, []))
+            trajectory = trajectory_of(one, of_record.get(one.id, []), critic=critic)
         except BrokenTrajectoryError as error:
             log.error("%s does not train: %s", one.id, error.message)
             broken.append(one.id)
@@ -114,7 +116,7 @@ def assemble(
             stale.append(one.id)
     for wanted, change in ((normalise, advantages.normalized), (balance, advantages.balanced)):
         if wanted:
-            made = _changed(made, data, environments or {}, change)
+            made = _changed(made, environments or {}, change)
     seen = {version for trajectory in made for version in trajectory.versions}
     ages = {version: tree.age(version, base_version) for version in sorted(seen)}
     batch = Batch(step=step, base_version=base_version, trajectories=made, ages=ages)
@@ -123,25 +125,32 @@ def assemble(
 
 def _changed(
     made: Sequence[Trajectory],
-    data: Sequence[DBRecordData],
     environments: Mapping[str, str],
     change: Callable[[Sequence[advantages.Trained]], list[float]],
 ) -> list[Trajectory]:
     """With the advantages that `change` makes of all of them."""
-    capped = {one.id for one in data if one.capped}
-    known = [
-        advantages.Trained(
-            environments.get(one.group, ""), one.group, one.advantage, one.trained_tokens, one.record in capped
-        )
-        for one in made
-    ]
-    return [
-        msgspec.structs.replace(one, advantage=advantage) for one, advantage in zip(made, change(known), strict=True)
-    ]
+    places = [(number, at) for number, one in enumerate(made) for at in one.trained_segments]
+    known = [_trained(made[number], made[number].segments[at], environments) for number, at in places]
+    changed = list(made)
+    for (number, at), advantage in zip(places, change(known), strict=True):
+        one = changed[number]
+        if one.segments[at].advantage is None:
+            changed[number] = msgspec.structs.replace(one, advantage=advantage)
+            continue
+        segments = list(one.segments)
+        segments[at] = msgspec.structs.replace(segments[at], advantage=advantage)
+        changed[number] = msgspec.structs.replace(one, segments=segments)
+    return changed
 
 
-def trajectory_of(data: DBRecordData, calls: Sequence[DispatchedSamplingTask]) -> Trajectory:
-    """The token tree of a record, with the log-probs, versions and temperatures of its tokens."""
+def _trained(one: Trajectory, segment: Segment, environments: Mapping[str, str]) -> advantages.Trained:
+    own = one.advantage if segment.advantage is None else segment.advantage
+    return advantages.Trained(environments.get(one.group, ""), one.group, own, len(segment.ids), one.capped)
+
+
+def trajectory_of(data: DBRecordData, calls: Sequence[DispatchedSamplingTask], *, critic: bool = False) -> Trajectory:
+    """The token tree of a record, with the log-probs, versions and temperatures of its tokens. With a critic, its score
+    and the rewards of its turns are given after their last tokens; else turns may have advantages of their own."""
     known = {call.index: call for call in calls}
     ids = {call.id for call in calls}
     for call in calls:
@@ -152,9 +161,40 @@ def trajectory_of(data: DBRecordData, calls: Sequence[DispatchedSamplingTask]) -
     if missing:
         raise BrokenTrajectoryError(f"{data.id} has a span of call {missing[0]}, which is not stored.")
     segments = [_segment(span, known[span.call], arrays[span.call]) for span in data.spans]
-    return checked(
-        Trajectory(record=data.id, group=data.task, segments=segments, advantage=float(data.advantage or 0.0))
+    one = Trajectory(
+        record=data.id,
+        group=data.task,
+        segments=segments,
+        advantage=0.0 if critic else float(data.advantage or 0.0),
+        capped=data.capped,
     )
+    turn_of = {index: call.turn for index, call in known.items()}
+    return checked(_rewarded(one, turn_of, data) if critic else _with_turns(one, turn_of, data.turns))
+
+
+def _with_turns(one: Trajectory, turn_of: Mapping[int, int], turns: Sequence[float]) -> Trajectory:
+    """With the advantages of turns, if they have their own."""
+    if not turns:
+        return one
+    segments = list(one.segments)
+    for at in one.trained_segments:
+        turn = turn_of[segments[at].call]
+        own = turns[turn] if 0 <= turn < len(turns) else one.advantage
+        segments[at] = msgspec.structs.replace(segments[at], advantage=own)
+    return msgspec.structs.replace(one, segments=segments)
+
+
+def _rewarded(one: Trajectory, turn_of: Mapping[int, int], data: DBRecordData) -> Trajectory:
+    """With the rewards of turns after the last segment of each, and the score after the last of all."""
+    segments = list(one.segments)
+    last = {turn_of[segments[at].call]: at for at in one.trained_segments}
+    rewards = {at: data.turns[turn] for turn, at in last.items() if 0 <= turn < len(data.turns)}
+    if one.trained_segments:
+        end = one.trained_segments[-1]
+        rewards[end] = rewards.get(end, 0.0) + float(data.advantage or 0.0)
+    for at, reward in rewards.items():
+        segments[at] = msgspec.structs.replace(segments[at], reward=reward)
+    return msgspec.structs.replace(one, segments=segments)
 
 
 def refuse_untrainable(sampling: Mapping[str, Any]) -> float:
@@ -196,7 +236,7 @@ def _segment(span: Span, call: DispatchedSamplingTask, tokens: _Tokens) -> Segme
         ids = tokens.output if span.kind == "model" else tokens.prompt
         part = stored_slice(span, call.base_length, len(ids))
         if span.kind != "model" or call.context:
-            return Segment(parent=span.parent, ids=ids[part])
+            return Segment(parent=span.parent, ids=ids[part], call=span.call)
         return Segment(
             parent=span.parent,
             ids=ids[part],
@@ -204,6 +244,7 @@ def _segment(span: Span, call: DispatchedSamplingTask, tokens: _Tokens) -> Segme
             log_probs=tokens.log_probs[part],
             versions=version_runs.cut(call.versions, span.start, span.length),
             temperature=refuse_untrainable(call.sampling),
+            call=span.call,
         )
     except ValueError as broken:
         raise BrokenTrajectoryError(f"{call.id}: {broken}.") from None

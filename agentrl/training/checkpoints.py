@@ -10,12 +10,14 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 from pathlib import Path
 
 import msgspec
 import safetensors
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.files.pieces import content_of
@@ -23,7 +25,11 @@ from agentrl.store.documents import CheckpointFile
 from agentrl.training.atomic_directories import whole_directory
 from agentrl.training.learner import Learner
 
+log = logging.getLogger("trainer")
+
 OPTIMIZER_FILE = "optimizer.safetensors"
+CRITIC_FILE = "critic.safetensors"
+"""Weights and optimizer state of the critic, if there is one."""
 PROGRESS_FILE = "trainer.json"
 WEIGHTS_FILE = "model.safetensors"
 
@@ -48,13 +54,15 @@ def name_of(step: int, lineage: str) -> str:
 
 def write_checkpoint(target: Path, learner: Learner, progress: Progress) -> dict[str, CheckpointFile]:
     """Writes it durably; returns size and hash of its files. A call of all ranks, of which one writes."""
-    state = learner.optimizer_state()
+    state, critic = learner.optimizer_state(), learner.critic_state()
     if not learner.leads:
         learner.weights()
         return {}
     with whole_directory(target, durable=True) as directory:
         learner.save(directory)
         save_file(state, directory / OPTIMIZER_FILE)
+        if critic:
+            save_file(critic, directory / CRITIC_FILE)
         whole = msgspec.structs.replace(progress, optimizer=learner.optimizers.names)
         (directory / PROGRESS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1))
         return described(directory)
@@ -69,16 +77,25 @@ def read_progress(directory: Path) -> Progress:
 
 
 def restore_optimizers(directory: Path, learner: Learner) -> bool:
-    """Loads the state of the optimizers. Returns False if the checkpoint has another kind of optimizer; then they begin
-    with fresh state."""
+    """Loads the state of the optimizers, and the critic with its own. Returns False if the checkpoint has another kind
+    of optimizer; then they begin with fresh state, and the critic as a copy of the policy."""
     if _assigned(read_progress(directory).optimizer) != _assigned(learner.optimizers.names):
         return False
-    try:
-        tensors = load_file(directory / OPTIMIZER_FILE)
-    except (OSError, safetensors.SafetensorError) as broken:
-        raise ConfigError(f"{directory / OPTIMIZER_FILE} cannot be read: {broken}.") from broken
-    learner.load_optimizers(tensors, directory)
+    learner.load_optimizers(_read(directory / OPTIMIZER_FILE), directory)
+    if learner.critic is not None:
+        if (directory / CRITIC_FILE).is_file():
+            learner.critic.load(_read(directory / CRITIC_FILE))
+        else:
+            log.warning("%s has no critic: it begins as a copy of the policy", directory)
     return True
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        found: dict[str, Tensor] = load_file(file)
+    except (OSError, safetensors.SafetensorError) as broken:
+        raise ConfigError(f"{file} cannot be read: {broken}.") from broken
+    return found
 
 
 def _assigned(names: dict[str, list[str]]) -> dict[str, list[str]]:

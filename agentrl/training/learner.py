@@ -18,17 +18,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor
 
-from agentrl.training import corrections, losses, memory_limits, parallel, step_metrics
+from agentrl.policies.loss_settings import CriticRule
+from agentrl.training import losses, memory_limits, parallel, step_metrics
 from agentrl.training.activation_checkpoints import Recompute
 from agentrl.training.batch import Batch, Segment, Trajectory, split_by_groups
-from agentrl.training.corrections import Columns, Records
+from agentrl.training.column_passes import ColumnPasses
+from agentrl.training.critic import Critic, ValueScorer, as_critic, required, value_loss
 from agentrl.training.losses import PairFacts, Terms
 from agentrl.training.micro_batch import MicroBatch, collate
 from agentrl.training.optimizers import AdamW, Kind, OptimizerSet, make_optimizers
@@ -39,6 +41,7 @@ from agentrl.training.policy_model import layout_of, load_model, read_companions
 from agentrl.training.step_parts import Facts, Objective, Part, facts_of, in_smaller_parts, of_pairs
 
 log = logging.getLogger("trainer")
+Scorer = TypeVar("Scorer", PairScorer, ValueScorer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,8 @@ class LearnerSettings:
     """On a GPU: compile the layers."""
     parallel: Sizes = field(default_factory=Sizes)
     """The ranks that train together."""
+    critic_rate: float = 0.0
+    """The learning rate of the critic; 0: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class _State(NamedTuple):
 
     weights: dict[str, Tensor]
     optimizers: dict[str, Tensor]
+    critic: dict[str, Tensor]
 
 
 class Learner:
@@ -105,20 +111,26 @@ class Learner:
         self._log_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         model = load_model(directory, dtype=dtype)
         self.layout = layout_of(model)
-        self._scorer = self._prepared(model)
+        self._scorer = self._prepared(PairScorer(model))
         self._reference: PairScorer | None = None
-        self.optimizers = self._new_optimizers()
+        self.optimizers = self._new_optimizers(self.model, settings.learning_rate)
+        self.critic = self._new_critic(directory, dtype) if settings.critic_rate else None
 
-    def _prepared(self, model: transformers.PreTrainedModel) -> PairScorer:
-        scorer = self._parallelism.apply(PairScorer(model))
+    def _prepared(self, scorer: Scorer) -> Scorer:
+        spread = self._parallelism.apply(scorer)
         # In evaluation mode accelerate adds precision and device, and no parallelism of its own.
-        prepared: PairScorer = self.accelerator.prepare_model(scorer, evaluation_mode=True)
+        prepared: Scorer = self.accelerator.prepare_model(spread, evaluation_mode=True)
         return prepared
 
-    def _new_optimizers(self) -> OptimizerSet:
-        fresh = _optimizers_of(self.model, self.settings)
+    def _new_optimizers(self, model: transformers.PreTrainedModel, learning_rate: float) -> OptimizerSet:
+        fresh = _optimizers_of(model, self.settings, learning_rate)
         fresh.replace([self.accelerator.prepare_optimizer(one) for one in fresh.optimizers])
         return fresh
+
+    def _new_critic(self, directory: Path, dtype: torch.dtype) -> Critic:
+        scorer = self._prepared(ValueScorer(as_critic(load_model(directory, dtype=dtype))))
+        model = self.accelerator.unwrap_model(scorer).model
+        return Critic(scorer, model, self._new_optimizers(model, self.settings.critic_rate))
 
     @property
     def model(self) -> transformers.PreTrainedModel:
@@ -127,13 +139,17 @@ class Learner:
         return scorer.model
 
     def new_optimizers(self, learning_rate: float) -> None:
-        """Starts with fresh optimizer state, for another kind of training."""
-        self.optimizers = self._new_optimizers()
-        self.optimizers.set_learning_rate(learning_rate)
+        """Starts with fresh optimizer state, for another kind of training, and with a critic that begins as the
+        policy is now."""
+        self.optimizers = self._new_optimizers(self.model, learning_rate)
+        if self.critic is not None:
+            self.critic.copy_policy(self.model)
+            self.critic.optimizers = self._new_optimizers(self.critic.model, self.settings.critic_rate)
 
     def compare_with(self, directory: Path) -> None:
         """Loads the reference model. It is neither trained nor saved."""
-        self._reference = self._prepared(load_model(directory, dtype=self.model.dtype).requires_grad_(False))
+        reference = load_model(directory, dtype=self.model.dtype).requires_grad_(False)
+        self._reference = self._prepared(PairScorer(reference))
 
     @property
     def leads(self) -> bool:
@@ -152,6 +168,11 @@ class Learner:
     def optimizer_state(self) -> dict[str, Tensor]:
         """The whole state of the optimizers on the rank that leads. A call of all ranks."""
         return self._parallelism.whole(self.optimizers.tensors())
+
+    def critic_state(self) -> dict[str, Tensor]:
+        """Weights and optimizer state of the critic on the rank that leads; empty without a critic. A call of all
+        ranks."""
+        return {} if self.critic is None else self._parallelism.whole(self.critic.tensors())
 
     def load_optimizers(self, tensors: Mapping[str, Tensor], source: Path) -> None:
         """Restores their whole state, which every rank has read from `source`, and keeps its part. A call of all
@@ -182,21 +203,21 @@ class Learner:
         if not parts:
             return StepResult(True, {"pairs": 0.0})
         before = self._state() if len(parts) > 1 else None
+        alone = 0 if objective == "supervised" or objective.critic is None else objective.critic.alone
         measured: list[step_metrics.Measures] = []
         norms: list[float] = []
         applied = True
         for part in parts:
             found, norm = self._gradient_within_memory(
-                self._with_sequences(part, objective, moved=bool(norms)), objective, moved=bool(norms)
+                self._passes().with_sequences(part, objective, moved=bool(norms)), objective, moved=bool(norms)
             )
             measured.append(found.joined(self._parallelism))
             norms.append(norm)
-            applied = math.isfinite(measured[-1].loss) and math.isfinite(norms[-1])
+            applied = all(map(math.isfinite, (measured[-1].loss, norms[-1], measured[-1].critic_norm)))
             if not applied:
                 break
-            self.optimizers.step()
-            self.optimizers.zero_grad()
-        self.optimizers.zero_grad()
+            self._move(learns_policy=batch.step > alone)
+        self._zero_grad()
         if not applied and before is not None:
             self._restore(before)
         metrics = step_metrics.together(measured).summary(supervised=objective == "supervised") | {
@@ -204,11 +225,25 @@ class Learner:
             "gradient_norm": max(norms) if applied else norms[-1],
             "optimizer_steps": float(len(norms)),
             "learning_rate": self.optimizers.learning_rate,
+            **({"critic_learning_rate": self.critic.optimizers.learning_rate} if self.critic is not None else {}),
             "packed_tokens": self._everywhere(sum(part.packed_tokens for part in parts)),
             "unpacked_tokens": float(sum(one.tokens for one in batch.trajectories)),
         }
         self._warn_of_a_gap(metrics.get("mismatch_mean", 0.0), objective)
         return StepResult(applied, metrics)
+
+    def _move(self, *, learns_policy: bool) -> None:
+        """An optimizer step of what has a gradient."""
+        if learns_policy:
+            self.optimizers.step()
+        if self.critic is not None:
+            self.critic.optimizers.step()
+        self._zero_grad()
+
+    def _zero_grad(self) -> None:
+        self.optimizers.zero_grad()
+        if self.critic is not None:
+            self.critic.optimizers.zero_grad()
 
     def _part(self, batch: Batch, objective: Objective) -> Part:
         batch = self._parallelism.share(batch)
@@ -223,7 +258,7 @@ class Learner:
         )
         limit = min(self._tokens, self.settings.tokens_per_batch)
         micros = self._parallelism.in_step(micro_batches(packed, limit, self.layout))
-        return Part(facts, micros, self._columns(micros, facts, objective), sum(map(len, packed)))
+        return Part(facts, micros, self._passes().columns(micros, facts, objective), sum(map(len, packed)))
 
     def _warn_of_a_gap(self, gap: float, objective: Objective) -> None:
         """A difference between engine and trainer moves the ratio of a whole record, and the clip of gspo is narrow."""
@@ -253,7 +288,7 @@ class Learner:
             if not memory_limits.is_out_of_memory(error) or whole or self._parallelism.ranks > 1:
                 raise
         # Not within the handler: the error keeps the tensors of the failed attempt alive.
-        self.optimizers.zero_grad()
+        self._zero_grad()
         if self.accelerator.device.type == "cuda":
             torch.cuda.empty_cache()
         self._tokens = min(self._tokens, too_much) // 2
@@ -268,7 +303,7 @@ class Learner:
 
     def _gradient(self, part: Part, objective: Objective, measured: step_metrics.Measures) -> float:
         """Computes the gradient where the optimizers expect it; returns its norm before clipping."""
-        self.optimizers.zero_grad()
+        self._zero_grad()
         for number, rows_of in enumerate(part.micros):
             micro = self._collated(rows_of)
             own = {name: column[number] for name, column in part.columns.items()}
@@ -279,23 +314,49 @@ class Learner:
             # FSDP averages gradients, but the denominator counts the records of all ranks: the sum is needed.
             self.accelerator.backward(loss * self._parallelism.ranks)
             measured.add(loss, scored, terms, facts, ages)
+            if objective != "supervised" and objective.critic is not None:
+                self._add_gradient_of_values(micro, own, part.facts, objective.critic, measured)
             self._on_progress()
         if objective != "supervised" and objective.denominator == "kept":
             self._count_kept_only(measured)
-        norm = self.accelerator.clip_grad_norm_(self._scorer.parameters(), self.settings.max_gradient_norm)
+        if self.critic is not None:
+            measured.critic_norm = self._clipped(self.critic.scorer)
+        return self._clipped(self._scorer)
+
+    def _clipped(self, scorer: torch.nn.Module) -> float:
+        """Scales a gradient that is too long; returns its norm before."""
+        norm = self.accelerator.clip_grad_norm_(scorer.parameters(), self.settings.max_gradient_norm)
         return parallel.as_number(norm)
+
+    def _add_gradient_of_values(
+        self,
+        micro: MicroBatch,
+        own: Mapping[str, Tensor],
+        facts: Facts,
+        rule: CriticRule,
+        measured: step_metrics.Measures,
+    ) -> None:
+        values = required(self.critic).scorer(micro)
+        found = value_loss(values, own["value"], own["returns"], rule)
+        self.accelerator.backward(found.loss.sum() / facts.whole.pairs * self._parallelism.ranks)
+        measured.add_values(found, own["value"], own["returns"])
 
     def _state(self) -> _State:
         # On the processor: the device of the model has the least room.
         kept = [
             {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
-            for tensors in (self.model.state_dict(), self.optimizers.tensors())
+            for tensors in (self.model.state_dict(), self.optimizers.tensors(), self._own_critic_tensors())
         ]
         return _State(*kept)
 
     def _restore(self, state: _State) -> None:
         self.model.load_state_dict(state.weights)
         self.optimizers.load(state.optimizers)
+        if self.critic is not None:
+            self.critic.load(state.critic)
+
+    def _own_critic_tensors(self) -> dict[str, Tensor]:
+        return {} if self.critic is None else self.critic.tensors()
 
     @torch.no_grad()
     def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -329,56 +390,17 @@ class Learner:
     def _collated(self, part: Sequence[Row]) -> MicroBatch:
         return collate(part, self.layout, self.accelerator.device, self._log_dtype)
 
-    @torch.no_grad()
-    def _columns(self, micros: Sequence[Sequence[Row]], facts: Facts, objective: Objective) -> Columns:
-        """What the loss needs besides the policy, before the first gradient of the batch."""
-        if objective == "supervised":
-            return {}
-        columns: Columns = {}
-        if self._reference is not None:
-            with self.accelerator.autocast():
-                columns["reference"] = [self._reference(self._collated(part)).log_probs for part in micros]
-        if not objective.needs_proximal:
-            return columns
-        proximal = columns["proximal"] = [self._scorer(self._collated(part)).log_probs for part in micros]
-        records = self._records(micros, facts)
-        if objective.corrects:
-            log_rho = [old - micro for old, micro in zip(proximal, self._behaviour(micros), strict=True)]
-            columns |= corrections.columns_of(log_rho, records, objective, self._summed)
-        if objective.reference_weight and objective.reference_in == "reward":
-            if "reference" not in columns:
-                raise losses.no_reference()
-            apart = [old - first for old, first in zip(proximal, columns["reference"], strict=True)]
-            columns["shift"] = corrections.reward_shift(apart, records, facts.groups, objective.reference_weight)
-        return columns
-
-    @torch.no_grad()
-    def _with_sequences(self, part: Part, objective: Objective, *, moved: bool) -> Part:
-        """With the log-ratio of each record at the weights of now, if the loss is one of whole records."""
-        if objective == "supervised" or objective.kind != "gspo":
-            return part
-        proximal = part.columns.get("proximal")
-        if moved or proximal is None:
-            now = [self._scorer(self._collated(rows_of)).log_probs for rows_of in part.micros]
-        else:
-            now = proximal
-        decoupled = objective.ratio == "decoupled" and proximal is not None
-        before = proximal if decoupled and proximal is not None else self._behaviour(part.micros)
-        records = self._records(part.micros, part.facts)
-        mean = records.means([one - other for one, other in zip(now, before, strict=True)])
-        return part._replace(columns=part.columns | {"sequence": records.spread(mean)})
-
-    def _behaviour(self, micros: Sequence[Sequence[Row]]) -> list[Tensor]:
-        device, dtype = self.accelerator.device, self._log_dtype
-        columns = (np.concatenate([row.pairs.behaviour for row in part]) for part in micros)
-        return [torch.from_numpy(column).to(device=device, dtype=dtype) for column in columns]
-
-    def _records(self, micros: Sequence[Sequence[Row]], facts: Facts) -> Records:
-        columns = (np.concatenate([row.pairs.record for row in part]) for part in micros)
-        return Records([torch.from_numpy(one).to(self.accelerator.device) for one in columns], facts.pairs_of_record)
-
-    def _summed(self, values: Tensor) -> Tensor:
-        return self._parallelism.summed(values)
+    def _passes(self) -> ColumnPasses:
+        return ColumnPasses(
+            self._scorer,
+            self._reference,
+            self.critic,
+            collated=self._collated,
+            summed=self._parallelism.summed,
+            autocast=self.accelerator.autocast,
+            device=self.accelerator.device,
+            dtype=self._log_dtype,
+        )
 
 
 def _terms(log_probs: Tensor, facts: PairFacts, objective: Objective) -> Terms:
@@ -387,13 +409,15 @@ def _terms(log_probs: Tensor, facts: PairFacts, objective: Objective) -> Terms:
     return losses.policy_terms(log_probs, facts, objective)
 
 
-def _optimizers_of(model: transformers.PreTrainedModel, settings: LearnerSettings) -> OptimizerSet:
+def _optimizers_of(
+    model: transformers.PreTrainedModel, settings: LearnerSettings, learning_rate: float
+) -> OptimizerSet:
     untyped: Any = model
     ends = (untyped.get_input_embeddings(), untyped.get_output_embeddings())
     return make_optimizers(
         model.named_parameters(),
         settings.optimizer,
-        learning_rate=settings.learning_rate,
+        learning_rate=learning_rate,
         adamw=settings.adamw,
         weight_decay=settings.weight_decay,
         decay_all=settings.decay_all,

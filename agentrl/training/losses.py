@@ -153,7 +153,7 @@ def pair_weights(
 
 
 def _grpo(pairs: _Pairs, loss: PolicyLoss) -> _Gain:
-    """min(r A, clip(r) A)"""
+    """min(r A, clip(r) A); ppo is the same with the advantages of a critic."""
     gain, touched = _clipped(pairs.r, pairs)
     if loss.dual_clip is not None:
         advantage = pairs.facts.advantage
@@ -206,6 +206,7 @@ _FORMS: Mapping[LossKind, Callable[[_Pairs, PolicyLoss], _Gain]] = {
     "cispo": _cispo,
     "minirl": _minirl,
     "ce-grpo": _ce_grpo,
+    "ppo": _grpo,
 }
 
 

@@ -36,6 +36,8 @@ class MicroBatch:
     record: Tensor
     behaviour: Tensor
     version: Tensor
+    order: Tensor
+    """The place of the token among those that its record trains."""
 
 
 def collate(rows: Sequence[Row], layout: Layout, device: torch.device, dtype: torch.dtype) -> MicroBatch:
@@ -73,6 +75,7 @@ def collate(rows: Sequence[Row], layout: Layout, device: torch.device, dtype: to
         record=joined(row.pairs.record for row in rows),
         behaviour=joined((row.pairs.behaviour for row in rows), dtype),
         version=joined(row.pairs.version for row in rows),
+        order=joined(row.pairs.order for row in rows),
     )
 
 

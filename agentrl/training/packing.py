@@ -34,6 +34,8 @@ class Pairs:
     """Index of the trajectory in its batch."""
     behaviour: Array
     version: Array
+    order: Array
+    """The place of the token among those that its record trains, in the order of time."""
 
     def __len__(self) -> int:
         return len(self.target)
@@ -100,34 +102,47 @@ def _by_group(trajectories: Sequence[Trajectory]) -> list[list[int]]:
     return list(groups.values())
 
 
+class _Shown(NamedTuple):
+    segment: Segment
+    start: int
+    """Where it begins in the branch."""
+    first: int
+    """How many tokens its record trains before it."""
+
+
 class _Branch(NamedTuple):
     """The ids from the root to a leaf of a trajectory."""
 
     trajectory: int
     """Index of the trajectory in its batch."""
     ids: Array
-    shown: list[tuple[Segment, int]]
-    """The segments that no earlier branch shows, with the places where they begin."""
+    shown: list[_Shown]
+    """The segments that no earlier branch shows."""
 
     def new_tokens(self, known: int) -> int:
         """How many tokens no earlier branch shows, apart from the first `known` ones."""
-        ends = ((start, start + len(segment.ids)) for segment, start in self.shown)
+        ends = ((one.start, one.start + len(one.segment.ids)) for one in self.shown)
         return sum(max(0, end - max(start, known)) for start, end in ends)
 
 
 def _branches(index: int, trajectory: Trajectory) -> Iterator[_Branch]:
     parents = {segment.parent for segment in trajectory.segments}
+    before: dict[int, int] = {}
+    trained = 0
+    for at in trajectory.trained_segments:
+        before[at] = trained
+        trained += len(trajectory.segments[at].ids)
     done: set[int] = set()
     for leaf in range(len(trajectory.segments)):
         if leaf in parents:
             continue
-        shown: list[tuple[Segment, int]] = []
+        shown: list[_Shown] = []
         start = 0
         path = path_to(trajectory, leaf)
         for at in path:
             segment = trajectory.segments[at]
             if at not in done:
-                shown.append((segment, start))
+                shown.append(_Shown(segment, start, before.get(at, 0)))
             start += len(segment.ids)
         done.update(path)
         yield _Branch(index, _joined([trajectory.segments[at].ids for at in path]), shown)
@@ -222,16 +237,24 @@ class _PrefixTree:
         return order, depths, [end_of[node] for node in order]
 
 
-_Trained = tuple[int, Segment, Array]
-"""The index of the trajectory, a segment that trains, and the place of each token's parent in the row."""
+class _Trained(NamedTuple):
+    trajectory: int
+    """Its index in the batch."""
+    segment: Segment
+    parents: Array
+    """The place of each token's parent in the row."""
+    first: int
+    """How many tokens the record trains before it."""
 
 
 def _trained(branch: _Branch, places: Array) -> list[_Trained]:
     """`places`: where the branch's ids stand in the row."""
     return [
-        (branch.trajectory, segment, places[start - 1 : start - 1 + len(segment.ids)])
-        for segment, start in branch.shown
-        if segment.trains and len(segment.ids)
+        _Trained(
+            branch.trajectory, one.segment, places[one.start - 1 : one.start - 1 + len(one.segment.ids)], one.first
+        )
+        for one in branch.shown
+        if one.segment.trains and len(one.segment.ids)
     ]
 
 
@@ -242,18 +265,19 @@ def _linear_row(branch: _Branch) -> Row:
 
 
 def _row(ids: Array, positions: Array, ends: Array, trained: Sequence[_Trained]) -> Row:
-    segments = [segment for _, segment, _ in trained]
+    segments = [one.segment for one in trained]
     sizes = [len(segment.ids) for segment in segments]
-    parents = _joined([places for _, _, places in trained])
+    parents = _joined([one.parents for one in trained])
     temperatures = np.repeat([segment.temperature for segment in segments], sizes)
     # Siblings with one temperature need the same logits.
     asked, which = np.unique(np.stack((parents, temperatures)), axis=1, return_inverse=True)
     pairs = Pairs(
         asked=which.reshape(-1),
         target=_joined([segment.ids for segment in segments]),
-        record=np.repeat([index for index, _, _ in trained], sizes).astype(np.int64),
+        record=np.repeat([one.trajectory for one in trained], sizes).astype(np.int64),
         behaviour=_joined([segment.log_probs for segment in segments]),
         version=version_of_each_token(segments),
+        order=_joined([one.first + np.arange(size) for one, size in zip(trained, sizes, strict=True)]),
     )
     return Row(ids, positions, ends, asked[0].astype(np.int64), asked[1], pairs)
 

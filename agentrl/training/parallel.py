@@ -18,7 +18,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,7 +38,10 @@ from agentrl.training.packing import Pairs, Row
 from agentrl.training.policy_model import compile_layers, layers_of
 
 if TYPE_CHECKING:
+    from agentrl.training.critic import ValueScorer
     from agentrl.training.pair_scores import PairScorer
+
+    Scorer = TypeVar("Scorer", PairScorer, ValueScorer)
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -119,7 +122,7 @@ class Parallelism:
         """Whether this rank writes files and knows the store."""
         return self.rank == 0
 
-    def apply(self, scorer: PairScorer) -> PairScorer:
+    def apply(self, scorer: Scorer) -> Scorer:
         """Changes the scorer and its model in place."""
         compiled = self._plan.compiled and self._device.type == "cuda"
         # The compiler itself computes again what is cheap.
@@ -207,12 +210,12 @@ def _mesh(sizes: Sizes, device: torch.device) -> DeviceMesh | None:
     return init_device_mesh(device.type, (sizes.replicate, sizes.shard), mesh_dim_names=MESH)
 
 
-def _compile(scorer: PairScorer, *, wanted: bool) -> None:
+def _compile(scorer: PairScorer | ValueScorer, *, wanted: bool) -> None:
     if wanted:
         compile_layers(scorer.model)
 
 
-def _shard(scorer: PairScorer, mesh: DeviceMesh | None) -> None:
+def _shard(scorer: PairScorer | ValueScorer, mesh: DeviceMesh | None) -> None:
     """FSDP2: each rank of a row of the mesh keeps a part of every parameter; rows are replicas of each other."""
     if mesh is None:
         return
@@ -226,5 +229,12 @@ def _shard(scorer: PairScorer, mesh: DeviceMesh | None) -> None:
 def _idle_row() -> Row:
     """One token, of which nothing is wanted."""
     one = np.zeros(1, dtype=np.int64)
-    pairs = Pairs(asked=_NO_INDICES, target=_NO_INDICES, record=_NO_INDICES, behaviour=_NO_NUMBERS, version=_NO_INDICES)
+    pairs = Pairs(
+        asked=_NO_INDICES,
+        target=_NO_INDICES,
+        record=_NO_INDICES,
+        behaviour=_NO_NUMBERS,
+        version=_NO_INDICES,
+        order=_NO_INDICES,
+    )
     return Row(ids=one, positions=one, ends=one + 1, asked_at=_NO_INDICES, temperatures=_NO_NUMBERS, pairs=pairs)

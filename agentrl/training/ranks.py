@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -72,8 +72,7 @@ class Score(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gather(msgspec.Struct, frozen=True, tag=True):
-    optimizers: bool
-    """Their state, not the weights."""
+    what: Literal["weights", "optimizers", "critic"]
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
@@ -134,12 +133,16 @@ class LeadingLearner(Learner):
         super().compare_with(directory)
 
     def weights(self) -> dict[str, Tensor]:
-        self._channel.send(Gather(optimizers=False))
+        self._channel.send(Gather("weights"))
         return super().weights()
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        self._channel.send(Gather(optimizers=True))
+        self._channel.send(Gather("optimizers"))
         return super().optimizer_state()
+
+    def critic_state(self) -> dict[str, Tensor]:
+        self._channel.send(Gather("critic"))
+        return super().critic_state()
 
     def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         self._channel.send(Score([list(one) for one in sequences]))
@@ -208,8 +211,8 @@ def _make(call: Call, learner: Learner) -> None:
             learner.new_optimizers(learning_rate)
         case Score(sequences):
             learner.log_probs(sequences)
-        case Gather(optimizers):
-            learner.optimizer_state() if optimizers else learner.weights()
+        case Gather(what):
+            {"weights": learner.weights, "optimizers": learner.optimizer_state, "critic": learner.critic_state}[what]()
         case Train(batch, loss, learning_rate, optimizer_steps):
             learner.train(
                 batch,

@@ -78,8 +78,17 @@ def settings_of(config: RunConfig) -> LearnerSettings:
         precision=training.precision,
         recompute=training.recompute,
         compiled=training.compile,
+        critic_rate=critic_rate(config),
         parallel=Sizes(shard=training.parallel.shard, replicate=training.parallel.replicate),
     )
+
+
+def critic_rate(config: RunConfig) -> float:
+    """0 without a critic."""
+    training = config.training
+    if training.advantage != "gae" or training.loss == "sft":
+        return 0.0
+    return float(training.critic.learning_rate or training.learning_rate)
 
 
 async def take_over(

@@ -10,12 +10,13 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from agentrl.telemetry import loss_terms
+from agentrl.training.critic import ValueLoss
 from agentrl.training.losses import LOG_RATIO_LIMIT, PairFacts, Terms
 from agentrl.training.pair_scores import Scored
 from agentrl.training.parallel import Parallelism
@@ -32,6 +33,8 @@ class Measures:
         """`moved`: the weights have changed since the batch began."""
         self._moved = moved
         self.loss = 0.0
+        self.critic_norm = 0.0
+        """Of the gradient of the critic, over all ranks."""
         self._columns: dict[str, list[Tensor]] = {}
 
     @torch.no_grad()
@@ -53,9 +56,21 @@ class Measures:
         ):
             self._columns.setdefault(name, []).append(column.detach().double().cpu())
 
+    @torch.no_grad()
+    def add_values(self, found: ValueLoss, before: Tensor, returns: Tensor) -> None:
+        """What the critic expected, and should have expected, of the pairs of a micro-batch."""
+        for name, column in (
+            ("value_loss", found.loss),
+            ("value", before),
+            ("returns", returns),
+            (loss_terms.metric_of("value"), found.held),
+        ):
+            self._columns.setdefault(name, []).append(column.detach().double().cpu())
+
     def joined(self, parallelism: Parallelism) -> Measures:
         """With what all ranks have measured."""
         whole = Measures(moved=self._moved)
+        whole.critic_norm = self.critic_norm
         whole.loss = float(parallelism.summed(torch.tensor(self.loss, dtype=torch.float64)))
         columns = parallelism.joined({name: torch.cat(columns) for name, columns in self._columns.items()})
         whole._columns = {name: [column] for name, column in columns.items()}
@@ -96,6 +111,7 @@ class Measures:
             }
             | {name: float(column.mean()) for name, column in whole.items() if loss_terms.is_term(name)}
             | ({"kl_reference": _k3(whole["log_reference"])} if "log_reference" in whole else {})
+            | (_of_values(whole, self.critic_norm) if "value" in whole else {})
             | _drift(difference)
             | _by_age(difference, whole["age"])
             | _mismatch(difference[fresh])
@@ -106,10 +122,27 @@ def together(parts: Sequence[Measures]) -> Measures:
     """Joins all optimizer steps of a batch. Each has its own denominator, so losses are averaged."""
     whole = Measures()
     whole.loss = math.fsum(part.loss for part in parts) / len(parts)
+    whole.critic_norm = max(part.critic_norm for part in parts)
     for part in parts:
         for name, columns in part._columns.items():
             whole._columns.setdefault(name, []).extend(columns)
     return whole
+
+
+def _of_values(whole: Mapping[str, Tensor], norm: float) -> Metrics:
+    """How well the critic expected the returns, before it learned from them."""
+    values, returns = whole["value"], whole["returns"]
+    spread = float(returns.var(unbiased=False))
+    found = {
+        "value_loss": float(whole["value_loss"].mean()),
+        "value_mean": float(values.mean()),
+        "return_mean": float(returns.mean()),
+        "critic_gradient_norm": norm,
+    }
+    if spread > 0:
+        # 1: the critic knows everything; 0: no more than the mean; below 0: less than that.
+        found["explained_variance"] = 1 - float((returns - values).var(unbiased=False)) / spread
+    return found
 
 
 def _by_age(difference: Tensor, ages: Tensor) -> Metrics:

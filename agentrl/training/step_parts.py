@@ -17,19 +17,27 @@ from torch import Tensor
 
 from agentrl.policies.loss_settings import Aggregation, PolicyLoss
 from agentrl.training import losses, memory_limits
-from agentrl.training.batch import Batch
+from agentrl.training.batch import Array, Batch, Trajectory
 from agentrl.training.corrections import MASK, Columns
 from agentrl.training.losses import Denominator, PairFacts
 from agentrl.training.micro_batch import MicroBatch
 from agentrl.training.packing import Row
 
 Objective = PolicyLoss | Literal["supervised"]
+_NO_NUMBERS = np.empty(0)
 
 
 class Facts(NamedTuple):
     """Facts about the records and versions of one optimizer step, as tensors that pairs index."""
 
     advantages: Tensor
+    """Of each trained token: record after record, each in the order of time."""
+    rewards: Tensor
+    """The same; what the environment gave after the token."""
+    first: Tensor
+    """For each record: where its tokens begin in these columns."""
+    capped: Tensor
+    """Whether no token of a record may get a positive advantage."""
     decays: Tensor
     """Whether the bounds of a record's ratios tighten with age."""
     groups: Tensor
@@ -72,8 +80,13 @@ def facts_of(
     if objective != "supervised" and objective.decay is not None:
         decay, ages = objective.decay, batch.ages_s or batch.ages
         bounds = torch.tensor([decay.bounds(-ages[one], 0) for one in versions], dtype=dtype, device=device)
+    of_tokens = [_of_tokens(one) for one in batch.trajectories]
+    advantages, rewards = (np.concatenate([_NO_NUMBERS, *[one[side] for one in of_tokens]]) for side in (0, 1))
     return Facts(
-        advantages=torch.tensor([one.advantage for one in batch.trajectories], dtype=dtype, device=device),
+        advantages=torch.from_numpy(advantages).to(device=device, dtype=dtype),
+        rewards=torch.from_numpy(rewards).to(device=device, dtype=dtype),
+        first=torch.from_numpy(np.cumsum(pairs_of) - pairs_of).to(device),
+        capped=torch.tensor([one.capped for one in batch.trajectories], dtype=torch.bool, device=device),
         decays=torch.tensor([one.decays for one in batch.trajectories], dtype=torch.bool, device=device),
         groups=torch.tensor(groups, dtype=torch.int64, device=device),
         pairs_of_record=torch.from_numpy(pairs_of).to(device=device, dtype=dtype),
@@ -82,6 +95,19 @@ def facts_of(
         ages=torch.tensor([batch.ages[one] for one in versions], device=device),
         bounds=bounds,
     )
+
+
+def _of_tokens(one: Trajectory) -> tuple[Array, Array]:
+    """Advantage and reward of each token that it trains, in the order of time."""
+    segments = [one.segments[index] for index in one.trained_segments]
+    sizes = [len(segment.ids) for segment in segments]
+    own = [one.advantage if segment.advantage is None else segment.advantage for segment in segments]
+    rewards = np.zeros(sum(sizes))
+    if len(rewards):
+        # What follows a turn without tokens is given after the last token before it.
+        last = np.maximum(np.cumsum(sizes) - 1, 0)
+        np.add.at(rewards, last, [segment.reward for segment in segments])
+    return np.repeat(np.asarray(own, dtype=np.float64), sizes), rewards
 
 
 def numbered(names: Sequence[str]) -> list[int]:
@@ -111,7 +137,7 @@ def of_pairs(
         lower, upper = facts.bounds[version].unbind(-1)
         # Bounds that no ratio leaves, for records that do not decay.
         bounds = torch.where(decays, lower, 0.0), torch.where(decays, upper, math.inf)
-    advantage = facts.advantages[micro.record]
+    advantage = own["advantage"] if "advantage" in own else facts.advantages[facts.first[micro.record] + micro.order]
     pairs = PairFacts(
         micro.behaviour,
         advantage + own["shift"] if "shift" in own else advantage,

@@ -21,7 +21,7 @@ def recipe(name: str) -> Loaded:
 
 
 def test_every_recipe_is_named_after_its_file_and_extends_the_base() -> None:
-    assert NAMES == ["decoupled", "evaluate", "grpo", "gspo", "minirl", "sft"]
+    assert NAMES == ["decoupled", "evaluate", "grpo", "gspo", "minirl", "ppo", "sft"]
     for name in NAMES:
         loaded = recipe(name)
         assert (loaded.config.name, loaded.config.dir) == (name, str(CHECKOUT / "runs" / name))
@@ -48,6 +48,7 @@ def test_all_recipes_read_the_same_data() -> None:
         ("minirl", "minirl", "decoupled", "record-sum"),
         ("gspo", "gspo", "bypass", "record-mean"),
         ("decoupled", "grpo", "decoupled", "token-mean"),
+        ("ppo", "ppo", "bypass", "token-mean"),
     ],
 )
 def test_recipes_of_losses_have_the_loss_of_their_name(name: str, kind: str, ratio: str, aggregation: str) -> None:

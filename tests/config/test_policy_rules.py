@@ -9,7 +9,7 @@ import pytest
 from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
 from agentrl.policies.freshness import Freshness
-from agentrl.policies.loss_settings import PolicyLoss
+from agentrl.policies.loss_settings import CriticRule, PolicyLoss
 
 
 def config_of(training: dict[str, Any], **environments: dict[str, Any]) -> RunConfig:
@@ -36,6 +36,7 @@ def test_every_key_about_groups_reaches_the_rule() -> None:
         "cap_malformed": True,
         "turn_spread": 0.1,
         "overlong": {"begins": 100, "full": 200, "penalty": 0.5},
+        "turn_discount": 0.9,
     }
     changed = policy_rules.group_rule(config_of(other))
     assert [name for name in usual.__slots__ if getattr(usual, name) == getattr(changed, name)] == []
@@ -66,6 +67,10 @@ def test_every_key_about_the_loss_reaches_it() -> None:
     masks = policy_rules.policy_loss(config_of({"masks": given}).training, longest=0).masks
     assert [getattr(masks, name) for name in given] == [(0.5, 5.0), (0.1, 10.0), (0.99, 1.01), 0.1, 0.2]
     assert not usual.masks.active
+    critic = {"discount": 0.9, "trace": 0.8, "clip": 0.1, "normalise": False, "alone": 2}
+    ppo = policy_rules.policy_loss(config_of({"loss": "ppo", "critic": critic}).training, longest=0)
+    assert ppo.critic == CriticRule(**critic)  # type: ignore[arg-type]
+    assert usual.critic is None
     fixed = policy_rules.policy_loss(config_of({"aggregation": "dr-grpo"}).training, longest=128)
     assert (fixed.aggregation, fixed.longest) == ("dr-grpo", 128)
 
@@ -92,11 +97,13 @@ def test_each_form_of_the_loss_has_defaults_of_its_own_that_the_file_overrides()
         ({"loss": "minirl", "weight_cap": 2.0}, "would count the same difference twice"),
         ({"loss": "gspo", "aggregation": "token-mean"}, "must be record-mean"),
         ({"loss": "gspo", "strategy": "decay", "hard_bound": 4}, "gspo has one ratio for a record"),
-        ({"loss": "cispo", "dual_clip": 3.0}, "dual_clip belongs to the loss grpo"),
+        ({"loss": "cispo", "dual_clip": 3.0}, "dual_clip belongs to the losses grpo and ppo"),
         ({"masks": {"token": [0.5]}}, "masks.token must be two numbers"),
         ({"masks": {"sequence": [2.0, 3.0]}}, "must contain 1"),
         ({"reference": "initial", "reference_weight": 0.1, "reference_in": "reward"}, "divide_by_std: false"),
         ({"loss": "gpro"}, "grpo"),
+        ({"loss": "ppo", "advantage": "grpo"}, "needs the advantages of a critic"),
+        ({"loss": "ppo", "normalise": True, "balance": True}, "normalise and balance are for advantages of groups"),
         ({"overlong": {"begins": 200, "full": 100, "penalty": 1.0}}, "must grow over some tokens"),
     ],
 )

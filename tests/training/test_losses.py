@@ -329,7 +329,7 @@ def test_the_denominator_is_one_number(lengths: list[int]) -> None:
 
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"kind": "cispo", "ratio_cap": 5.0, "dual_clip": 3.0}, "dual_clip belongs to the loss grpo"),
+    ({"kind": "cispo", "ratio_cap": 5.0, "dual_clip": 3.0}, "dual_clip belongs to the losses grpo and ppo"),
     ({"kept_above": 0.5}, "belong to the loss ce-grpo"),
     ({"ratio_cap": 5.0}, "belongs to the losses cispo and minirl"),
     ({"kind": "cispo"}, "needs a ratio_cap"),

@@ -1,0 +1,119 @@
+"""What the loss of a pair needs besides the policy, computed in passes of their own before the first gradient.
+
+Invariants:
+- π_old and the values of the critic are those before the first optimizer step of a batch;
+- what belongs to a whole record covers all of its pairs, over all micro-batches;
+- nothing here has a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.policies.loss_settings import CriticRule, PolicyLoss
+from agentrl.training import corrections, losses
+from agentrl.training.corrections import Columns, Records, SumOverProcesses
+from agentrl.training.critic import Critic, required, targets_of
+from agentrl.training.micro_batch import MicroBatch
+from agentrl.training.packing import Row
+from agentrl.training.pair_scores import PairScorer
+from agentrl.training.step_parts import Facts, Objective, Part
+
+
+class ColumnPasses:
+    def __init__(
+        self,
+        scorer: PairScorer,
+        reference: PairScorer | None,
+        critic: Critic | None,
+        *,
+        collated: Callable[[Sequence[Row]], MicroBatch],
+        summed: SumOverProcesses,
+        autocast: Callable[[], AbstractContextManager[None]],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """`dtype` is that of log-probs."""
+        self._scorer, self._reference, self._critic = scorer, reference, critic
+        self._collated, self._summed, self._autocast = collated, summed, autocast
+        self._device, self._dtype = device, dtype
+
+    @torch.no_grad()
+    def columns(self, micros: Sequence[Sequence[Row]], facts: Facts, objective: Objective) -> Columns:
+        """What the loss needs besides the policy, before the first gradient of the batch."""
+        if objective == "supervised" or not micros:
+            return {}
+        columns: Columns = {}
+        if self._reference is not None:
+            with self._autocast():
+                columns["reference"] = [self._reference(self._collated(part)).log_probs for part in micros]
+        if objective.needs_proximal:
+            columns |= self._before(micros, facts, objective, columns.get("reference"))
+        if objective.critic is not None:
+            columns |= self._expected(micros, facts, objective.critic, columns.pop("penalty", None))
+        return columns
+
+    def _before(
+        self, micros: Sequence[Sequence[Row]], facts: Facts, objective: PolicyLoss, reference: list[Tensor] | None
+    ) -> Columns:
+        """What follows from the log-probs of the policy before the step."""
+        columns: Columns = {}
+        proximal = columns["proximal"] = [self._scorer(self._collated(part)).log_probs for part in micros]
+        records = self._records(micros, facts)
+        if objective.corrects:
+            log_rho = [old - micro for old, micro in zip(proximal, self._behaviour(micros), strict=True)]
+            columns |= corrections.columns_of(log_rho, records, objective, self._summed)
+        if objective.distance_in_reward:
+            if reference is None:
+                raise losses.no_reference()
+            weight, apart = (
+                objective.reference_weight,
+                [old - first for old, first in zip(proximal, reference, strict=True)],
+            )
+            if objective.critic is not None:
+                columns["penalty"] = [weight * one for one in apart]
+            else:
+                columns["shift"] = corrections.reward_shift(apart, records, facts.groups, weight)
+        return columns
+
+    def _expected(
+        self, micros: Sequence[Sequence[Row]], facts: Facts, rule: CriticRule, penalty: list[Tensor] | None
+    ) -> Columns:
+        """Advantages and targets from the values of the critic before the step."""
+        scorer = required(self._critic).scorer
+        collated = map(self._collated, micros)
+        values, places = [], []
+        for micro in collated:
+            values.append(scorer(micro).to(self._dtype))
+            places.append((micro.record, micro.order))
+        found = targets_of(values, penalty, places, facts, rule, self._summed)
+        return {"advantage": found.advantage, "value": found.value, "returns": found.returns}
+
+    @torch.no_grad()
+    def with_sequences(self, part: Part, objective: Objective, *, moved: bool) -> Part:
+        """With the log-ratio of each record at the weights of now, if the loss is one of whole records."""
+        if objective == "supervised" or objective.kind != "gspo":
+            return part
+        proximal = part.columns.get("proximal")
+        if moved or proximal is None:
+            now = [self._scorer(self._collated(rows_of)).log_probs for rows_of in part.micros]
+        else:
+            now = proximal
+        decoupled = objective.ratio == "decoupled" and proximal is not None
+        before = proximal if decoupled and proximal is not None else self._behaviour(part.micros)
+        records = self._records(part.micros, part.facts)
+        mean = records.means([one - other for one, other in zip(now, before, strict=True)])
+        return part._replace(columns=part.columns | {"sequence": records.spread(mean)})
+
+    def _behaviour(self, micros: Sequence[Sequence[Row]]) -> list[Tensor]:
+        columns = (np.concatenate([row.pairs.behaviour for row in part]) for part in micros)
+        return [torch.from_numpy(column).to(device=self._device, dtype=self._dtype) for column in columns]
+
+    def _records(self, micros: Sequence[Sequence[Row]], facts: Facts) -> Records:
+        columns = (np.concatenate([row.pairs.record for row in part]) for part in micros)
+        return Records([torch.from_numpy(one).to(self._device) for one in columns], facts.pairs_of_record)

@@ -1,0 +1,179 @@
+"""The critic of PPO: a second model that expects, before each token, what the rest of the record will bring.
+
+It is the policy's architecture with one number in the place of the logits, has a learning rate of its own, and begins
+as a copy of the policy whose values are all 0.
+
+Invariants:
+- a value belongs to a (record, token) pair and depends on the tokens before it alone, so packing changes nothing;
+- values and returns of a batch are those of the critic before the first optimizer step;
+- what is saved is tensors by name, whole ones, whatever the plan of parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor
+
+from agentrl.errors import ConfigError
+from agentrl.policies.loss_settings import CriticRule
+from agentrl.training.corrections import SumOverProcesses
+from agentrl.training.micro_batch import MicroBatch
+from agentrl.training.optimizers import OptimizerSet
+from agentrl.training.parallel import like
+from agentrl.training.returns import generalised_advantages
+from agentrl.training.step_parts import Facts
+
+_WEIGHTS = "weights/"
+_OPTIMIZER = "optimizer/"
+
+
+class ValueScorer(torch.nn.Module):
+    """The critic as a function from a micro-batch to the value before each pair's token."""
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        model: Any = self.model
+        tree = {} if batch.tree is None else {"tree": batch.tree}
+        hidden = model.get_decoder()(
+            input_ids=batch.ids, position_ids=batch.positions, use_cache=False, **tree
+        ).last_hidden_state[batch.asked_row, batch.asked_at]
+        head = model.get_output_embeddings()
+        with torch.autocast(hidden.device.type, enabled=False):
+            values: Tensor = head(hidden.to(head.weight.dtype))[:, 0]
+        return values[batch.asked]
+
+
+def as_critic(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """The model with one number instead of logits, which is 0 at first. Changes it in place."""
+    model.config.tie_word_embeddings = False
+    untyped: Any = model
+    head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1, dtype=model.dtype, device=model.device)
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    untyped.set_output_embeddings(head)
+    return model
+
+
+class Targets(NamedTuple):
+    """Columns of pairs, one tensor for each micro-batch."""
+
+    advantage: list[Tensor]
+    value: list[Tensor]
+    """What the critic expected before the step."""
+    returns: list[Tensor]
+    """What it should have expected."""
+
+
+class ValueLoss(NamedTuple):
+    loss: Tensor
+    """Of each pair."""
+    held: Tensor
+    """Where the clip took the gradient away."""
+
+
+def value_loss(values: Tensor, before: Tensor, returns: Tensor, rule: CriticRule) -> ValueLoss:
+    """Half the squared error; if it is larger, that of the value at most `clip` away from the one before the step."""
+    free = 0.5 * (values - returns) ** 2
+    if not rule.clip:
+        return ValueLoss(free, torch.zeros_like(values, dtype=torch.bool))
+    near = before + (values - before).clamp(-rule.clip, rule.clip)
+    bound = 0.5 * (near - returns) ** 2
+    return ValueLoss(torch.maximum(free, bound), (bound > free).detach())
+
+
+def targets_of(
+    values: Sequence[Tensor],
+    penalty: Sequence[Tensor] | None,
+    places: Sequence[tuple[Tensor, Tensor]],
+    facts: Facts,
+    rule: CriticRule,
+    summed: SumOverProcesses,
+) -> Targets:
+    """`values` and `penalty` are columns of pairs; the penalty is taken from the reward of its token. `places`: the
+    record and the order of each pair."""
+    index = [facts.first[record] + order for record, order in places]
+    record = torch.repeat_interleave(
+        torch.arange(len(facts.first), device=facts.first.device), facts.pairs_of_record.long()
+    )
+    expected = _in_time(values, index, len(record))
+    rewards = facts.rewards if penalty is None else facts.rewards - _in_time(penalty, index, len(record))
+    advantages = generalised_advantages(expected, rewards.to(expected.dtype), record, rule)
+    returns = advantages + expected
+    if rule.normalise:
+        advantages = _normalised(advantages, summed)
+    advantages = torch.where(facts.capped[record], advantages.clamp(max=0.0), advantages)
+    return Targets([advantages[one] for one in index], list(values), [returns[one] for one in index])
+
+
+def _in_time(columns: Sequence[Tensor], index: Sequence[Tensor], length: int) -> Tensor:
+    found = torch.zeros(length, dtype=columns[0].dtype, device=columns[0].device)
+    for column, places in zip(columns, index, strict=True):
+        found[places] = column
+    return found
+
+
+def _normalised(values: Tensor, summed: SumOverProcesses) -> Tensor:
+    """With mean 0 and deviation 1 over the optimizer step."""
+    count, total, squares = summed(torch.stack([values.new_tensor(len(values)), values.sum(), (values**2).sum()]))
+    mean = total / count.clamp(min=1)
+    deviation = (squares / count.clamp(min=1) - mean**2).clamp(min=0).sqrt()
+    found: Tensor = (values - mean) / (deviation + 1e-8)
+    return found
+
+
+def required(critic: Critic | None) -> Critic:
+    if critic is None:
+        raise ConfigError(
+            "The loss wants the advantages of a critic, and the trainer has none.", hint="Set training.advantage: gae."
+        )
+    return critic
+
+
+class Critic:
+    """The scorer with its optimizers. `scorer` may be wrapped; `model` is what is inside."""
+
+    def __init__(self, scorer: torch.nn.Module, model: transformers.PreTrainedModel, optimizers: OptimizerSet) -> None:
+        self.scorer = scorer
+        self.model = model
+        self.optimizers = optimizers
+
+    def copy_policy(self, policy: transformers.PreTrainedModel) -> None:
+        """Begins again as a copy of the policy, whose values are 0."""
+        own = dict(self.model.named_parameters())
+        heads = {id(parameter) for parameter in self._head.parameters()}
+        with torch.no_grad():
+            for name, parameter in policy.named_parameters():
+                if name in own and id(own[name]) not in heads:
+                    own[name].copy_(parameter)
+            for parameter in self._head.parameters():
+                parameter.zero_()
+
+    @property
+    def _head(self) -> torch.nn.Module:
+        untyped: Any = self.model
+        head: torch.nn.Module = untyped.get_output_embeddings()
+        return head
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and state of the optimizers, as they are spread."""
+        weights = {f"{_WEIGHTS}{name}": one.detach() for name, one in self.model.named_parameters()}
+        return weights | {f"{_OPTIMIZER}{name}": one for name, one in self.optimizers.tensors().items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restores whole tensors. Raises ConfigError if they are those of another model."""
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                whole = tensors.get(f"{_WEIGHTS}{name}")
+                if whole is None or whole.shape != parameter.shape:
+                    raise ConfigError(f"The critic of the checkpoint belongs to another model: {name} does not fit.")
+                parameter.copy_(like(parameter, whole))
+        length = len(_OPTIMIZER)
+        state = {name[length:]: one for name, one in tensors.items() if name.startswith(_OPTIMIZER)}
+        self.optimizers.load(state)
