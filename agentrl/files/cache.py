@@ -113,7 +113,7 @@ class Cache:
             found = [(file.stat(), file.name) for file in self._folder.iterdir() if file.is_file()]
             self._sizes = {name: stat.st_size for stat, name in sorted(found, key=lambda one: one[0].st_mtime)}
             by_inode = {stat.st_ino: name for stat, name in found}
-            for name in itertools.chain(*((self._run_dir / folder).glob("*/*") for folder in WRITTEN)):
+            for name in itertools.chain(*((self._run_dir / folder).rglob("*") for folder in WRITTEN)):
                 if digest := by_inode.get(name.stat().st_ino):
                     self._names.setdefault(digest, set()).add(name)
 

@@ -1,8 +1,8 @@
 """The files of this host that other hosts of the run may read.
 
-Invariants: they are what a trainer here wrote (weights, checkpoints and the reference, in the run's directory), and
-what was listed for units of other hosts since this process started; no path leads out of these directories, also by no
-link.
+Invariants: they are what a trainer here wrote (the model that it built, weights, checkpoints and the reference, in the
+run's directory), and what was listed for units of other hosts since this process started; no path leads out of these
+directories, also by no link.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agentrl.files.pieces import Content, piece_range
 
-WRITTEN = ("weights", "checkpoints", "reference")
+WRITTEN = ("weights", "checkpoints", "reference", "model")
 """Directories of the run's directory."""
 
 

@@ -4,7 +4,7 @@ The rank that leads has the loop of the trainer and the store. Before each call 
 call with its arguments, as a tensor of bytes; the others make the same call on their part of the model.
 
 Invariants:
-- the ranks that follow know no store, and write no files;
+- the ranks that follow know no store, and write no files but those that they get from other hosts;
 - a call reaches all ranks in the same order; while nothing happens, an idle one keeps the connection known to be alive;
 - if a rank dies, the collectives of the others fail: all of them end, and begin again at the newest checkpoint.
 """
@@ -17,19 +17,20 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.errors import ConfigError
+from agentrl.files.pieces import Content
 from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.training import checkpoints
 from agentrl.training.batch import Batch
 from agentrl.training.learner import Learner, LearnerSettings, StepResult
 from agentrl.training.parallel import start
+from agentrl.training.rank_files import Place, RankFiles
 from agentrl.training.step_parts import Objective
 
 IDLE_EVERY_S = 20.0
@@ -42,15 +43,15 @@ class Idle(msgspec.Struct, frozen=True, tag=True):
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    directory: str
+    place: Place
 
 
 class Compare(msgspec.Struct, frozen=True, tag=True):
-    directory: str
+    place: Place
 
 
 class Restore(msgspec.Struct, frozen=True, tag=True):
-    directory: str
+    place: Place
 
 
 class Fresh(msgspec.Struct, frozen=True, tag=True):
@@ -115,9 +116,19 @@ class Channel:
 class LeadingLearner(Learner):
     """The learner of the rank that leads: it announces every collective call."""
 
-    def __init__(self, directory: Path, settings: LearnerSettings, channel: Channel, **options: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: LearnerSettings,
+        channel: Channel,
+        files: RankFiles,
+        *,
+        contents: Mapping[str, Content] | None = None,
+        **options: Any,
+    ) -> None:
         self._channel = channel
-        channel.send(Load(str(directory)))
+        self._files = files
+        channel.send(Load(files.place(directory, contents)))
         super().__init__(directory, settings, **options)
 
     def new_optimizers(self, learning_rate: float) -> None:
@@ -125,11 +136,11 @@ class LeadingLearner(Learner):
         super().new_optimizers(learning_rate)
 
     def load_optimizers(self, tensors: Mapping[str, Tensor], source: Path) -> None:
-        self._channel.send(Restore(str(source)))
+        self._channel.send(Restore(self._files.place(source)))
         super().load_optimizers(tensors, source)
 
     def compare_with(self, directory: Path) -> None:
-        self._channel.send(Compare(str(directory)))
+        self._channel.send(Compare(self._files.place(directory)))
         super().compare_with(directory)
 
     def weights(self) -> dict[str, Tensor]:
@@ -156,12 +167,32 @@ class LeadingLearner(Learner):
         return super().train(batch, objective, learning_rate=learning_rate, optimizer_steps=optimizer_steps)
 
 
-Loader = Callable[..., Learner]
-"""Makes a learner of a directory, its settings, and `on_progress`."""
+class Loader(Protocol):
+    """Makes a learner of a directory. `contents` are its files, if they are known."""
+
+    def __call__(
+        self,
+        directory: Path,
+        settings: LearnerSettings,
+        *,
+        on_progress: Callable[[], None],
+        contents: Mapping[str, Content] | None,
+    ) -> Learner: ...
+
+
+def load_alone(
+    directory: Path,
+    settings: LearnerSettings,
+    *,
+    on_progress: Callable[[], None],
+    contents: Mapping[str, Content] | None,
+) -> Learner:
+    """For a trainer of one process."""
+    return Learner(directory, settings, on_progress=on_progress)
 
 
 @contextlib.contextmanager
-def leading(settings: LearnerSettings) -> Iterator[Loader]:
+def leading(settings: LearnerSettings, files: RankFiles) -> Iterator[Loader]:
     """For the rank that leads. The other ranks end with the context, if it ends without an error."""
     channel = Channel(settings)
     over = threading.Event()
@@ -173,40 +204,32 @@ def leading(settings: LearnerSettings) -> Iterator[Loader]:
     idle = threading.Thread(target=stay_in_touch, name="idle calls", daemon=True)
     idle.start()
     try:
-        yield functools.partial(LeadingLearner, channel=channel)
+        yield functools.partial(LeadingLearner, channel=channel, files=files)
     finally:
         over.set()
     idle.join()
     channel.send(End())
 
 
-def follow(channel: Channel, settings: LearnerSettings, *, on_progress: Callable[[], None] = lambda: None) -> None:
+def follow(
+    channel: Channel, settings: LearnerSettings, files: RankFiles, *, on_progress: Callable[[], None] = lambda: None
+) -> None:
     """For the other ranks: makes the calls of the rank that leads until that ends."""
     learner: Learner | None = None
     while not isinstance(call := channel.receive(), End):
         on_progress()
         if isinstance(call, Load):
-            learner = Learner(_shared(call.directory), settings, on_progress=on_progress)
+            learner = Learner(files.find(call.place), settings, on_progress=on_progress)
         elif learner is not None:
-            _make(call, learner)
+            _make(call, learner, files)
 
 
-def _shared(directory: str) -> Path:
-    """Where the rank that leads has it, on its host. Raises ConfigError if that is not this one's."""
-    if not Path(directory).is_dir():
-        raise ConfigError(
-            f"{directory} of rank 0 is not on this host.",
-            hint="The hosts of a trainer of several ranks need one shared directory of the run.",
-        )
-    return Path(directory)
-
-
-def _make(call: Call, learner: Learner) -> None:
+def _make(call: Call, learner: Learner, files: RankFiles) -> None:
     match call:
-        case Compare(directory):
-            learner.compare_with(_shared(directory))
-        case Restore(directory):
-            checkpoints.restore_optimizers(_shared(directory), learner)
+        case Compare(place):
+            learner.compare_with(files.find(place))
+        case Restore(place):
+            checkpoints.restore_optimizers(files.find(place), learner)
         case Fresh(learning_rate):
             learner.new_optimizers(learning_rate)
         case Score(sequences):

@@ -31,7 +31,7 @@ from agentrl.training.demonstrations import tokenized
 from agentrl.training.learner import Learner, LearnerSettings
 from agentrl.training.optimizers import AdamW
 from agentrl.training.parallel import Sizes
-from agentrl.training.ranks import Loader
+from agentrl.training.ranks import Loader, load_alone
 from agentrl.training.warmup import warm_up
 
 log = logging.getLogger("trainer")
@@ -99,7 +99,7 @@ async def take_over(
     *,
     report: Callable[[str], None],
     on_progress: Callable[[], None],
-    load: Loader = Learner,
+    load: Loader = load_alone,
     files: UnitFiles | None = None,
 ) -> Start:
     """`owner` is the incarnation; its Owner document is open. `report` receives sentences for the unit's line. `files`
@@ -129,7 +129,8 @@ async def take_over(
     demonstrations = await asyncio.to_thread(_demonstrations, config)
     model = await asyncio.to_thread(initial_model.model_directory, config, run_dir, demonstrations)
     source = run_dir / chosen.path if chosen else model
-    learner = await asyncio.to_thread(load, source, settings_of(config), on_progress=on_progress)
+    contents = stored.contents_of(chosen.files) if chosen else None
+    learner = await asyncio.to_thread(load, source, settings_of(config), on_progress=on_progress, contents=contents)
     variables = config.model.template if config.model is not None else {}
     trajectories = await asyncio.to_thread(tokenized, demonstrations, source, variables)
     warmed_up = False

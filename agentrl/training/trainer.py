@@ -56,7 +56,7 @@ from agentrl.training.evaluator import Evaluator, has_held_out_tasks
 from agentrl.training.learner import Learner, StepResult
 from agentrl.training.learning_watch import LearningWatch
 from agentrl.training.poison_trials import Suspicion
-from agentrl.training.ranks import Loader
+from agentrl.training.ranks import Loader, load_alone
 from agentrl.training.resume import CHECKPOINTS, Start, take_over
 from agentrl.training.scientific_settings import Settings
 from agentrl.training.trainer_knobs import Knobs, Plan
@@ -92,7 +92,7 @@ class _Waiting(NamedTuple):
 
 
 class Trainer:
-    def __init__(self, unit: Unit, database: Database, config: RunConfig, load: Loader = Learner) -> None:
+    def __init__(self, unit: Unit, database: Database, config: RunConfig, load: Loader = load_alone) -> None:
         """`load` makes the learner, which may be one of several ranks."""
         self._load = load
         self._unit = unit

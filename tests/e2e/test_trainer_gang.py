@@ -1,6 +1,6 @@
 """A trainer whose ranks are on two hosts trains, and goes on from its checkpoint after one of them was killed.
 
-The hosts share the directory of the run. Everything but a rank of the trainer is on that of the coordinator.
+The hosts share no directory. Everything but a rank of the trainer is on that of the coordinator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    yield from run_on_hosts(tmp_path, f"t-{uuid.uuid4().hex[:8]}", (THERE,), factor=0.5, shared=True)
+    yield from run_on_hosts(tmp_path, f"t-{uuid.uuid4().hex[:8]}", (THERE,), factor=0.5)
 
 
 def test_trainer_on_two_hosts_goes_on_after_a_rank_was_killed(hosts: Hosts) -> None:
@@ -50,12 +50,22 @@ def test_trainer_on_two_hosts_goes_on_after_a_rank_was_killed(hosts: Hosts) -> N
     eventually(lambda: (run.dir / "checkpoints").is_dir(), within_s=UP_WITHIN_S, what="a checkpoint")
     first = run.wait_state("trainer-1", "ready", within_s=UP_WITHIN_S)
     assert (first.host, run.unit_row("trainer-0").host) == (THERE, default_name())
+    mine = hosts.dir(THERE)
+    assert same_files(run.dir / "model", mine / "model"), "the ranks began with the same model"
     run.kill(first.pid)
     for rank in range(2):
         row = run.wait_state(f"trainer-{rank}", "stopped", within_s=UP_WITHIN_S)
         assert (row.done, row.incarnation, row.restarts) == (True, 2, rank)
     assert run.cli("accounting")["steps"] == {"committed": STEPS}
+    (taken,) = (mine / "checkpoints").iterdir()
+    assert same_files(run.dir / "checkpoints" / taken.name, taken), "it went on from the checkpoint of the other host"
     assert distance_from_one_process(hosts) < 0.1, "Muon enlarges the order of sums, and nothing else differs"
+
+
+def same_files(here: Path, there: Path) -> bool:
+    return {one.name: one.read_bytes() for one in here.iterdir()} == {
+        one.name: one.read_bytes() for one in there.iterdir()
+    }
 
 
 def distance_from_one_process(hosts: Hosts) -> float:
