@@ -77,7 +77,9 @@ async def main(unit: Unit) -> None:
             await steward.start()
         unit.on_death(steward.died)
         replays = ReplayRunner(database, config.tools, owner=steward.owner, token=http_token(unit.state_dir))
-        dispatcher = Dispatcher(database, lambda: steward.settings, sources, unit.run_dir, replays=replays)
+        dispatcher = Dispatcher(
+            database, lambda: steward.settings, sources, unit.run_dir, run=unit.run, replays=replays
+        )
         unit.answer(dispatcher.answer)
         StewardKnobs(unit, config, lambda: steward.settings, counts=lambda: steward.counts, on_change=steward.follow)
         unit.ready()
@@ -101,7 +103,7 @@ async def main(unit: Unit) -> None:
 async def _only_answer(unit: Unit, config: RunConfig, database: Database) -> None:
     """Serve queries of a run that is up only for reading. Its datasets may be gone, so they are not read."""
     chosen = settings.from_config(config)
-    unit.answer(Dispatcher(database, lambda: chosen, None, unit.run_dir).answer)
+    unit.answer(Dispatcher(database, lambda: chosen, None, unit.run_dir, run=unit.run).answer)
     unit.ready()
     unit.status("answers questions and changes nothing")
     while not unit.draining:

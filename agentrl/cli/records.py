@@ -86,6 +86,8 @@ def _show(story: RecordStory) -> None:
     owner = f" by {record['owner']}" if record.get("owner") else ""
     output.say(f"{record['id']} is {record['status']}{owner}: {story.ending['sentence']}")
     _show_training(story)
+    if story.trace:
+        output.say(f"  trace {story.trace}")
     _show_lineage(record)
     output.block("query", story.task["query"])
     for turn in story.turns:

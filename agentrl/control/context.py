@@ -24,6 +24,7 @@ from agentrl.control.local_peers import LocalPeers
 from agentrl.control.messaging.peers import Peers
 from agentrl.control.persistence.journal import Journal
 from agentrl.control.persistence.keyring import Keyring
+from agentrl.control.process_spans import ProcessSpans
 from agentrl.control.state.bottleneck import BottleneckDetector
 from agentrl.control.state.disk_forecast import DiskForecast
 from agentrl.control.state.feed_publisher import Feed
@@ -80,6 +81,7 @@ class Context:
     audited: int = 0
     """The number of audit rows of this epoch."""
     dice: random.Random = field(default_factory=random.Random)
+    process_spans: ProcessSpans = field(default_factory=ProcessSpans)
 
     def happened(self, event: events.Event) -> None:
         """Hand an event to the supervisor. Its instructions are carried out at the end of this turn of the loop."""

@@ -42,6 +42,8 @@ class InstructionHandler:
 
     def perform(self, instruction: do.Instruction) -> None:
         context = self._context
+        if isinstance(instruction, do.Signal | do.KillTree | do.SendToUnit):
+            self._note_end(instruction)
         match instruction:
             case do.Publish(kind, key):
                 self._publish(kind, key)
@@ -89,6 +91,8 @@ class InstructionHandler:
             return
         context.leases.end(unit)
         self._tunnels.before_spawn(host, slot.spec.role)
+        trace = context.operations.trace_of(unit)
+        context.process_spans.spawning(host, unit, incarnation, trace, context.clock.now())
         context.peers.send_to_host(
             host,
             messages.Spawn(
@@ -99,10 +103,19 @@ class InstructionHandler:
                 # On other hosts the host agent passes on the address at which it reached the coordinator.
                 coordinator=self.hub_address if host == context.host else "",
                 devices=slot.devices,
-                traceparent=trace.header() if (trace := context.operations.trace_of(unit)) else "",
+                traceparent=trace.header() if trace else "",
                 rank=slot.rank,
             ),
         )
+
+    def _note_end(self, order: do.Signal | do.KillTree | do.SendToUnit) -> None:
+        context = self._context
+        if isinstance(order, do.SendToUnit):
+            slot = context.state.slots.get(order.unit)
+            host = "" if slot is None else slot.host
+        else:
+            host = order.host
+        context.process_spans.ordered(order, host, context.operations.trace_of(order.unit), context.clock.now())
 
     def _start_timer(self, unit: str, at: float, *, again: bool = False) -> None:
         if known := self._timers.pop(unit, None):

@@ -26,7 +26,7 @@ import httptools
 from agentrl.config.http_token import RunToken, current
 from agentrl.errors import ConfigError
 from agentrl.http.run_hosts import Way
-from agentrl.tracing import trace_context
+from agentrl.tracing import spans, trace_context
 from agentrl.tracing.trace_context import HEADER
 
 CONNECT_WITHIN_S = 5.0
@@ -274,6 +274,7 @@ class HttpClient:
         """One call. Raises ConnectionBrokenError; the caller sets the deadline."""
         shown = "" if self._token is None else f"Authorization: Bearer {current(self._token)}\r\n"
         trace = f"{HEADER}: {context.header()}\r\n" if (context := trace_context.current()) is not None else ""
+        spans.sent_to(self)
         head = f"{method} {path} HTTP/1.1\r\n{self._headers}{shown}{trace}Content-Length: {len(body)}\r\n\r\n"
         return _Call(self, head.encode("latin-1") + body)
 

@@ -86,6 +86,8 @@ class RecordStory(msgspec.Struct, frozen=True, omit_defaults=True):
     training: dict[str, Any] = {}
     """Advantage, trained tokens and versions, and the steps that trained it."""
     more_turns: bool = False
+    trace: str = ""
+    """The id of its trace in log lines and spans."""
 
 
 class ShowCall(Args, frozen=True):

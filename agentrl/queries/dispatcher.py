@@ -46,6 +46,7 @@ class Dispatcher:
         sources: Mapping[str, Source] | None,
         run_dir: Path,
         *,
+        run: str = "",
         replays: ReplayRunner | None = None,
     ) -> None:
         """Without `sources` it only answers questions, and changes nothing. `replays` executes replays."""
@@ -56,7 +57,7 @@ class Dispatcher:
             "show_step": lambda args: details.step(database, args.id),
             "show_checkpoint": lambda args: details.checkpoint(database, args.id),
             "show_replay": lambda args: details.replay(database, args.id),
-            "show_record": partial(records.show, database, published),
+            "show_record": partial(records.show, database, published, run),
             "list_calls": errors.calls,
             "show_call": partial(tool_calls.show, database),
             "record_tokens": partial(record_tokens.part, database, published),

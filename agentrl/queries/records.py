@@ -21,6 +21,7 @@ from agentrl.store import calls, chunks, lists
 from agentrl.store.call_writer import CALLS
 from agentrl.store.database import Database, Plain
 from agentrl.store.documents import within
+from agentrl.tracing import trace_context
 
 MOST_TURNS = 1000
 BYTES_A_NUMBER = 4
@@ -37,7 +38,7 @@ _TOOLS = "id server tool status error_class tried_again latency_s session reques
 _UNDER_WAY: Mapping[str, Any] = {**_AROUND, **{f"tool_calls.{name}": 1 for name in _TOOLS.split()}}
 
 
-async def show(database: Database, published: PublishedTokenizer, args: ShowRecord) -> RecordStory:
+async def show(database: Database, published: PublishedTokenizer, run: str, args: ShowRecord) -> RecordStory:
     record = await whole(database, "Record", args.id, hint="See `agentrl records list`.")
     task = await whole(database, "Task", record["task"], hint="Its record has lost it; see `agentrl accounting`.")
     row = pages.shortened("Record", record)
@@ -54,6 +55,7 @@ async def show(database: Database, published: PublishedTokenizer, args: ShowReco
         attempts=tuple(await _attempts(database, record)),
         training=await _training(database, record),
         more_turns=more,
+        trace=trace_context.of_record(run, args.id).trace_id,
     )
 
 

@@ -97,7 +97,9 @@ class Attempt:
         record, task, config = self.claim.record, self.claim.task, self.context.config
         # An episode that was handed over has a root in each sampler, all in one trace.
         root = trace_context.of_record(self.context.lease.run, record.id, float(config.tracing.episodes)).child()
-        with spans.span(f"invoke_agent {task.agent_name}", root=root, gen_ai__operation__name="invoke_agent") as span:
+        name, like = f"invoke_agent {task.agent_name}", task.environment
+        with spans.span(name, root=root, like=like, gen_ai__operation__name="invoke_agent") as span:
+            span.set(gen_ai__agent__name=task.agent_name, gen_ai__conversation__id=record.id)
             span.set(agentrl__record=record.id, agentrl__task=task.id, agentrl__environment=task.environment)
             self._span = span
             return await self._run_once()

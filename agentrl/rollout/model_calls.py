@@ -167,6 +167,7 @@ class ModelCalls:
                 self._wait("model call", engine.name.partition(".")[0], late_after_s),
                 spans.span("text_completion", kind="client", gen_ai__operation__name="text_completion") as span,
             ):
+                span.set(gen_ai__provider__name="agentrl", gen_ai__conversation__id=self._recorder.record.id)
                 span.set(agentrl__call=call.id, agentrl__engine=engine.name, gen_ai__request__max_tokens=room)
                 made = await client.generate(call.id, prompt, sampling, deadline_s=self._call_s, version=wanted.version)
                 span.set(gen_ai__usage__input_tokens=len(prompt), gen_ai__usage__output_tokens=len(made.ids))

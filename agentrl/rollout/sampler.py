@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from agentrl.errors import DiskError
+from agentrl.http import kept_traces
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import RecordStatus
 from agentrl.rollout import agent_loops, single_turn, tool_agent
@@ -136,6 +137,7 @@ class Sampler:
             helpers = [
                 tasks.create_task(context.lease.keep(), name="keep the lease"),
                 tasks.create_task(context.directory.watch(), name="watch engines and toolboxes"),
+                tasks.create_task(kept_traces.announce(), name="announce kept traces"),
                 tasks.create_task(self._score_again(), name="score again"),
                 tasks.create_task(self._stop_cancelled(), name="stop cancelled episodes"),
                 tasks.create_task(context.endings.rescorer.run(), name="score what operators want scored again"),
@@ -145,6 +147,7 @@ class Sampler:
             finally:
                 for helper in helpers:
                     helper.cancel()
+        await kept_traces.announce_now()
         await context.writer.close()
 
     # ---- claiming ----

@@ -25,6 +25,7 @@ from agentrl.host import procfs
 from agentrl.sandboxes.sandbox_cgroups import SandboxCgroup
 from agentrl.tool_environments.environment_cache import interpreters_of
 from agentrl.tool_environments.environments import environment_of
+from agentrl.tracing import trace_context
 
 INHERITED = (
     "HOME",
@@ -43,6 +44,8 @@ INHERITED = (
 )
 CERTIFICATES = ("CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE")
 """Variables that name files with certificates, without which programs reach nothing behind a proxy of their host."""
+TRACEPARENT = "TRACEPARENT"
+"""As OpenTelemetry names the variable: the trace of the operation for which the process is started."""
 MARKS = ("AGENTRL_HOST", "AGENTRL_INCARNATION")
 """Names that every process of a run has. They are no address and grant no rights."""
 
@@ -88,6 +91,8 @@ def launch_of(name: str, server: ToolServer, *, run_dir: Path, environ: Mapping[
     if run := environ.get(procfs.MARK_RUN.decode()):
         env[procfs.MARK_TOOL.decode()] = procfs.mark_of(run)
     env["PYTHONUNBUFFERED"] = "1"
+    if (trace := trace_context.current()) is not None:
+        env[TRACEPARENT] = trace.header()
     for key, value in server.env.items():
         if key in procfs.MARKS:
             raise ConfigError(f"tools.{name}.env.{key} is a mark of the run and cannot be set.")

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from agentrl.config.http_token import RunToken
+from agentrl.http import kept_traces
 from agentrl.http.token_server import Act, Application, BodyError, Route, bears, body_of
 from agentrl.policies.replay_verdicts import ToolEffect
 from agentrl.toolbox.api_messages import (
@@ -56,6 +57,7 @@ def build_app(toolbox: Toolbox, token: str | RunToken) -> Application:
         Route("/mcpapi/session", "POST", handlers.open),
         Route("/mcpapi/session/{id:path}", "DELETE", handlers.close),
         Route("/mcpapi/tool/{tool:path}", "POST", handlers.call),
+        kept_traces.ROUTE,
     )
     return Application(table, lambda act: _guarded(token, act))
 

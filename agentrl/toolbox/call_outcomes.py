@@ -4,10 +4,12 @@ Invariants:
 - Only this module decides whose fault a failed call is, by the configuration of its server.
 - A timeout shorter than the server's own is no evidence against the tool.
 - If a crash hits several calls, it is the infrastructure's fault.
+- A server gets the trace of each call in its metadata, as MCP defines it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import mcp_types as types
@@ -27,6 +29,9 @@ from agentrl.toolbox.mcp_connection import (
     SessionForgottenError,
 )
 from agentrl.toolbox.result_text import cut, declared_fault, text_of
+from agentrl.tracing import spans, trace_context
+
+METHOD = "tools/call"
 
 
 async def call_server(
@@ -40,8 +45,31 @@ async def call_server(
     timeout_s: float,
 ) -> CallAnswer:
     """Call a tool; every failure of the server becomes an answer. Raises SessionForgottenError."""
+    with spans.span(f"{METHOD} {tool}", kind="client", mcp__method__name=METHOD, gen_ai__tool__name=tool) as span:
+        span.set(gen_ai__operation__name="execute_tool", gen_ai__tool__call__id=call)
+        meta = {SESSION_KEY: session, CALL_KEY: call} if config.session == "keyed" else {}
+        answer = await _called(connection, tool, arguments, config, meta | trace_meta(), timeout_s=timeout_s)
+        if answer.status not in ("ok", "tool_error"):
+            span.fail(answer.status)
+        return answer
+
+
+def trace_meta() -> dict[str, str]:
+    """The current trace, under the key that MCP has for it."""
+    context = trace_context.current()
+    return {} if context is None else {trace_context.HEADER: context.header()}
+
+
+async def _called(
+    connection: Connection,
+    tool: str,
+    arguments: dict[str, Any],
+    config: ToolServer,
+    meta: Mapping[str, str],
+    *,
+    timeout_s: float,
+) -> CallAnswer:
     means: Blame
-    meta = {SESSION_KEY: session, CALL_KEY: call} if config.session == "keyed" else {}
     try:
         result = await connection.call(tool, arguments, meta=meta, timeout_s=timeout_s)
     except CallTimedOutError as late:

@@ -337,6 +337,8 @@ class Toolbox:
             with spans.span(f"run {tool.id}", kind="server", gen_ai__tool__name=tool.id) as span:
                 answer = await self._in_turn(call, tool, lease, requested_s, replays=session.replays)
                 span.set(gen_ai__tool__call__id=call.id, agentrl__session=session.id, agentrl__status=answer.status)
+                if answer.error_class == "infrastructure":
+                    span.fail(answer.status)
         except asyncio.CancelledError:
             if not session.closing:
                 raise

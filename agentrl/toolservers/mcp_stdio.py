@@ -32,6 +32,8 @@ EFFECT_KEY = "agentrl/effect"
 """Key in the metadata of a listed tool: what its calls change."""
 SESSION_KEY = "agentrl/session"
 """Key in the metadata of a call: its session, of a server that keeps several."""
+TRACE_KEY = "traceparent"
+"""Key in the metadata of a call, as MCP and W3C Trace Context define it."""
 MOST_LINE_BYTES = 64 << 20
 MOST_RESULT_CHARS = 1 << 20
 LAST_CALLS_WITHIN_S = 0.5
@@ -44,8 +46,10 @@ _PYTHON_FRAMES = 3
 class Call:
     """One call under way."""
 
-    def __init__(self, session: str) -> None:
+    def __init__(self, session: str, trace: str = "") -> None:
         self.session = session
+        self.trace = trace
+        """Its `traceparent`, if the caller sent one."""
         self.cancelled = threading.Event()
         self._on_cancel: list[Callable[[], object]] = []
         self._lock = threading.Lock()
@@ -180,7 +184,7 @@ class Server:
         meta = params.get("_meta") or {}
         if not isinstance(arguments, dict) or not isinstance(meta, dict):
             raise _RefusedError(_INVALID_PARAMS, "arguments must be an object")
-        call = Call(str(meta.get(SESSION_KEY, "")))
+        call = Call(str(meta.get(SESSION_KEY, "")), str(meta.get(TRACE_KEY, "")))
         with self._lock:
             self._calls[json.dumps(id)] = call
         try:
@@ -230,7 +234,8 @@ def outcome_of(tool: Tool, arguments: dict[str, Any], call: Call) -> tuple[str, 
         return both_ends(str(refused), MOST_RESULT_CHARS), True
     except BaseException as broken:  # noqa: BLE001 - the code of a user may raise anything, SystemExit too
         frames = traceback.extract_tb(broken.__traceback__)[-_PYTHON_FRAMES:]
-        print("".join(traceback.format_list(frames)), end="", file=sys.stderr, flush=True)
+        head = f"{tool.name} failed in the trace {call.trace}:\n" if call.trace else ""
+        print(head + "".join(traceback.format_list(frames)), end="", file=sys.stderr, flush=True)
         return both_ends(_last_line(broken), MOST_RESULT_CHARS), True
 
 

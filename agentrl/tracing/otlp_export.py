@@ -3,7 +3,7 @@
 Invariants:
 - Spans wait in a bounded queue of a thread; a collector that is down or slow delays nothing, and what has no room is
   dropped.
-- The names of attributes follow the conventions for generative AI of the schema that is named here.
+- The names of attributes follow the conventions for generative AI and MCP of the schema that is named here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from agentrl.errors import ConfigError
 from agentrl.tracing import spans
 from agentrl.tracing.spans import Span
 
-SCHEMA = "https://opentelemetry.io/schemas/1.37.0"
-"""The conventions are still in development, so the version is part of what is sent."""
+SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
+"""The conventions are still in development, so the version is part of what is sent: the last one that has those for
+generative AI and MCP in one schema with all others."""
 MOST_WAITING = 4096
 SENT_EVERY_MS = 1000
 ANSWERS_WITHIN_S = 10
@@ -65,7 +66,7 @@ def start(endpoint: str, headers: Mapping[str, str], service: str, resource: Map
                 context=own,
                 parent=parent,
                 resource=of_process,
-                attributes=span.attributes,
+                attributes=span.attributes | ({"error.type": span.error} if span.error else {}),
                 kind=kinds[span.kind],
                 instrumentation_scope=of_program,
                 status=status,

@@ -2,17 +2,18 @@
 
 Invariants:
 - Without an exporter `span` compares one variable and measures nothing.
-- A span whose trace is not sampled is kept only until the root span of its trace ends in this process: if that failed,
-  or took longer than nearly all before it, the spans of the trace in this process are exported nevertheless.
-- An exporter never blocks and never raises.
+- Spans of a trace that is not sampled are held until its root span ends: if one of them failed, or the root took longer
+  than nearly all of its kind before it, the whole trace is exported nevertheless.
+- The process of the root decides. Others hold their spans until they are told to export them, or others need the room.
+- What is held is bounded. An exporter never blocks and never raises.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -22,10 +23,14 @@ from agentrl.tracing.trace_context import TraceContext
 
 Kind = Literal["internal", "client", "server"]
 Value = str | int | float | bool
-MOST_HELD = 2_000
-"""Spans of traces that are not sampled, until it is known whether they are kept."""
+MOST_HELD = 10_000
+"""Spans of traces that are not sampled, until it is known whether they are kept. Each takes about 1 KiB."""
+MOST_OF_TRACE = 1_000
+MOST_REMEMBERED = 1_000
+"""Traces that are kept, of which more spans may come."""
+MOST_KINDS = 256
 COMPARED = 200
-"""How many root spans the time of one is compared with ..."""
+"""How many root spans of its kind the time of one is compared with ..."""
 LEAST_COMPARED = 50
 SLOWEST_SHARE = 0.02
 """... and the share of them that counts as slow."""
@@ -41,7 +46,7 @@ class Span:
     began_ns: int
     ended_ns: int = 0
     error: str = ""
-    """Why it failed, in a word or a sentence without anything that a model or a tool wrote."""
+    """What kind of failure ended it, in a word: nothing that a model or a tool wrote."""
     attributes: dict[str, Value] = field(default_factory=dict)
 
     def set(self, **attributes: Value) -> None:
@@ -71,36 +76,93 @@ Export = Callable[[Span], None]
 _export: Export | None = None
 
 
-class TailSampler:
-    """Decides which traces that are not sampled are exported nevertheless: by their root span."""
+class _Held:
+    """The spans of a trace that is not sampled, and what the trace was sent to."""
 
     def __init__(self) -> None:
-        self._held: dict[str, list[Span]] = {}
+        self.spans: list[Span] = []
+        self.peers: set[Hashable] = set()
+
+
+class TailSampler:
+    """Decides which traces that are not sampled are exported nevertheless, whole and at their end."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[str, _Held] = OrderedDict()
         self._count = 0
-        self._times: deque[int] = deque(maxlen=COMPARED)
+        self._kept: OrderedDict[str, None] = OrderedDict()
+        self._unannounced: dict[str, set[Hashable]] = {}
+        self._times: dict[str, deque[int]] = {}
 
-    def begin(self, trace_id: str) -> None:
-        self._held.setdefault(trace_id, [])
-
-    def take(self, span: Span) -> list[Span]:
-        """Returns the spans to export now."""
+    def take(self, span: Span, kind: str = "") -> list[Span]:
+        """Returns the spans to export now. `kind` is that of a root span."""
+        trace = span.context.trace_id
         if span.parent:
-            held = self._held.get(span.context.trace_id)
-            if held is not None and self._count < MOST_HELD:
-                held.append(span)
+            if trace in self._kept:
+                return [span]
+            held = self._of(trace)
+            if len(held.spans) < MOST_OF_TRACE:
+                held.spans.append(span)
                 self._count += 1
+            self._make_room()
             return []
-        held = self._held.pop(span.context.trace_id, [])
-        self._count -= len(held)
-        return [*held, span] if self.is_remarkable(span) else []
+        held = self._pop(trace)
+        failed = bool(span.error) or any(one.error for one in held.spans)
+        # Counts its time in any case.
+        if not self.is_slow(span, kind) and not failed:
+            return []
+        self._remember(trace)
+        if held.peers:
+            self._unannounced[trace] = held.peers
+        return [*held.spans, span]
 
-    def is_remarkable(self, root: Span) -> bool:
-        """Whether it failed or is slow. Counts its time."""
+    def sent_to(self, trace: str, peer: Hashable) -> None:
+        self._of(trace).peers.add(peer)
+
+    def keep(self, traces: Iterable[str]) -> list[Span]:
+        """The process of their root keeps these traces. Returns the spans to export now."""
+        found: list[Span] = []
+        for trace in traces:
+            self._remember(trace)
+            found += self._pop(trace).spans
+        return found
+
+    def unannounced(self) -> dict[str, set[Hashable]]:
+        """The traces that were kept since the last time, with the peers that have parts of them."""
+        found, self._unannounced = self._unannounced, {}
+        return found
+
+    def is_slow(self, root: Span, kind: str) -> bool:
+        """Whether it took longer than nearly all of its kind. Counts its time."""
         took = root.ended_ns - root.began_ns
-        known = sorted(self._times)
-        self._times.append(took)
-        slow = len(known) >= LEAST_COMPARED and took > known[int(len(known) * (1 - SLOWEST_SHARE))]
-        return bool(root.error) or slow
+        times = self._times.get(kind)
+        if times is None:
+            if len(self._times) >= MOST_KINDS:
+                self._times.clear()
+            times = self._times[kind] = deque(maxlen=COMPARED)
+        known = sorted(times)
+        times.append(took)
+        return len(known) >= LEAST_COMPARED and took > known[int(len(known) * (1 - SLOWEST_SHARE))]
+
+    def _of(self, trace: str) -> _Held:
+        held = self._held.setdefault(trace, _Held())
+        self._held.move_to_end(trace)
+        return held
+
+    def _pop(self, trace: str) -> _Held:
+        held = self._held.pop(trace, None) or _Held()
+        self._count -= len(held.spans)
+        return held
+
+    def _remember(self, trace: str) -> None:
+        self._kept[trace] = None
+        if len(self._kept) > MOST_REMEMBERED:
+            self._kept.popitem(last=False)
+
+    def _make_room(self) -> None:
+        """The trace in which nothing happened for longest goes first."""
+        while self._count > MOST_HELD or len(self._held) > MOST_HELD:
+            self._pop(next(iter(self._held)))
 
 
 _tail = TailSampler()
@@ -116,15 +178,33 @@ def exporting() -> bool:
     return _export is not None
 
 
+def sent_to(peer: Hashable) -> None:
+    """The current trace goes on in another process, which is told if the trace is kept."""
+    if _export is not None and (context := trace_context.current()) is not None and not context.sampled:
+        _tail.sent_to(context.trace_id, peer)
+
+
+def unannounced() -> dict[str, set[Hashable]]:
+    """Traces that were kept at their end since the last call, with the peers that hold parts of them."""
+    return _tail.unannounced()
+
+
+def keep(traces: Iterable[str]) -> None:
+    """Export what is held of these traces, and what follows of them."""
+    for span in _tail.keep(traces):
+        _export_kept(span)
+
+
 def span(
-    name: str, *, kind: Kind = "internal", root: TraceContext | None = None, **attributes: Value
+    name: str, *, kind: Kind = "internal", root: TraceContext | None = None, like: str = "", **attributes: Value
 ) -> AbstractContextManager[Span]:
     """A part of the current trace, or with `root` the first span of a trace. An exception marks it as failed.
 
-    Without a trace around it and without `root`, nothing is exported.
+    Without a trace around it and without `root`, nothing is exported. `like`: a root span is slow if it is among those
+    of this name and `like`.
     """
     if _export is not None:
-        return _span(name, kind, root, attributes)
+        return _span(name, kind, root, like, attributes)
     # Log lines as JSON have the trace of an episode also where no spans are exported.
     return _only_the_trace(root) if root is not None and log_format.is_json() else _OFF
 
@@ -136,7 +216,7 @@ def _only_the_trace(root: TraceContext) -> Iterator[Span]:
 
 
 @contextlib.contextmanager
-def _span(name: str, kind: Kind, root: TraceContext | None, attributes: dict[str, Value]) -> Iterator[Span]:
+def _span(name: str, kind: Kind, root: TraceContext | None, like: str, attributes: dict[str, Value]) -> Iterator[Span]:
     around = None if root is not None else trace_context.current()
     context = root if root is not None else around.child() if around is not None else None
     if context is None:
@@ -144,8 +224,6 @@ def _span(name: str, kind: Kind, root: TraceContext | None, attributes: dict[str
         return
     made = Span(name, context, around.span_id if around is not None else "", kind, time.time_ns())
     made.set(**attributes)
-    if root is not None and not context.sampled:
-        _tail.begin(context.trace_id)
     try:
         with trace_context.within(context):
             yield made
@@ -154,7 +232,7 @@ def _span(name: str, kind: Kind, root: TraceContext | None, attributes: dict[str
         raise
     finally:
         made.ended_ns = time.time_ns()
-        _finished(made)
+        _finished(made, f"{name} {like}")
 
 
 def record(
@@ -168,13 +246,18 @@ def record(
     _finished(made)
 
 
-def _finished(span: Span) -> None:
+def _finished(span: Span, kind: str = "") -> None:
     if _export is None:
         return
     if span.context.sampled:
         if not span.parent:
-            _tail.is_remarkable(span)
+            _tail.is_slow(span, kind)
         _export(span)
         return
-    for kept in _tail.take(span):
-        _export(replace(kept, context=replace(kept.context, sampled=True)))
+    for kept in _tail.take(span, kind):
+        _export_kept(kept)
+
+
+def _export_kept(span: Span) -> None:
+    if _export is not None:
+        _export(replace(span, context=replace(span.context, sampled=True)))

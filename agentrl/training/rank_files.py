@@ -4,7 +4,7 @@ Invariants:
 - ranks in one directory of the run read the same files;
 - a rank elsewhere gets them from the hosts that have them, and loads no file that differs from what the rank that leads
   has read;
-- the model that the run file names was copied with the other files of the run, so each host has a path of its own for it.
+- the model that the run file names was copied with the other files of the run, and each host has its own path of it.
 """
 
 from __future__ import annotations

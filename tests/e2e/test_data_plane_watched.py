@@ -16,6 +16,7 @@ from tests.e2e import onscreen
 from tests.e2e.running import Run, running
 from tests.e2e.test_data_plane import UP_WITHIN_S, up
 from tests.small_run import data_plane, write_data
+from tests.tracing.receiver import Receiver, receiving
 from tests.waiting import eventually
 
 MOODY = str(Path(__file__).parent / "programs" / "moody_shop.py")
@@ -28,17 +29,23 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Run]:
     """A run whose trainer makes steps. The tests below run in their order."""
     folder = tmp_path_factory.mktemp("watched")
     for made in running(folder, f"t-{uuid.uuid4().hex[:8]}", factor=1.0):
-        begin(made)
+        begin(made, receiver)
         yield made
 
 
-def begin(run: Run) -> None:
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    with receiving() as made:
+        yield made
+
+
+def begin(run: Run, receiver: Receiver) -> None:
     write_data(run.file.parent)
-    run.config |= data_plane()
+    run.config |= data_plane() | {"logs": "json", "tracing": {"endpoint": receiver.url, "episodes": 1.0}}
     shop = {"command": ["{python}", MOODY, str(mood(run))], "session": "keyed", "timeout_s": 10}
     run.config["tools"] = {"shop": shop}
     run.config["training"] |= {"steps": 0, "checkpoint_every": 1000}
@@ -87,6 +94,26 @@ def test_healthy_run_fires_no_alert_and_its_steps_have_normal_metrics(run: Run) 
             f"{name} = {value}"
         )
     assert run.units()["trainer-0"].metrics["reward_mean"] == pytest.approx(shown["reward_mean"], abs=1.0)
+
+
+def test_an_episode_is_one_trace_from_its_record_to_engine_and_tool(run: Run, receiver: Receiver) -> None:
+    record = run.cli("records", "list", "--filter", "status = scored", "--limit", "1")["rows"][0]["id"]
+    trace = run.cli("records", "show", record)["trace"]
+
+    def tree() -> set[tuple[str, str]]:
+        """Each span with the one around it."""
+        found = [span for span in receiver.all if span.trace_id.hex() == trace]
+        names = {span.span_id: span.name for span in found}
+        return {(names.get(span.parent_span_id, ""), span.name) for span in found}
+
+    root, call, tool = "invoke_agent tool_agent", "text_completion", "execute_tool shop.lookup"
+    sampler = {("", root), (root, call), (root, tool)}
+    elsewhere = {(call, "generate"), (tool, "run shop.lookup"), ("run shop.lookup", "tools/call lookup")}
+    eventually(lambda: sampler | elsewhere <= tree() or None, what="the spans of three processes")
+    services = {resource["service.name"] for resource in receiver.resources}
+    assert {"coordinator", "sampler", "engine", "toolbox", "trainer"} <= services
+    assert {f"spawn {unit}" for unit in ("sampler-0", "trainer-0")} <= receiver.spans.keys()
+    assert receiver.attributes("spawn trainer-0")["host.name"] == run.unit_row("trainer-0").host
 
 
 def test_utilisation_of_every_unit_is_computed_from_intervals(run: Run) -> None:

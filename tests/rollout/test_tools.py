@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, mcp_attributes
 
 from agentrl.chat.tool_call_parsers import Call
 from agentrl.config.tracing import Tracing
@@ -79,7 +80,7 @@ async def test_calls_of_a_turn_run_side_by_side_and_answer_in_their_order(stage:
 
 async def test_an_episode_is_one_trace_of_sampler_and_toolbox_without_what_they_wrote(stage: Stage) -> None:
     await ready(stage)
-    await stage.engine(first(calls("echo(text='pear')")))
+    await stage.engine(first(calls("echo(text='pear')", "trace()")))
     await stage.task(n=1)
     with receiving() as receiver:
         stop = otlp_export.start(receiver.url, {}, "sampler", {})
@@ -93,11 +94,18 @@ async def test_an_episode_is_one_trace_of_sampler_and_toolbox_without_what_they_
     tool, ran = (receiver.spans[f"{what} faulty.echo"] for what in ("execute_tool", "run"))
     assert {span.trace_id for span in receiver.all} == {root.trace_id}
     assert (tool.parent_span_id, ran.parent_span_id) == (root.span_id, tool.span_id), "through the header of the call"
+    sent = receiver.spans["tools/call trace"]
+    assert sent.parent_span_id == receiver.spans["run faulty.trace"].span_id
+    told = next(call.result for call in await stage.tool_calls() if call.tool == "trace")
+    assert told.split()[0] == f"00-{root.trace_id.hex()}-{sent.span_id.hex()}-01", "the server knows the call's span"
     assert receiver.attributes("invoke_agent tool_agent")["agentrl.outcome"] == "answered"
     assert receiver.attributes("execute_tool faulty.echo")["gen_ai.operation.name"] == "execute_tool"
     completions = [span for span in receiver.all if span.name == "text_completion"]
     assert len(completions) == 2
     assert receiver.attributes("text_completion")["gen_ai.usage.output_tokens"] > 0
+    used = {each.key for span in receiver.all for each in span.attributes}
+    known = {*vars(gen_ai_attributes).values(), *vars(mcp_attributes).values(), "error.type"}
+    assert {name for name in used if not name.startswith("agentrl.")} <= known
     assert not any(b"pear" in span.SerializeToString() for span in receiver.all)
 
 

@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,19 @@ class Breakage(Exception):
     """A failure of the server."""
 
 
+METADATA: ContextVar[dict[str, Any]] = ContextVar("metadata")
+"""Of the present call."""
+
+
 class Tools:
     """One method per tool; `session` is the key in the call's metadata."""
 
     async def echo(self, session: str, text: str) -> Result:
         return text
+
+    async def trace(self, session: str) -> Result:
+        """Where its call belongs, by its metadata and by the environment."""
+        return f"{METADATA.get().get('traceparent')} {os.environ.get('TRACEPARENT')}"
 
     async def count(self, session: str) -> Result:
         """Pid, the session's key, and the number of calls with this key."""
@@ -199,7 +208,9 @@ def _fail(id: Any, code: int, text: str) -> None:
 
 async def _call(id: Any, params: dict[str, Any]) -> None:
     tool = TOOLS.get(params["name"])
-    session = (params.get("_meta") or {}).get("agentrl/session", "")
+    meta = params.get("_meta") or {}
+    session = meta.get("agentrl/session", "")
+    METADATA.set(meta)
     try:
         if tool is None:
             raise Refusal("no such tool")

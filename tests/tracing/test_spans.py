@@ -45,7 +45,7 @@ def test_spans_arrive_as_a_tree_with_their_resource_and_the_token() -> None:
         assert receiver.spans[name].trace_id == root.trace_id
         assert receiver.spans[name].parent_span_id == root.span_id
     assert receiver.attributes("episode") == {"agentrl.record": "r1", "agentrl.turns": 2, "ok": True, "share": 0.5}
-    assert receiver.attributes("call") == {"gen_ai.usage.input_tokens": 7}
+    assert receiver.attributes("call") == {"gen_ai.usage.input_tokens": 7, "error.type": "timeout"}
     kinds = {name: span.kind for name, span in receiver.spans.items()}
     assert (kinds["episode"], kinds["call"]) == (1, 3)
     assert receiver.spans["broken"].status.message == "ValueError", "the text of an error may be of a model"
@@ -87,10 +87,48 @@ def test_of_traces_that_are_not_sampled_failures_and_slow_ones_are_kept() -> Non
     kept = [(span.name, span.attributes["number"]) for span in exported[before:]]
     assert kept[:4] == [("call", 1001), ("episode", 1001), ("call", 1002), ("episode", 1002)]
     assert all(span.context.sampled for span in exported)
-    # An answer of another process belongs to a trace whose root ends there.
-    with trace_context.within(LEFT_OUT), spans.span("server"):
+
+
+def test_a_trace_is_slow_relative_to_its_like_and_one_failed_span_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    exported: list[str] = []
+    spans.set_exporter(lambda span: exported.append(span.context.trace_id))
+
+    def episode(number: int, kind: str, seconds: int, fails: str = "") -> str:
+        root = trace_context.of_record(kind, f"r{number}", 0.0)
+        with spans.span("episode", root=root, like=kind) as made:
+            with spans.span("call") as call:
+                call.error = fails
+            made.began_ns -= seconds * 10**9
+        return root.trace_id
+
+    for number in range(spans.COMPARED):
+        episode(number, "long", 600 + number)
+        episode(number, "short", 1)
+    exported.clear()
+    usual, slow, failed = episode(901, "long", 700), episode(902, "short", 60), episode(903, "short", 1, "timeout")
+    assert usual not in exported
+    assert exported.count(slow) == exported.count(failed) == 2, "whole traces"
+
+
+def test_spans_that_wait_for_a_decision_are_bounded_and_the_longest_idle_trace_goes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exported: list[Span] = []
+    spans.set_exporter(exported.append)
+    monkeypatch.setattr(spans, "MOST_HELD", 6)
+    monkeypatch.setattr(spans, "MOST_OF_TRACE", 3)
+    busy, *others = (trace_context.of_record("run", f"r{number}", 0.0) for number in range(4))
+    for other in others:
+        for trace in (busy, other):
+            for _ in range(2):
+                with trace_context.within(trace), spans.span("generate"):
+                    pass
+    spans.keep([trace.trace_id for trace in (busy, *others)])
+    found = [span.context.trace_id for span in exported]
+    assert [found.count(trace.trace_id) for trace in (busy, *others)] == [3, 0, 0, 2]
+    with trace_context.within(busy), spans.span("late"):
         pass
-    assert "server" not in {span.name for span in exported}
+    assert exported[-1].name == "late", "what follows of a kept trace is exported at once"
 
 
 def test_a_receiver_that_is_down_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,7 @@ class HostHandler:
 
     def message(self, known: Known, message: messages.FromHost) -> None:
         context = self._context
+        context.process_spans.reported(message, context.clock.now())
         match message:
             case messages.Spawned() | messages.SpawnFailed() | messages.Probed() | messages.ProcessState():
                 context.happened(_EVENTS[type(message)](host=known.name, **msgspec.structs.asdict(message)))

@@ -32,6 +32,7 @@ from agentrl.engines.interface import (
     VersionNotServedError,
     WeightsRefusedError,
 )
+from agentrl.http import kept_traces
 from agentrl.http.token_server import Act, Application, BodyError, Route, bears, body_of
 from agentrl.policies.sampling_rule import SamplingRule
 from agentrl.tracing import spans
@@ -100,6 +101,7 @@ def build_app(
         Route("/model_info", "GET", handlers.model_info),
         Route("/server_info", "GET", handlers.loads),
         Route("/v1/loads", "GET", handlers.loads),
+        kept_traces.ROUTE,
     )
     return Application(table, lambda act: _guarded(token, act))
 
