@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from agentrl.http import kept_traces
@@ -68,8 +67,10 @@ async def test_a_failed_trace_and_a_chosen_one_arrive_whole_and_others_not_at_al
         await aeventually(lambda: parts().keys() == wanted, what="the episodes")
         assert all({"episode", "serve"} <= one for one in parts().values())
         assert 0 < len(chosen) < len(records) - 2
-        refused = httpx.post(f"{server}{kept_traces.PATH}", json={"traces": []})
-        assert refused.status_code == 401, "also this needs the token of the run"
+        stranger = HttpClient(server, {})
+        async with stranger.ask("POST", kept_traces.PATH, b'{"traces": []}') as refused:
+            assert refused.status == 401, "also this needs the token of the run"
+        await stranger.close()
     finally:
         stop()
         await client.close()
