@@ -16,9 +16,9 @@ import msgspec
 
 from agentrl.errors import AgentrlError
 from tests.chaos.fault_injection import FaultInjector
-from tests.chaos.fault_schedule import ScheduledFault, schedule, steps_of
-from tests.chaos.faults import REQUIRED
-from tests.chaos.run_under_test import RunUnderTest
+from tests.chaos.fault_schedule import ScheduledFault, ranks_of, schedule, steps_of
+from tests.chaos.faults import required
+from tests.chaos.run_under_test import LEADS, RunUnderTest
 from tests.chaos.store_reader import ChangeRecorder
 from tests.chaos.verification import Finding, Verification, describe
 
@@ -45,7 +45,7 @@ def run_chaos(folder: Path, *, seed: int, minutes: float, only: str = "") -> Res
     due = schedule(seed, minutes, only)
     result = Result(seed)
     began = time.monotonic()
-    run = RunUnderTest(folder, f"c-{uuid.uuid4().hex[:8]}", steps=steps_of(due), chance=seed)
+    run = RunUnderTest(folder, f"c-{uuid.uuid4().hex[:8]}", steps=steps_of(due), chance=seed, ranks=ranks_of(seed))
     injector = FaultInjector(run, random.Random(f"victims {seed}"), folder / "faults.log")
     try:
         run.begin()
@@ -73,7 +73,7 @@ def run_chaos(folder: Path, *, seed: int, minutes: float, only: str = "") -> Res
 def _inject_all(injector: FaultInjector, due: list[ScheduledFault], minutes: float) -> None:
     for place, one in enumerate(due):
         injector.steps(one.at_step, within_s=STEP_WITHIN_S)
-        if place >= len(REQUIRED) and time.monotonic() - injector.began > 60 * minutes:
+        if place >= len(required(injector.run.ranks)) and time.monotonic() - injector.began > 60 * minutes:
             injector.log(f"{minutes:g} minutes are over: {len(due) - place} faults are left out")
             break
         injector.log(f"step {injector.run.store.committed()}: {one.name}")
@@ -84,9 +84,7 @@ def _inject_all(injector: FaultInjector, due: list[ScheduledFault], minutes: flo
     injector.log(f"{goal} steps are enough")
     injector.run.change_steps(goal)
     injector.steps(injector.run.steps, within_s=END_WITHIN_S)
-    injector.until(
-        lambda: injector.run.unit_row("trainer-0").state == "stopped", "the end of the job", within_s=END_WITHIN_S
-    )
+    injector.until(lambda: injector.run.unit_row(LEADS).state == "stopped", "the end of the job", within_s=END_WITHIN_S)
     injector.log("the job is done")
     # Verification reads the store and then the ledger of the tools, so nothing may change between the two.
     # A task that is admitted may still get another attempt.

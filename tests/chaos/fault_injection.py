@@ -18,7 +18,7 @@ import msgspec
 
 from agentrl.protocol.rows import UnitState
 from tests.chaos.processes import Process, Role
-from tests.chaos.run_under_test import RunUnderTest
+from tests.chaos.run_under_test import LEADS, RunUnderTest
 from tests.chaos.store_reader import AwayError
 
 BACK_WITHIN_S = 300.0
@@ -72,15 +72,15 @@ class FaultInjector:
 
     # ---- victims ----
 
-    def pick(self, role: Role) -> Process:
-        """A random process of this role. Waits until there is one."""
+    def pick(self, role: Role, unit: str = "") -> Process:
+        """A random process of this role, or of this unit. Waits until there is one."""
         found: list[Process] = []
 
         def there() -> bool:
-            found[:] = self.run.find_processes(role)
+            found[:] = self.run.find_processes(role, lambda one: unit in ("", one.unit))
             return bool(found)
 
-        self.until(there, f"a living {role}", within_s=BACK_WITHIN_S)
+        self.until(there, f"a living {unit or role}", within_s=BACK_WITHIN_S)
         return self.chance.choice(found)
 
     # ---- faults ----
@@ -151,7 +151,9 @@ class FaultInjector:
             case Role.SAMPLER | Role.STEWARD:
                 return lambda: self._leased(victim)
             case Role.TRAINER:
-                return lambda: self._has_a_lineage(victim)
+                leaders = self.run.find_processes(Role.TRAINER, lambda one: one.unit == LEADS)
+                before = max((one.number for one in leaders), default=victim.number)
+                return lambda: self._has_a_lineage(before)
             case Role.ENGINE | Role.TOOLBOX:
                 return lambda: self._serves(victim)
             case Role.TOOL_SERVER:
@@ -180,11 +182,12 @@ class FaultInjector:
         tools = victim.role is not Role.TOOLBOX
         return any(_number(one["_id"]) > victim.number and (tools or "shop" in one["names"]) for one in found)
 
-    def _has_a_lineage(self, victim: Process) -> bool:
+    def _has_a_lineage(self, before: int) -> bool:
+        """Whether the gang trains again, of which any rank may have died: a later incarnation of rank 0 than this."""
         if self._is_complete():
             return True
-        published = {"first_version": {"$type": "number"}, "owner": {"$regex": f"^{victim.unit}\\."}}
-        return any(_number(lineage["owner"]) > victim.number for lineage in self.run.store.find("Lineage", published))
+        published = {"first_version": {"$type": "number"}, "owner": {"$regex": f"^{LEADS}\\."}}
+        return any(_number(lineage["owner"]) > before for lineage in self.run.store.find("Lineage", published))
 
     def _is_complete(self) -> bool:
         """After the last step a killed trainer has no successor that trains."""

@@ -18,7 +18,7 @@ from agentrl.store.documents import within
 from tests.chaos import frozen_processes
 from tests.chaos.fault_injection import ChaosError, FaultInjector
 from tests.chaos.processes import Process, Role, frozen
-from tests.chaos.run_under_test import RunUnderTest
+from tests.chaos.run_under_test import LEADS, RunUnderTest
 from tests.chaos.store_reader import Plain
 
 TRIES = 12
@@ -129,6 +129,29 @@ def during_a_model_call(injector: FaultInjector) -> None:
 # ---- named points of a step ----
 
 
+def rank_dies_within(phase: str, document: str) -> Fault:
+    """Kills one of two ranks while all of them compute. Rank 1 is frozen when the store shows what begins, so that rank
+    0 waits for it within the phase."""
+
+    def inject(injector: FaultInjector) -> None:
+        for _ in _tries(injector):
+            waiting, frozen_one = injector.pick(Role.TRAINER, LEADS), injector.pick(Role.TRAINER, "trainer-1")
+            with _changes(injector.run, document, {"operationType": "insert"}) as begun, frozen(frozen_one):
+                if not _comes_to(lambda: injector.run.unit_row(LEADS).phase == phase, SETTLED_S):
+                    injector.log(f"  too late for {begun['_id']}")
+                    continue
+                time.sleep(SETTLED_S)
+                if injector.run.unit_row(LEADS).phase != phase:
+                    injector.log(f"  {begun['_id']} does not wait for the frozen rank")
+                    continue
+                injector.log(f"the ranks are within the {phase} of {begun['_id']}")
+                injector.kill(injector.chance.choice([waiting, frozen_one]))
+            return
+        raise ChaosError(f"no {phase} was caught")
+
+    return inject
+
+
 def between_lease_and_optimizer(injector: FaultInjector) -> None:
     """Kills a trainer that has leased a Step and waits for the frozen database, before it computes."""
     for _ in _tries(injector):
@@ -149,7 +172,7 @@ def between_optimizer_and_commit(injector: FaultInjector) -> None:
     """Kills a trainer whose commit waits for the frozen database, which is killed before it can read it."""
     delay_s = 0.02
     for _ in _tries(injector):
-        trainer, mongod = injector.pick(Role.TRAINER), injector.pick(Role.MONGOD)
+        trainer, mongod = injector.pick(Role.TRAINER, LEADS), injector.pick(Role.MONGOD)
         with _changes(injector.run, "Step", {"operationType": "insert"}) as step:
             # Meanwhile it leases its tasks and reads its tokens.
             time.sleep(delay_s)
@@ -175,7 +198,7 @@ def between_optimizer_and_commit(injector: FaultInjector) -> None:
 def between_rename_and_document(injector: FaultInjector) -> None:
     """Kills a trainer between the rename of a checkpoint and the update of its document."""
     for _ in _tries(injector):
-        trainer, mongod = injector.pick(Role.TRAINER), injector.pick(Role.MONGOD)
+        trainer, mongod = injector.pick(Role.TRAINER, LEADS), injector.pick(Role.MONGOD)
         with _changes(injector.run, "Checkpoint", {"operationType": "insert"}) as checkpoint, frozen(mongod):
             target = injector.run.dir / checkpoint["path"]
             if target.exists():
@@ -219,6 +242,12 @@ POINTS: dict[str, Fault] = {
     "tool server dies in a call": during_a_tool_call(Role.TOOL_SERVER),
     "engine dies in a model call": during_a_model_call,
 }
+RANKS: dict[str, Fault] = {
+    "a rank dies in a step": rank_dies_within("step", "Step"),
+    "a rank dies in a checkpoint": rank_dies_within("checkpoint", "Checkpoint"),
+    "a rank dies in a publication": rank_dies_within("publication", "Publication"),
+}
+"""For a trainer of two ranks, in place of the death of any trainer."""
 FROZEN: dict[str, Fault] = {
     "a sampler continues after it was declared dead": frozen_processes.sampler,
     "a trainer continues after it was replaced": frozen_processes.trainer,
@@ -236,8 +265,17 @@ MORE: dict[str, Fault] = {
     "freeze the coordinator": stopped(Role.COORDINATOR, 3.0),
     "freeze a sampler": stopped(Role.SAMPLER, 3.0),
 }
-REQUIRED = DEATHS | POINTS | FROZEN
-ALL = REQUIRED | MORE
+
+
+def required(ranks: int) -> dict[str, Fault]:
+    everywhere = DEATHS | POINTS | FROZEN
+    if ranks == 1:
+        return everywhere
+    return RANKS | {name: fault for name, fault in everywhere.items() if name != f"kill {Role.TRAINER}"}
+
+
+def all_faults(ranks: int) -> dict[str, Fault]:
+    return required(ranks) | DEATHS | MORE
 
 
 # ---- inside ----
@@ -329,11 +367,9 @@ def _comes_to(condition: Callable[[], bool], within_s: float = FROZEN_AT_MOST_S)
 
 
 def _trains(run: RunUnderTest, step: int) -> bool:
-    return f"trains step {step}," in run.unit_row("trainer-0").status
+    return f"trains step {step}," in run.unit_row(LEADS).status
 
 
 def _comes_past_the_optimizer(run: RunUnderTest, step: int) -> bool:
     """Whether it computes and then ends its phase."""
-    return _comes_to(lambda: _trains(run, step), SETTLED_S) and _comes_to(
-        lambda: run.unit_row("trainer-0").phase != "step"
-    )
+    return _comes_to(lambda: _trains(run, step), SETTLED_S) and _comes_to(lambda: run.unit_row(LEADS).phase != "step")

@@ -24,15 +24,18 @@ from tests.e2e.running import Run
 
 BOUND, CHECKPOINT_EVERY = 2, 3
 LEDGER = "ledger.jsonl"
+LEADS = "trainer-0"
+"""The rank of the trainer that knows the store and writes files."""
 UP_WITHIN_S = 600.0
 
 
 class RunUnderTest(Run):
-    """A run of the data plane with two samplers and two engines."""
+    """A run of the data plane with two samplers, two engines and a trainer of some ranks."""
 
-    def __init__(self, folder: Path, name: str, *, steps: int, chance: int) -> None:
+    def __init__(self, folder: Path, name: str, *, steps: int, chance: int, ranks: int) -> None:
         super().__init__(folder, name, factor=0.5)
         self.steps = steps
+        self.ranks = ranks
         self._store: StoreReader | None = None
         small_run.write_data(folder, small_run.RECKONED)
         self.config["supervision"] |= {
@@ -43,7 +46,7 @@ class RunUnderTest(Run):
             "stats_every_s": 5.0,
             "coordinator_silent_s": 60.0,
         }
-        self.config |= _data_plane(steps, chance)
+        self.config |= _data_plane(steps, chance, ranks)
 
     @property
     def store(self) -> StoreReader:
@@ -96,7 +99,7 @@ class RunUnderTest(Run):
         super().close()
 
 
-def _data_plane(steps: int, chance: int) -> dict[str, Any]:
+def _data_plane(steps: int, chance: int, ranks: int) -> dict[str, Any]:
     faults = ["--errors", "0.01", "--latency-ms", "25", "--random", str(chance), "--ledger", "{run_dir}/" + LEDGER]
     plane = small_run.data_plane(small_run.RECKONED, steps=steps, bound=BOUND, shop_arguments=faults)
     plane["environments"]["shop"] |= {"epochs": 200, "shuffle": 1}
@@ -105,5 +108,6 @@ def _data_plane(steps: int, chance: int) -> dict[str, Any]:
     plane["rollout"] |= {"samplers": 2, "concurrency": 8, "max_in_flight": 24}
     plane["engines"] |= {"count": 2, "slots": 8}
     plane["training"] |= {"groups": 2, "checkpoint_every": CHECKPOINT_EVERY, "random": chance}
+    plane["training"]["parallel"] = {"shard": ranks}
     plane["evaluation"] |= {"every": 10}
     return plane

@@ -8,8 +8,8 @@ import pytest
 
 from agentrl.toolbox.fresh_session_retry import FRESH
 from tests.chaos.chaos_run import run_chaos
-from tests.chaos.fault_schedule import schedule, steps_of
-from tests.chaos.faults import REQUIRED
+from tests.chaos.fault_schedule import ranks_of, schedule, steps_of
+from tests.chaos.faults import RANKS, required
 from tests.chaos.verification import unknown_calls
 
 
@@ -29,10 +29,12 @@ def test_unknown_calls_and_second_tries_of_successful_calls_are_found() -> None:
 
 
 def test_schedule_depends_on_the_seed_and_has_all_required_faults() -> None:
-    due = schedule(7, 30)
-    assert due == schedule(7, 30)
-    assert due != schedule(8, 30)
-    assert {one.name for one in due[: len(REQUIRED)]} == REQUIRED.keys() == {one.name for one in schedule(7, 0)}
-    assert len(due) > 5 * len(schedule(7, 0))
-    assert [one.at_step for one in due] == sorted(one.at_step for one in due)
-    assert steps_of(due) > due[-1].at_step
+    for seed in (6, 7):
+        due, wanted = schedule(seed, 30), required(ranks_of(seed))
+        assert due == schedule(seed, 30)
+        assert due != schedule(seed + 2, 30)
+        assert {one.name for one in due[: len(wanted)]} == wanted.keys() == {one.name for one in schedule(seed, 0)}
+        assert (RANKS.keys() <= wanted.keys()) == (seed % 2 == 0), "ranks die where there are two"
+        assert len(due) > 5 * len(schedule(seed, 0))
+        assert [one.at_step for one in due] == sorted(one.at_step for one in due)
+        assert steps_of(due) > due[-1].at_step

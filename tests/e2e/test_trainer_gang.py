@@ -47,7 +47,7 @@ def test_trainer_on_two_hosts_goes_on_after_a_rank_was_killed(hosts: Hosts) -> N
     lacks = "needs 1 GPU for each, 1 free; b: has not registered"
     eventually(lambda: lacks in run.unit_row("trainer-1").reason, within_s=UP_WITHIN_S, what="why it waits")
     hosts.join(THERE)
-    eventually(lambda: (run.dir / "checkpoints").is_dir(), within_s=UP_WITHIN_S, what="a checkpoint")
+    eventually(lambda: complete_checkpoints(hosts), within_s=UP_WITHIN_S, what="a checkpoint")
     first = run.wait_state("trainer-1", "ready", within_s=UP_WITHIN_S)
     assert (first.host, run.unit_row("trainer-0").host) == (THERE, default_name())
     mine = hosts.dir(THERE)
@@ -60,6 +60,11 @@ def test_trainer_on_two_hosts_goes_on_after_a_rank_was_killed(hosts: Hosts) -> N
     (taken,) = (mine / "checkpoints").iterdir()
     assert same_files(run.dir / "checkpoints" / taken.name, taken), "it went on from the checkpoint of the other host"
     assert distance_from_one_process(hosts) < 0.1, "Muon enlarges the order of sums, and nothing else differs"
+
+
+def complete_checkpoints(hosts: Hosts) -> bool:
+    _, shown = hosts.run.cli("checkpoints", "list", check=False)
+    return any(row["status"] == "complete" for row in (shown or {}).get("rows", ()))
 
 
 def same_files(here: Path, there: Path) -> bool:
