@@ -55,7 +55,9 @@ async def test_a_failed_trace_and_a_chosen_one_arrive_whole_and_others_not_at_al
                     with spans.span("call"):
                         spans.sent_to(away)
         await kept_traces.announce_now()
-        wanted = {*chosen, failing.trace_id, with_a_dead_peer.trace_id}
+        whole = {"episode", "serve"}
+        wanted = dict.fromkeys((*chosen, failing.trace_id), whole)
+        wanted[with_a_dead_peer.trace_id] = whole | {"call"}
 
         def parts() -> dict[str, set[str]]:
             found: dict[str, set[str]] = {}
@@ -63,9 +65,7 @@ async def test_a_failed_trace_and_a_chosen_one_arrive_whole_and_others_not_at_al
                 found.setdefault(span.trace_id.hex(), set()).add(span.name)
             return found
 
-        await aeventually(lambda: sum("serve" in one for one in parts().values()) == len(wanted), what="whole traces")
-        await aeventually(lambda: parts().keys() == wanted, what="the episodes")
-        assert all({"episode", "serve"} <= one for one in parts().values())
+        await aeventually(lambda: parts() == wanted, what="whole traces, and no others")
         assert 0 < len(chosen) < len(records) - 2
         stranger = HttpClient(server, {})
         async with stranger.ask("POST", kept_traces.PATH, b'{"traces": []}') as refused:
