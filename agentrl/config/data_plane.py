@@ -407,6 +407,11 @@ def problems_of(data: DataPlane) -> Iterator[Problem]:
             "is reward: the distance is compared with the mean of the group; "
             "set advantage: grpo, divide_by_std: false, or advantage: gae",
         )
+    if (recorded := data.training.warmup.recorded).filter and not recorded.run:
+        yield (
+            ("training", "warmup", "recorded"),
+            "names no run: the warm-up comes before the first record of this one",
+        )
     if data.training.optimizer_steps > data.training.groups:
         yield ("training", "optimizer_steps"), f"is larger than training.groups ({data.training.groups})"
     if data.rollout.max_in_flight < n:

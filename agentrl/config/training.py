@@ -32,11 +32,29 @@ from agentrl.policies.outcomes import LimitRule
 _Rate = Annotated[Number, Field(gt=0, le=10)]
 
 
+class RecordedEpisodes(Section):
+    """Scored records of a run on this host, to learn from by their own tokens. Its MongoDB must be up."""
+
+    filter: str = ""
+    """Which ones, in the language of lists, such as `score >= 1 and review = golden`; empty: none."""
+    run: str = ""
+    """The name of the run; empty: this one."""
+    most: Positive = 10_000
+    """As many at most, the newest ones."""
+
+
+Roles = Annotated[tuple[Literal["assistant", "tool", "user"], ...], Field(min_length=1)]
+
+
 class Warmup(Section):
     """Supervised steps before the first publication, on demonstrations."""
 
     dataset: str = ""
     """Demonstrations (rows with `messages`), in any format of datasets; empty: none."""
+    recorded: RecordedEpisodes = RecordedEpisodes()
+    """Records of another run with the same tokenizer, mixed with the demonstrations."""
+    roles: Roles = ("assistant",)
+    """The roles whose messages train in demonstrations."""
     steps: Natural = 0
     """How many steps."""
     batch: Positive = 64
@@ -110,8 +128,12 @@ class Training(LossKeys):
     """Optimizer steps of one step, each over a part of its groups; a batch with fewer groups takes one for each."""
     demonstrations: str = ""
     """With `sft`: demonstrations (rows with `messages`), in any format of datasets; relative to the run file."""
+    recorded: RecordedEpisodes = RecordedEpisodes()
+    """With `sft`: records to learn from, alone or mixed with `demonstrations`."""
+    roles: Roles = ("assistant",)
+    """With `sft`: the roles whose messages train in demonstrations. Of records, what the model wrote trains."""
     batch: Positive = 64
-    """With `sft`: demonstrations of one step."""
+    """With `sft`: demonstrations and records of one step."""
     advantage: Literal["grpo", "leave-one-out", "gae"] = "grpo"
     """What scores are compared with: the mean of the group, that of the others in it, or what a critic expects of each
     token (`gae`)."""

@@ -32,6 +32,8 @@ from agentrl.training.batch_selection import Look
 from agentrl.training.trainer_knobs import Plan
 
 log = logging.getLogger("trainer")
+IMITATED = "demonstrations"
+"""The group of everything that is learned from as it is."""
 
 
 class UntrainableSamplingError(ConfigError):
@@ -148,9 +150,16 @@ def _trained(one: Trajectory, segment: Segment, environments: Mapping[str, str])
     return advantages.Trained(environments.get(one.group, ""), one.group, own, len(segment.ids), one.capped)
 
 
-def trajectory_of(data: DBRecordData, calls: Sequence[DispatchedSamplingTask], *, critic: bool = False) -> Trajectory:
+def trajectory_of(
+    data: DBRecordData,
+    calls: Sequence[DispatchedSamplingTask],
+    *,
+    critic: bool = False,
+    imitated: bool = False,
+) -> Trajectory:
     """The token tree of a record, with the log-probs, versions and temperatures of its tokens. With a critic, its score
-    and the rewards of its turns are given after their last tokens; else turns may have advantages of their own."""
+    and the rewards of its turns are given after their last tokens; else turns may have advantages of their own.
+    `imitated`: it shows what to say, at temperature 1, however it was sampled."""
     known = {call.index: call for call in calls}
     ids = {call.id for call in calls}
     for call in calls:
@@ -160,10 +169,11 @@ def trajectory_of(data: DBRecordData, calls: Sequence[DispatchedSamplingTask], *
     missing = [span.call for span in data.spans if span.call not in known]
     if missing:
         raise BrokenTrajectoryError(f"{data.id} has a span of call {missing[0]}, which is not stored.")
-    segments = [_segment(span, known[span.call], arrays[span.call]) for span in data.spans]
+    segments = [_segment(span, known[span.call], arrays[span.call], imitated=imitated) for span in data.spans]
     one = Trajectory(
         record=data.id,
-        group=data.task,
+        # What is imitated begins alike in all tasks of an environment, so it is packed together.
+        group=IMITATED if imitated else data.task,
         segments=segments,
         advantage=0.0 if critic else float(data.advantage or 0.0),
         capped=data.capped,
@@ -231,7 +241,7 @@ class _Tokens(NamedTuple):
         )
 
 
-def _segment(span: Span, call: DispatchedSamplingTask, tokens: _Tokens) -> Segment:
+def _segment(span: Span, call: DispatchedSamplingTask, tokens: _Tokens, *, imitated: bool) -> Segment:
     try:
         ids = tokens.output if span.kind == "model" else tokens.prompt
         part = stored_slice(span, call.base_length, len(ids))
@@ -243,7 +253,7 @@ def _segment(span: Span, call: DispatchedSamplingTask, tokens: _Tokens) -> Segme
             trains=True,
             log_probs=tokens.log_probs[part],
             versions=version_runs.cut(call.versions, span.start, span.length),
-            temperature=refuse_untrainable(call.sampling),
+            temperature=1.0 if imitated else refuse_untrainable(call.sampling),
             call=span.call,
         )
     except ValueError as broken:

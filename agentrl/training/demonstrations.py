@@ -5,7 +5,7 @@ Invariant: the ids of a demonstration are those of an episode with the same text
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,30 @@ from agentrl.chat.template import Template
 from agentrl.store.demonstrations import Demonstration, Message, Role
 from agentrl.tokens.spans import ROOT
 from agentrl.training.batch import Segment, Trajectory
+from agentrl.training.batch_assembly import IMITATED
+
+SPOKEN: tuple[Role, ...] = ("assistant",)
 
 
-def trajectory_of(one: Demonstration, template: Template, name: str) -> Trajectory:
-    """The tokens of a demonstration, whose likelihood is trained."""
+def trajectory_of(one: Demonstration, template: Template, name: str, roles: Collection[Role] = SPOKEN) -> Trajectory:
+    """The tokens of a demonstration. The likelihood of the messages of these roles is trained."""
     segments: list[Segment] = []
     for role, texts, trains in _runs(one.conversation):
         if role == "assistant":
             ids = np.array(template.assistant(texts[0]))
-            at = len(segments) - 1
-            if trains:
-                versions = [(0, len(ids))]
-                segments.append(
-                    Segment(parent=at, ids=ids, trains=True, log_probs=np.zeros(len(ids)), versions=versions)
-                )
-            else:
-                segments.append(Segment(parent=at, ids=ids))
         else:
             ids = np.array(_read(role, texts, one, template, not segments))
-            segments.append(Segment(parent=len(segments) - 1 if segments else ROOT, ids=ids))
-    # Demonstrations begin alike, so they are packed together.
-    return Trajectory(record=name, group="demonstrations", segments=segments)
+            if not segments and role in roles:
+                # Nothing stands before the first token to predict it from.
+                segments.append(Segment(parent=ROOT, ids=ids[:1]))
+                ids = ids[1:]
+        at = len(segments) - 1
+        if trains and role in roles:
+            versions = [(0, len(ids))]
+            segments.append(Segment(parent=at, ids=ids, trains=True, log_probs=np.zeros(len(ids)), versions=versions))
+        else:
+            segments.append(Segment(parent=at, ids=ids))
+    return Trajectory(record=name, group=IMITATED, segments=segments)
 
 
 def _read(role: Role, texts: Sequence[str], one: Demonstration, template: Template, first: bool) -> list[int]:
@@ -56,10 +59,13 @@ def _runs(messages: Sequence[Message]) -> Iterator[tuple[Role, list[str], bool]]
 
 
 def tokenized(
-    demonstrations: Sequence[Demonstration], model: Path, variables: Mapping[str, Any] | None = None
+    demonstrations: Sequence[Demonstration],
+    model: Path,
+    variables: Mapping[str, Any] | None = None,
+    roles: Collection[Role] = SPOKEN,
 ) -> list[Trajectory]:
     """All demonstrations in the tokens of a model. `variables` are those of its chat template."""
     if not demonstrations:
         return []
     template = Template.of(model, variables)
-    return [trajectory_of(one, template, f"demonstration {number}") for number, one in enumerate(demonstrations)]
+    return [trajectory_of(one, template, f"demonstration {number}", roles) for number, one in enumerate(demonstrations)]

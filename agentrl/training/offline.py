@@ -20,7 +20,7 @@ from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.store.demonstrations import parser_of, read_demonstrations
-from agentrl.training import batch_dumps, checkpoints, initial_model, warmup
+from agentrl.training import batch_dumps, checkpoints, initial_model, rank_processes, recorded_episodes, warmup
 from agentrl.training.batch import Batch
 from agentrl.training.batch_dumps import DumpedBatch
 from agentrl.training.checkpoints import PROGRESS_FILE, Progress
@@ -97,16 +97,27 @@ def _as_configured(one: DumpedBatch, config: RunConfig) -> DumpedBatch:
 def train_supervised(config: RunConfig, *, out: Path | None, on_step: OnStep) -> Done:
     """Trains cross-entropy on demonstrations, with checkpoints. Continues from a checkpoint in `out`."""
     training, settings = config.training, settings_of(config)
-    if not training.demonstrations:
-        raise ConfigError("training.demonstrations is missing: there is nothing to learn from.")
+    if not (training.demonstrations or training.recorded.filter):
+        raise ConfigError(
+            "There is nothing to learn from.",
+            hint="Name demonstrations (training.demonstrations) or records (training.recorded.filter).",
+        )
     torch.set_num_threads(training.threads)
     target = out or Path(config.dir) / SUPERVISED
-    demonstrations = read_demonstrations(training.demonstrations, parser=parser_of(config))
+    files = training.demonstrations
+    demonstrations = read_demonstrations(files, parser=parser_of(config)) if files else []
     resumes = (target / PROGRESS_FILE).is_file()
+    choice = target.with_name(f"{target.name}.records.json")
+    records: list[str] = []
     with lead_first(settings.parallel, settings.precision):
         begin = target if resumes else initial_model.model_directory(config, Path(config.dir), demonstrations)
+        if training.recorded.filter:
+            anew = not resumes and rank_processes.leads()
+            records = recorded_episodes.kept_choice(choice, config, training.recorded, again=anew)
     learner, progress = _learner(config, begin)
-    shown = tokenized(demonstrations, begin, config.model.template if config.model else {})
+    shown = tokenized(demonstrations, begin, config.model.template if config.model else {}, training.roles)
+    if records:
+        shown += recorded_episodes.read(config, training.recorded, records, begin)
     size = min(training.batch, len(shown))
     last = training.steps or math.ceil(len(shown) / size)
     order = warmup.order(len(shown), training.random, skip=progress.step * size)

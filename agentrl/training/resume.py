@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from agentrl.config.run import RunConfig
+from agentrl.config.training import RecordedEpisodes
 from agentrl.files.frames import FilesError, WrongListError
 from agentrl.files.unit_files import UnitFiles
 from agentrl.store import checkpoints as stored
@@ -24,7 +25,7 @@ from agentrl.store import lineages, publications, rollbacks
 from agentrl.store.database import Database
 from agentrl.store.demonstrations import Demonstration, parser_of, read_demonstrations
 from agentrl.store.documents import Checkpoint, Lineage
-from agentrl.training import checkpoints, disk_retention, initial_model
+from agentrl.training import checkpoints, disk_retention, initial_model, recorded_episodes
 from agentrl.training.atomic_directories import sweep_unfinished
 from agentrl.training.batch import Trajectory
 from agentrl.training.demonstrations import tokenized
@@ -132,7 +133,9 @@ async def take_over(
     contents = stored.contents_of(chosen.files) if chosen else None
     learner = await asyncio.to_thread(load, source, settings_of(config), on_progress=on_progress, contents=contents)
     variables = config.model.template if config.model is not None else {}
-    trajectories = await asyncio.to_thread(tokenized, demonstrations, source, variables)
+    trajectories = await asyncio.to_thread(tokenized, demonstrations, source, variables, config.training.warmup.roles)
+    if chosen is None and (recorded := config.training.warmup.recorded).filter:
+        trajectories += await asyncio.to_thread(_recorded, config, recorded, source)
     warmed_up = False
     if chosen is None:
         warmed_up = await asyncio.to_thread(_warm_up, learner, config, trajectories, report)
@@ -192,6 +195,10 @@ async def _choose(database: Database, run_dir: Path, files: UnitFiles) -> tuple[
 def _demonstrations(config: RunConfig) -> list[Demonstration]:
     warmup = config.training.warmup
     return read_demonstrations(warmup.dataset, parser=parser_of(config)) if warmup.dataset else []
+
+
+def _recorded(config: RunConfig, wanted: RecordedEpisodes, model: Path) -> list[Trajectory]:
+    return recorded_episodes.read(config, wanted, recorded_episodes.choose(config, wanted), model)
 
 
 def _warm_up(
