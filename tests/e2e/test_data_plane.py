@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import urllib.error
 import urllib.request
 import uuid
@@ -19,7 +18,6 @@ from agentrl.store import accounting, run_database
 from agentrl.store.database import Database
 from tests.e2e import onscreen
 from tests.e2e.running import Run, running
-from tests.engines.contract import servers
 from tests.small_run import data_plane, write_data
 from tests.waiting import eventually
 
@@ -114,56 +112,6 @@ def test_killed_sampler_loses_no_record(run: Run) -> None:
     assert closed
     assert not left & {share["record"] for task in closed for share in task["shares"]}
     assert not found["problems"]
-
-
-@pytest.mark.sglang
-def test_sglang_server_replaces_the_embedded_engine(run: Run) -> None:
-    write_data(run.file.parent)
-    run.config |= data_plane()
-    run.config["engines"] = {
-        "kind": "sglang",
-        "slots": 16,
-        "python": servers.python(),
-        "args": list(servers.ON_PROCESSORS),
-    }
-    # Some groups may have no signal and train nothing.
-    run.config["training"] |= {"steps": 6, "checkpoint_every": 3}
-    run.write()
-    run.cli("up", str(run.file), "--yes", "--no-wait", within_s=UP_WITHIN_S)
-    eventually(lambda: loading_engine(run), within_s=UP_WITHIN_S, what="the first version to be loaded")
-    run.wait_state("trainer-0", "stopped", within_s=2 * UP_WITHIN_S)
-    assert set(run.incarnations().values()) == {1}, "nothing died"
-
-    found = asyncio.run(look(run))
-    committed = [step for step in found["Step"] if step["status"] == "committed"]
-    assert [step["step"] for step in committed] == [1, 2, 3, 4, 5, 6]
-    mismatches = [step["metrics"]["mismatch_max"] for step in committed if "mismatch_max" in step["metrics"]]
-    assert mismatches, "some tokens are of the version that their step begins from"
-    assert max(mismatches) < 1e-3, "the trainer computes what SGLang sampled from"
-    assert nobody_is_too_old(found)
-    assert is_served(run, found)
-    assert only_with_the_token(found)
-    versions = [publication["_id"] for publication in found["Publication"]]
-    assert {task["version"] for task in found["Task"] if task["purpose"] == "eval"} == {min(versions), max(versions)}
-    engine = engine_row(run)
-    assert (engine["state"], engine["weights"]) == ("ready", max(versions))
-    assert engine["serving"] == f"serving(v{max(versions)})"
-    assert run.cli("versions", "list", "--sort", "-id")["rows"][0]["served_by"] == ["engine-0.1"]
-    assert not found["problems"]
-    assert counted(run)["steps"] == {"committed": 6}
-
-
-def engine_row(run: Run) -> Any:
-    (engine,) = (row for row in run.cli("status")["units"] if row["unit"] == "engine-0")
-    return engine
-
-
-def loading_engine(run: Run) -> Any:
-    """The row of the engine while it loads this version and serves none yet."""
-    row = engine_row(run)
-    assert re.fullmatch(r"loading\(v\d+\)", row["serving"]), row
-    assert row["weights"] is None
-    return row
 
 
 def counted(run: Run) -> Any:
