@@ -11,13 +11,15 @@ from typing import Any
 
 from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
-from agentrl.engines.embedded.architecture import parse_architecture
 from agentrl.errors import ConfigError
 
-TREE_MODELS = frozenset({"deepseek_v3", "llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+TREE_MODELS = frozenset({"deepseek_v3", "llama", "mistral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 """Full softmax attention in every layer (unless the configuration differs), logits directly from the head."""
-LINEAR_MODELS = frozenset({"falcon_h1", "gemma2", "gemma3_text", "gpt_oss", "lfm2", "mamba2", "minimax", "qwen3_next"})
-"""A state, a convolution or a window runs along the row: only whole branches are correct."""
+LINEAR_MODELS = frozenset(
+    {"falcon_h1", "gemma2", "gemma3_text", "gpt_oss", "granite", "lfm2", "mamba2", "minimax", "qwen3_next"}
+)
+"""A state, a convolution or a window runs along the row, so only whole branches are correct; or logits are changed
+behind the head."""
 _AGAIN = "Copy or download it again; after `git clone`, `git lfs pull` gets the weights."
 
 
@@ -37,11 +39,6 @@ def refuse_model(config: RunConfig) -> None:
     for file in sorted(directory.glob("*.safetensors")):
         refuse_incomplete(file)
     trainable(str(described.get("model_type") or ""))
-    if config.environments and config.engines.kind == "embedded":
-        try:
-            parse_architecture((directory / "config.json").read_bytes(), directory / "config.json")
-        except ConfigError as wrong:
-            raise ConfigError(wrong.message, hint="`engines: {kind: sglang}` runs other models, on GPUs.") from None
     Template.of(directory, config.model.template)
 
 

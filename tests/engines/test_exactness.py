@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentrl.engines.embedded import slot_scheduler as slots_module
-from agentrl.engines.embedded.decoder import Model, score
+from agentrl.engines.embedded.decoder import Model
 from agentrl.engines.embedded.generation_request import Request
 from agentrl.engines.interface import EngineError
 from tests.engines.conftest import Weights
@@ -183,5 +183,5 @@ def test_pausing_in_place_and_with_retraction_changes_no_token(first: Weights, m
 def test_the_whole_sequence_is_scored_as_transformers_does(first: Weights, model: Model) -> None:
     ids = random_ids(random.Random(8), 120, first.vocabulary)
     expected = first.log_probs(ids)
-    assert max(abs(a - b) for a, b in zip(expected, score(model, ids), strict=True)) <= CLOSE
-    assert score(model, ids[:1]) == []
+    assert max(abs(a - b) for a, b in zip(expected, model.score(ids), strict=True)) <= CLOSE
+    assert model.score(ids[:1]) == []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 
@@ -149,9 +149,10 @@ def test_weights_without_finite_log_probs_fail_only_their_calls(model: Model) ->
 
 def test_weights_of_another_shape_are_refused(model: Model) -> None:
     engine = engine_of(model)
-    other = SimpleNamespace(version=3, architecture=SimpleNamespace(shapes=dict))
+    architecture = msgspec.structs.replace(model.architecture, hidden_size=64)
+    other = replace(model, version=3, architecture=architecture)
     with pytest.raises(WeightsRefusedError, match="another architecture"):
-        engine.switch(other)  # type: ignore[arg-type]
+        engine.switch(other)
     assert engine.current is model
 
 

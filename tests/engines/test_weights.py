@@ -120,7 +120,7 @@ DAMAGES: dict[Callable[[Path], None], str] = {
     no_numbers: "the canary differs: mean .* nan",
     lose_a_tensor: "1 tensors .* model.layers.1.mlp.up_proj.weight",
     no_safetensors: "not a complete safetensors file",
-    other_model: "only 'qwen3' is supported",
+    other_model: "tensors in .* are not those of its config.json",
     strange_canary: "another number of log-probs",
     unknown_ids: "ids that the model does not know",
     leave_the_directory: "no plain file name",

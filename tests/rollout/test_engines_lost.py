@@ -16,7 +16,7 @@ import torch
 
 from agentrl.engines import manifest as manifests
 from agentrl.engines.canary import Canary
-from agentrl.engines.embedded.decoder import Model, score
+from agentrl.engines.embedded.decoder import Model
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import EngineGoneError
@@ -51,7 +51,7 @@ def published(run_dir: Path, version: int) -> dict[str, Any]:
 
 @torch.inference_mode()
 def exact(model: Model, ids: list[int]) -> list[float]:
-    return score(model, ids)
+    return model.score(ids)
 
 
 @contextlib.contextmanager

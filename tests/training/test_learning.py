@@ -13,7 +13,6 @@ import torch
 
 from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Tokenizer
-from agentrl.engines.embedded.decoder import score as engine_score
 from agentrl.errors import ConfigError
 from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.store.demonstrations import read_demonstrations
@@ -225,7 +224,7 @@ def test_the_canary_is_what_the_engine_computes(tiny: Path, tmp_path: Path) -> N
     engine = unverified.load(tmp_path / "saved", 1)
     with torch.inference_mode():
         for ids, ours in zip(canary.ids, canary.log_probs, strict=True):
-            assert engine_score(engine, ids) == pytest.approx(ours, abs=1e-4)
+            assert engine.score(ids) == pytest.approx(ours, abs=1e-4)
     assert canary.ids[-1] == [1, 2, 3, 4]
     assert canary.ids[:-1] == probe_set(learner.model.config.vocab_size)
     assert len({len(ids) for ids in canary.ids}) > 4

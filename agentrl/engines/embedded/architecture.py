@@ -1,6 +1,5 @@
-"""The architecture of a model, from the `config.json` of its directory; no tensors.
-
-Invariant: a model that this engine would compute wrongly is refused with a sentence, never approximated.
+"""The architecture of a model that this engine's own decoder computes, from the `config.json` of its directory; no
+tensors. All others are computed by the modules of transformers.
 """
 
 from __future__ import annotations
@@ -44,21 +43,17 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         """Query heads that share one key-value head."""
         return self.num_attention_heads // self.num_key_value_heads
 
-    def problem(self) -> str:
-        """Empty, or why this engine cannot compute the model."""
+    @property
+    def is_plain(self) -> bool:
+        """Whether the decoder computes exactly this."""
         rope = self.rope_parameters or self.rope_scaling or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        for wrong, sentence in (
-            (self.model_type != "qwen3", f"model_type is {self.model_type!r}, and only 'qwen3' is supported"),
-            (self.attention_bias, "attention_bias is not supported"),
-            (self.hidden_act != "silu", f"hidden_act is {self.hidden_act!r}, and only 'silu' is supported"),
-            (self.use_sliding_window, "sliding windows are not supported"),
-            (kind != "default", f"the rotary embedding is {kind!r}, and only 'default' is supported"),
-            (self.num_attention_heads % self.num_key_value_heads != 0, "heads do not divide by key-value heads"),
-        ):
-            if wrong:
-                return sentence
-        return ""
+        return (
+            self.hidden_act == "silu"
+            and not self.attention_bias
+            and not self.use_sliding_window
+            and rope.get("rope_type", rope.get("type", "default")) == "default"
+            and self.num_attention_heads % self.num_key_value_heads == 0
+        )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor that the file of weights must have, by the names that Hugging Face uses."""
@@ -87,12 +82,16 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def parse_architecture(data: bytes, source: Path) -> Architecture:
-    """Raises ConfigError if this engine cannot compute the model."""
+class _Kind(msgspec.Struct, frozen=True):
+    model_type: str
+
+
+def architecture_of(data: bytes, source: Path) -> Architecture | None:
+    """None for a model of another kind. Raises ConfigError if this is no configuration of a model."""
     try:
+        if msgspec.json.decode(data, type=_Kind).model_type != "qwen3":
+            return None
         found = msgspec.json.decode(data, type=Architecture)
     except msgspec.MsgspecError as broken:
         raise ConfigError(f"{source} is not a configuration of a model: {broken}.") from broken
-    if problem := found.problem():
-        raise ConfigError(f"The embedded engine cannot run {source.parent}: {problem}.")
-    return found
+    return found if found.is_plain else None

@@ -23,9 +23,9 @@ import torch
 
 from agentrl.engines import manifest as manifests
 from agentrl.engines.canary import Agreement
-from agentrl.engines.embedded.decoder import Model, score
 from agentrl.engines.embedded.generation_request import Request
 from agentrl.engines.embedded.model_loading import load_verified
+from agentrl.engines.embedded.served_model import ServedModel
 from agentrl.engines.embedded.slot_scheduler import SlotEngine
 from agentrl.engines.interface import (
     CallRefusedError,
@@ -169,7 +169,7 @@ class EmbeddedEngine:
 
     async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]:
         model = await self._order(lambda: self._slots.model_of(version))
-        if len(ids) > self._slots.context or not all(0 <= token < model.architecture.vocab_size for token in ids):
+        if len(ids) > self._slots.context or not all(0 <= token < model.vocabulary for token in ids):
             raise CallRefusedError(f"Only known ids can be scored, at most {self._slots.context} of them.")
         try:
             async with asyncio.timeout(deadline_s):
@@ -317,13 +317,13 @@ class EmbeddedEngine:
         return EngineGoneError(f"The engine does not run: {self.failure or 'it was closed'}.")
 
 
-def _load(directory: Path, version: int, manifest: Manifest | None) -> tuple[Model, Agreement]:
+def _load(directory: Path, version: int, manifest: Manifest | None) -> tuple[ServedModel, Agreement]:
     return load_verified(directory, version, manifest or manifests.read(directory))
 
 
 @torch.inference_mode()
-def _score(model: Model, ids: Sequence[int]) -> list[float]:
-    return score(model, ids)
+def _score(model: ServedModel, ids: Sequence[int]) -> list[float]:
+    return model.score(ids)
 
 
 def _generated(request: Request, began: float) -> Generated:

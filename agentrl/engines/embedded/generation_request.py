@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from agentrl.engines.embedded.decoder import Model
+from agentrl.engines.embedded.served_model import ServedModel
 from agentrl.engines.embedded.token_sampling import Draw, chance
 from agentrl.engines.interface import EngineError, Finish, Sampling
 
@@ -26,7 +26,7 @@ class Request:
     prompt: list[int]
     sampling: Sampling
     seed: int
-    pinned: Model | None = None
+    pinned: ServedModel | None = None
     """The weights that it requires; None uses the current ones, token by token."""
     on_token: Callable[[Request], None] | None = None
     on_end: Callable[[Request], None] = lambda request: None

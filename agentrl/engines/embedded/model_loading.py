@@ -6,21 +6,25 @@ model whose canary does not agree with the writer's is never returned.
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
 from safetensors.torch import load as load_tensors
 
 from agentrl.engines.canary import Agreement, compare
-from agentrl.engines.embedded.architecture import parse_architecture
-from agentrl.engines.embedded.decoder import Model, assemble, score
+from agentrl.engines.embedded.architecture import Architecture, architecture_of
+from agentrl.engines.embedded.decoder import assemble
+from agentrl.engines.embedded.served_model import ServedModel
 from agentrl.engines.interface import WeightsRefusedError
 from agentrl.engines.manifest import CONFIG_FILE, WEIGHTS_FILE, Manifest, read_verified
 from agentrl.errors import ConfigError
 
 
-def load_verified(directory: Path, version: int, manifest: Manifest) -> tuple[Model, Agreement]:
+def load_verified(directory: Path, version: int, manifest: Manifest) -> tuple[ServedModel, Agreement]:
     """A model whose files and answers agree with the manifest. Raises WeightsRefusedError."""
     missing = {CONFIG_FILE, WEIGHTS_FILE} - manifest.files.keys()
     if missing:
@@ -32,23 +36,21 @@ def load_verified(directory: Path, version: int, manifest: Manifest) -> tuple[Mo
 
 
 @torch.inference_mode()
-def check_canary(model: Model, manifest: Manifest) -> Agreement:
+def check_canary(model: ServedModel, manifest: Manifest) -> Agreement:
     """Raises WeightsRefusedError if the model gives other log-probs for the canary than its writer."""
-    vocabulary = model.architecture.vocab_size
     for ids in manifest.canary.ids:
-        if any(not 0 <= token < vocabulary for token in ids):
+        if any(not 0 <= token < model.vocabulary for token in ids):
             raise WeightsRefusedError(f"The canary of version {model.version} has ids that the model does not know.")
-    agreement = compare(manifest.canary, [score(model, ids) for ids in manifest.canary.ids])
+    agreement = compare(manifest.canary, [model.score(ids) for ids in manifest.canary.ids])
     if problem := agreement.problem():
         raise WeightsRefusedError(f"Version {model.version} is refused: {problem}.")
     return agreement
 
 
-@torch.inference_mode()
-def model_of(directory: Path, version: int, config: bytes, tensors: bytes) -> Model:
+def model_of(directory: Path, version: int, config: bytes, tensors: bytes) -> ServedModel:
     """From the contents of its files, whose names and shapes are checked. Raises WeightsRefusedError."""
     try:
-        architecture = parse_architecture(config, directory / CONFIG_FILE)
+        architecture = architecture_of(config, directory / CONFIG_FILE)
     except ConfigError as wrong:
         raise WeightsRefusedError(wrong.message) from wrong
     try:
@@ -57,15 +59,51 @@ def model_of(directory: Path, version: int, config: bytes, tensors: bytes) -> Mo
         raise WeightsRefusedError(
             f"{directory / WEIGHTS_FILE} is not a complete safetensors file: {broken}."
         ) from broken
+    if architecture is None:
+        return _of_transformers(directory, version, config, loaded)
+    return _own(directory, version, architecture, loaded)
+
+
+@torch.inference_mode()
+def _own(directory: Path, version: int, architecture: Architecture, loaded: dict[str, torch.Tensor]) -> ServedModel:
     if architecture.tie_word_embeddings:
         # Some writers store the tied head a second time.
         loaded.pop("lm_head.weight", None)
     shapes = {name: tuple(tensor.shape) for name, tensor in loaded.items()}
     expected = architecture.shapes()
     if shapes != expected:
-        wrong_names = sorted(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
-        listed = ", ".join(wrong_names[:3]) + (", ..." if len(wrong_names) > 3 else "")
-        raise WeightsRefusedError(
-            f"{len(wrong_names)} tensors in {directory} are not those of its {CONFIG_FILE}: {listed}."
+        _refuse_names(
+            directory, {name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name)}
         )
     return assemble(loaded, architecture, version)
+
+
+def _of_transformers(directory: Path, version: int, config: bytes, loaded: Mapping[str, torch.Tensor]) -> ServedModel:
+    # Imported here, because it takes seconds that the engine's own decoder does not need.
+    import transformers
+
+    from agentrl.engines.embedded.attention_model import AttentionModel, is_attention_only
+    from agentrl.engines.embedded.state_model import StateModel
+
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            # transformers reads a file only; this one has the content that was checked.
+            Path(place, CONFIG_FILE).write_bytes(config)
+            described = transformers.AutoConfig.from_pretrained(place, local_files_only=True)
+        of_kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(described)]
+        model, found = of_kind.from_pretrained(
+            None, config=described, state_dict=dict(loaded), dtype=torch.float32, output_loading_info=True
+        )
+    except (ValueError, KeyError, TypeError, RuntimeError) as wrong:
+        sentence = f"The embedded engine cannot run {directory}: transformers has no such causal model ({wrong})."
+        raise WeightsRefusedError(sentence) from wrong
+    differing = {*found["missing_keys"], *found["unexpected_keys"], *(one[0] for one in found["mismatched_keys"])}
+    if differing:
+        _refuse_names(directory, differing)
+    model.requires_grad_(False).train(False)
+    return AttentionModel(version, model) if is_attention_only(model) else StateModel(version, model)
+
+
+def _refuse_names(directory: Path, wrong: set[str]) -> None:
+    listed = ", ".join(sorted(wrong)[:3]) + (", ..." if len(wrong) > 3 else "")
+    raise WeightsRefusedError(f"{len(wrong)} tensors in {directory} are not those of its {CONFIG_FILE}: {listed}.")

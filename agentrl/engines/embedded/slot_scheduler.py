@@ -1,8 +1,8 @@
 """The slot engine: which sequence has which row of the cache, and what is computed next. One thread owns it.
 
 Invariants:
-- keys and values of a row are those of its first `cached` ids under its own weights: with new weights, sequences in
-  flight are computed again;
+- what is kept of a row is that of its first `cached` ids under its own weights: with new weights, sequences in flight
+  are computed again;
 - a row belongs to one request at a time;
 - waiting requests are admitted in order, except that one may wait while a prompt that it shares is being computed;
 - every request ends.
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from agentrl.engines.embedded.decoder import Batch, Cache, Model, Rotation, Run, forward, logits
 from agentrl.engines.embedded.generation_request import Request
+from agentrl.engines.embedded.served_model import Kept, Run, ServedModel
 from agentrl.engines.embedded.token_sampling import sample
 from agentrl.engines.interface import (
     CallRefusedError,
@@ -41,7 +41,7 @@ class Slot:
 
     row: int
     request: Request | None = None
-    model: Model | None = None
+    model: ServedModel | None = None
     """The weights that its cache was computed with."""
     length: int = 0
     """Ids that it holds. They stay after the request ended, for the next turn of the conversation."""
@@ -67,12 +67,11 @@ class SlotEngine:
         self.paused = False
         self.released = False
         """The memory of its cache is released."""
-        self.current: Model | None = None
-        self.pinned: Model | None = None
+        self.current: ServedModel | None = None
+        self.pinned: ServedModel | None = None
         self.generated_tokens = 0
-        # Both get the shape of the first weights; nothing is computed before.
-        self._cache: Cache
-        self._rotation: Rotation
+        self._kept: Kept | None = None
+        """It gets the shape of the first weights; nothing is computed before."""
         # The last column differs from every prompt, so each comparison of prefixes finds an end.
         self._ids = torch.full((slots, context + 1), -1, dtype=torch.int64)
         self._requests: dict[str, Request] = {}
@@ -99,7 +98,7 @@ class SlotEngine:
         held = [*(request.pinned for request in self._requests.values()), self.pinned, self.current]
         return tuple(sorted({model.version for model in held if model is not None}))
 
-    def model_of(self, version: int | None) -> Model:
+    def model_of(self, version: int | None) -> ServedModel:
         """The weights of a version; None is the current one. Raises an error if they are not held."""
         if self.current is None:
             raise EngineBusyError("The engine has no weights yet.")
@@ -115,7 +114,7 @@ class SlotEngine:
     def submit(self, request: Request, version: int | None = None) -> None:
         """Accepts a request. Raises an EngineError for one that cannot be served."""
         model = self.model_of(version)
-        vocabulary = model.architecture.vocab_size
+        vocabulary = model.vocabulary
         if problem := request.sampling.problem():
             raise CallRefusedError(f"{problem[0].upper()}{problem[1:]}.")
         if not request.prompt or not all(0 <= token < vocabulary for token in request.prompt):
@@ -163,14 +162,14 @@ class SlotEngine:
         self.released = True
         for slot in self.slots:
             slot.forget()
-        self._cache = Cache([], [])
+        self._kept = None
 
     def restore_memory(self) -> None:
         if self.released and self.current is not None:
-            self._cache = Cache.empty(self.current.architecture, len(self.slots), self.context)
+            self._kept = self.current.new_rows(len(self.slots), self.context)
         self.released = False
 
-    def switch(self, model: Model) -> None:
+    def switch(self, model: ServedModel) -> None:
         """Sets the current weights. Requests in flight continue with them; pinned requests keep their version."""
         self._fit(model)
         former, self.current = self.current, model
@@ -180,18 +179,17 @@ class SlotEngine:
             elif slot.request is None and slot.model is former and former is not self.pinned:
                 slot.forget()
 
-    def pin(self, model: Model | None) -> None:
+    def pin(self, model: ServedModel | None) -> None:
         """Holds these weights beside the current ones, for calls that name their version; None releases them."""
         if model is not None:
             self._fit(model)
         self.pinned = model
 
-    def _fit(self, model: Model) -> None:
+    def _fit(self, model: ServedModel) -> None:
         """The cache has the shape of the first weights; later ones must have the same shape."""
         if self.current is None:
-            self._cache = Cache.empty(model.architecture, len(self.slots), self.context)
-            self._rotation = Rotation.of(model.architecture, self.context)
-        elif model.architecture.shapes() != self.current.architecture.shapes():
+            self._kept = model.new_rows(len(self.slots), self.context)
+        elif not model.fits(self.current):
             raise WeightsRefusedError(f"Version {model.version} is of another architecture than this engine's.")
 
     # ---- one round ----
@@ -204,18 +202,15 @@ class SlotEngine:
         for model in self._models_at_work():
             self._advance(model, [slot for slot in self.slots if slot.request is not None and slot.model is model])
 
-    def _models_at_work(self) -> list[Model]:
-        models: list[Model] = []
+    def _models_at_work(self) -> list[ServedModel]:
+        models: list[ServedModel] = []
         for slot in self.slots:
             if slot.request is not None and slot.model is not None and slot.model not in models:
                 models.append(slot.model)
         return models
 
-    def _advance(self, model: Model, slots: list[Slot]) -> None:
+    def _advance(self, model: ServedModel, slots: list[Slot]) -> None:
         runs = _plan(slots)
-        batch = Batch(model.architecture, runs)
-        tokens = self._ids[batch.rows, batch.positions]
-        hidden = forward(model, self._cache, self._rotation, tokens, batch)
         by_row = {slot.row: slot for slot in slots}
         complete: list[Slot] = []
         lasts: list[int] = []
@@ -227,10 +222,12 @@ class SlotEngine:
             if slot.pending == 0:
                 complete.append(slot)
                 lasts.append(at)
+        tokens = torch.cat([self._ids[run.row, run.start : run.start + run.size] for run in runs])
+        values = model.next_logits(self._kept, runs, tokens, lasts)
         if complete:
-            self._take_tokens(model, complete, logits(model, hidden[lasts]))
+            self._take_tokens(model, complete, values)
 
-    def _take_tokens(self, model: Model, slots: list[Slot], values: torch.Tensor) -> None:
+    def _take_tokens(self, model: ServedModel, slots: list[Slot], values: torch.Tensor) -> None:
         requests = [slot.request for slot in slots if slot.request is not None]
         tokens, log_probs = sample(values, [request.draw() for request in requests])
         self._ids[[slot.row for slot in slots], [slot.length for slot in slots]] = torch.tensor(tokens)
@@ -271,6 +268,8 @@ class SlotEngine:
     def _place(self, request: Request) -> bool:
         """Give it a slot with as much of its prompt in the cache as there is. False if waiting a step is better."""
         model = request.pinned or self.current
+        kept = self._kept
+        assert kept is not None, "released memory admits nothing"
         ids = torch.tensor(request.ids)
         length = len(request.ids)
         common = self._common_prefixes(ids)
@@ -278,11 +277,11 @@ class SlotEngine:
         for slot, prefix in zip(self.slots, common, strict=True):
             if slot.model is not model:
                 continue
-            usable = min(prefix, slot.cached, length - 1)
+            usable = kept.reusable(min(prefix, slot.cached, length - 1), slot.cached)
             # The same length in a slot that continues this conversation needs no copy.
             if usable > shared or (usable == shared and usable and slot.conversation == request.conversation):
                 best, shared = slot, usable
-            if slot.request is not None:
+            if slot.request is not None and kept.shares_prefixes:
                 promised = max(promised, min(prefix, slot.length, length - 1))
         if promised - shared >= MIN_SHARED:
             return False
@@ -303,7 +302,8 @@ class SlotEngine:
         if best is None or shared < MIN_SHARED:
             return oldest, 0
         if best is not oldest:
-            self._cache.copy_prefix(best.row, oldest.row, shared)
+            assert self._kept is not None
+            self._kept.copy_prefix(best.row, oldest.row, shared)
         return oldest, shared
 
     def _common_prefixes(self, ids: torch.Tensor) -> list[int]:

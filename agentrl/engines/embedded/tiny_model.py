@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors.torch import save_file
 
 from agentrl.chat.tokenizer_training import CONTROL_TOKENS, build_tokenizer
-from agentrl.engines.embedded.architecture import parse_architecture
+from agentrl.engines.embedded.architecture import Architecture
 from agentrl.engines.manifest import CONFIG_FILE, WEIGHTS_FILE
 
 TINY: dict[str, Any] = {
@@ -56,7 +57,7 @@ def build_tiny(path: Path | str, texts: Iterable[str], seed: int, **changes: Any
     _write_json(directory / "tokenizer_config.json", _tokenizer_config(config["max_position_embeddings"]))
     _write_json(directory / "generation_config.json", {"eos_token_id": end, "pad_token_id": end})
     _write_json(directory / CONFIG_FILE, config)
-    shapes = parse_architecture((directory / CONFIG_FILE).read_bytes(), directory / CONFIG_FILE).shapes()
+    shapes = msgspec.convert(config, Architecture).shapes()
     save_file(_tensors(shapes, config["initializer_range"], seed), directory / WEIGHTS_FILE, {"format": "pt"})
 
 

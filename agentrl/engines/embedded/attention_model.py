@@ -1,0 +1,138 @@
+"""Any decoder of transformers whose layers are softmax attention, over rows.
+
+transformers calls this file's attention as the implementation `NAME`; the runs of a round are an argument of the
+model's forward pass, and all of their tokens are one sequence of it. So norms, rotations, experts and the head are
+transformers' own.
+
+Invariant: a model with another kind of layer is none of these; see `state_model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AttentionInterface
+
+from agentrl.engines.embedded.decoder import Keys
+from agentrl.engines.embedded.served_model import Run
+from agentrl.engines.embedded.slot_attention import SlotAttention
+
+NAME = "slots"
+_SOFTMAX = {"full_attention", "sliding_attention"}
+
+
+class Round:
+    """The runs of one forward pass, and where each of their tokens is kept."""
+
+    def __init__(self, kept: GrowingKeys, runs: Sequence[Run]) -> None:
+        self.kept = kept
+        self.rows = torch.tensor([run.row for run in runs for _ in range(run.size)])
+        self.positions = torch.tensor([at for run in runs for at in range(run.start, run.start + run.size)])
+        self.attention = SlotAttention(runs)
+
+
+class GrowingKeys(Keys):
+    """Keys and values whose shape the first computed tokens show."""
+
+    def __init__(self, rows: int, positions: int) -> None:
+        super().__init__([], [])
+        self._rows, self._positions = rows, positions
+
+    def of_layer(self, number: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        while len(self.keys) <= number:
+            for store, like in ((self.keys, key), (self.values, value)):
+                store.append(torch.zeros(self._rows, like.shape[1], self._positions, like.shape[3]))
+        return self.keys[number], self.values[number]
+
+
+class AttentionModel:
+    """Implements `ServedModel`."""
+
+    def __init__(self, version: int, model: transformers.PreTrainedModel) -> None:
+        model.set_attn_implementation(NAME)
+        self.version = version
+        self._model: Any = model
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self._model.config.get_text_config().vocab_size)
+
+    def fits(self, other: object) -> bool:
+        return isinstance(other, AttentionModel) and shapes(self._model) == shapes(other._model)
+
+    def new_rows(self, rows: int, positions: int) -> GrowingKeys:
+        return GrowingKeys(rows, positions)
+
+    def next_logits(self, kept: GrowingKeys, runs: Sequence[Run], ids: Tensor, wanted: Sequence[int]) -> Tensor:
+        round_of = Round(kept, runs)
+        found: Tensor = self._model(
+            input_ids=ids[None],
+            position_ids=round_of.positions[None],
+            use_cache=False,
+            logits_to_keep=torch.tensor(wanted, dtype=torch.int64),
+            slots=round_of,
+        ).logits[0]
+        return found
+
+    def score(self, ids: Sequence[int]) -> list[float]:
+        if len(ids) < 2:
+            return []
+        whole = [Run(0, 0, len(ids))]
+        return scores(self.next_logits(self.new_rows(1, len(ids)), whole, torch.tensor(ids), range(len(ids) - 1)), ids)
+
+
+def is_attention_only(model: transformers.PreTrainedModel) -> bool:
+    """Whether each layer is softmax attention that transformers computes by an exchangeable function."""
+    kinds = set(getattr(model.config, "layer_types", None) or _SOFTMAX)
+    cache = transformers.DynamicCache(config=model.config)
+    known = (transformers.cache_utils.DynamicLayer, transformers.cache_utils.DynamicSlidingWindowLayer)
+    plain = all(type(layer) in known for layer in cache.layers)
+    return bool(kinds <= _SOFTMAX and plain and getattr(model, "_supports_attention_backend", False))
+
+
+def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
+    return {name: one.shape for name, one in model.named_parameters()}
+
+
+def scores(logits: Tensor, ids: Sequence[int]) -> list[float]:
+    """Log-probs of all ids but the first, from the logits behind each of the others."""
+    spread = torch.log_softmax(logits.float(), dim=-1)
+    found: list[float] = spread.gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1).tolist()
+    return found
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    slots: Round,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Inputs are [1, heads, tokens, width]."""
+    keys, values = slots.kept.of_layer(module.layer_idx, key, value)
+    keys[slots.rows, :, slots.positions] = key[0].transpose(0, 1)
+    values[slots.rows, :, slots.positions] = value[0].transpose(0, 1)
+    found = slots.attention(
+        query[0].transpose(0, 1),
+        keys,
+        values,
+        scale=scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return found.view(1, query.shape[2], query.shape[1], -1), None
+
+
+AttentionInterface.register(NAME, _attention)

@@ -1,0 +1,65 @@
+"""What the slot engine needs of a model: one version of weights that continues the sequences of many rows.
+
+Invariants, for every kind of model: the result for a token depends on its own sequence only, not on its row, on other
+sequences of a round, or on how the sequence was cut into pieces; everything is computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Run(NamedTuple):
+    """A piece of one sequence: `size` tokens of row `row` from position `start` on. A piece that starts at 0 begins the
+    row again."""
+
+    row: int
+    start: int
+    size: int
+
+
+class Kept(Protocol):
+    """What is kept of the tokens of each row that are computed."""
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether a row can begin with a part of what another row has."""
+        ...
+
+    def reusable(self, shared: int, cached: int) -> int:
+        """How many of the first `shared` tokens of a row need not be computed again, if `cached` of its tokens are."""
+        ...
+
+    def copy_prefix(self, source: int, target: int, count: int) -> None: ...
+
+
+class ServedModel(Protocol):
+    """One version of the weights; immutable."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def vocabulary(self) -> int:
+        """How many ids it knows."""
+        ...
+
+    def fits(self, other: Any) -> bool:
+        """Whether both have the same shapes."""
+        ...
+
+    def new_rows(self, rows: int, positions: int) -> Any:
+        """Something to keep the tokens of rows in, of the kind that `next_logits` takes."""
+        ...
+
+    def next_logits(self, kept: Any, runs: Sequence[Run], ids: Tensor, wanted: Sequence[int]) -> Tensor:
+        """Computes the runs, whose tokens are `ids` one after another; returns [wanted, vocabulary]: the logits behind
+        these places in `ids`, each the last one of a run. Runs of one token come first."""
+        ...
+
+    def score(self, ids: Sequence[int]) -> list[float]:
+        """Log-probs at temperature 1 of all ids but the first."""
+        ...
