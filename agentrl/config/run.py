@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from agentrl.config import data_plane, parallel, placement, policy_rules
+from agentrl.config import data_plane, lora, parallel, placement, policy_rules
 from agentrl.config.alerts import BUILT_IN_RULES, Alerts
 from agentrl.config.field_types import Bytes, Flag, Secret, Section
 from agentrl.config.hosts import Host, all_hosts, known_words, problem_of
@@ -188,6 +188,7 @@ def _problems_between_sections(config: RunConfig) -> Iterator[data_plane.Problem
     yield from data_plane.problems_of(config)
     yield from _problems_of_registered_names(config)
     yield from policy_rules.problems_of(config)
+    yield from lora.problems_of(config.training)
     yield from parallel.problems_of(
         config.training.parallel,
         groups=config.training.groups if config.environments else 0,

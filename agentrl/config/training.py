@@ -23,6 +23,7 @@ from agentrl.config.field_types import (
     Section,
     Share,
 )
+from agentrl.config.lora import Lora
 from agentrl.config.loss_keys import DecaySettings, LossKeys
 from agentrl.config.parallel import Parallel
 from agentrl.policies.freshness import Strategy
@@ -160,6 +161,8 @@ class Training(LossKeys):
     """How much the number of turns adds to the scores of a group, from the best to the worst; 0: nothing."""
     turn_discount: Share = 1.0
     """If scorers give rewards to turns: what a reward one turn later is worth."""
+    lora: Lora = Lora()
+    """Adapters that are trained in place of all weights."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` trains the inner matrices of the network with Muon, and the rest with AdamW."""
     adamw: AdamWSettings = AdamWSettings()

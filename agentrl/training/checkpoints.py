@@ -1,4 +1,5 @@
-"""Checkpoints: weights, optimizer state and progress, as safetensors and JSON in the layout of Hugging Face.
+"""Checkpoints: weights (of adapters only, if they are what is trained), optimizer state and progress, as safetensors
+and JSON in the layout of Hugging Face.
 
 Invariants:
 - a checkpoint has its name only when all of its files are durable;
@@ -24,6 +25,7 @@ from agentrl.files.pieces import content_of
 from agentrl.store.documents import CheckpointFile
 from agentrl.training.atomic_directories import whole_directory
 from agentrl.training.learner import Learner
+from agentrl.training.lora import ADAPTER_FILE
 
 log = logging.getLogger("trainer")
 
@@ -54,12 +56,12 @@ def name_of(step: int, lineage: str) -> str:
 
 def write_checkpoint(target: Path, learner: Learner, progress: Progress) -> dict[str, CheckpointFile]:
     """Writes it durably; returns size and hash of its files. A call of all ranks, of which one writes."""
-    state, critic = learner.optimizer_state(), learner.critic_state()
+    state, critic = learner.gathered("optimizers"), learner.gathered("critic")
     if not learner.leads:
-        learner.weights()
+        learner.save_trained(target)
         return {}
     with whole_directory(target, durable=True) as directory:
-        learner.save(directory)
+        learner.save_trained(directory)
         save_file(state, directory / OPTIMIZER_FILE)
         if critic:
             save_file(critic, directory / CRITIC_FILE)
@@ -105,7 +107,8 @@ def _assigned(names: dict[str, list[str]]) -> dict[str, list[str]]:
 
 def consistency_problem(directory: Path, expected: dict[str, CheckpointFile]) -> str:
     """Empty if the files agree with the document; else what differs. Sizes are compared first because it is cheap."""
-    missing = {WEIGHTS_FILE, OPTIMIZER_FILE, PROGRESS_FILE} - expected.keys()
+    weights = ADAPTER_FILE if ADAPTER_FILE in expected else WEIGHTS_FILE
+    missing = {weights, OPTIMIZER_FILE, PROGRESS_FILE} - expected.keys()
     if missing:
         return f"its document does not name {', '.join(sorted(missing))}"
     for name, known in expected.items():

@@ -21,7 +21,7 @@ from agentrl.training.corrections import Columns, Records, SumOverProcesses
 from agentrl.training.critic import Critic, required, targets_of
 from agentrl.training.micro_batch import MicroBatch
 from agentrl.training.packing import Row
-from agentrl.training.pair_scores import PairScorer
+from agentrl.training.pair_scores import PairScorer, Scored
 from agentrl.training.step_parts import Facts, Objective, Part
 
 
@@ -29,7 +29,7 @@ class ColumnPasses:
     def __init__(
         self,
         scorer: PairScorer,
-        reference: PairScorer | None,
+        reference: Callable[[MicroBatch], Scored] | None,
         critic: Critic | None,
         *,
         collated: Callable[[Sequence[Row]], MicroBatch],

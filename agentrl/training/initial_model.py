@@ -17,7 +17,9 @@ from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.errors import ConfigError
 from agentrl.store import checkpoints, datasets
 from agentrl.store.demonstrations import Demonstration
+from agentrl.store.documents import CheckpointFile
 from agentrl.training.atomic_directories import sweep_unfinished, whole_directory
+from agentrl.training.checkpoints import described
 from agentrl.training.learner import Learner
 from agentrl.training.model_check import refuse_model
 
@@ -44,15 +46,20 @@ def model_directory(config: RunConfig, run_dir: Path, demonstrations: list[Demon
     return target
 
 
-def keep_reference(run_dir: Path, learner: Learner, *, new_run: bool) -> None:
-    """Writes the reference if it does not exist, and compares with it from now on. With `new_run` an existing one is
-    replaced: a lineage that never trained left it. A run that asks for a reference later gets its current weights."""
+def keep_reference(run_dir: Path, learner: Learner, *, new_run: bool) -> dict[str, CheckpointFile]:
+    """Writes the reference if it does not exist, and compares with it from now on; returns its files. With `new_run` an
+    existing one is replaced: a lineage that never trained left it. A run that asks for a reference later gets its
+    current weights. If adapters are trained, the reference is the model without them, and has no files."""
+    if learner.settings.adapters is not None:
+        learner.compare_with(None)
+        return {}
     directory = run_dir / REFERENCE
     sweep_unfinished(directory.parent)
     if new_run or not directory.is_dir():
         with whole_directory(directory, durable=True) as unfinished:
             learner.save(unfinished)
     learner.compare_with(directory)
+    return described(directory)
 
 
 def _texts(config: RunConfig, demonstrations: list[Demonstration]) -> Iterator[str]:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,22 +26,26 @@ import transformers
 from torch import Tensor
 
 from agentrl.policies.loss_settings import CriticRule
-from agentrl.training import losses, memory_limits, parallel, step_metrics
+from agentrl.training import lora, losses, memory_limits, parallel, step_metrics
 from agentrl.training.activation_checkpoints import Recompute
 from agentrl.training.batch import Batch, Segment, Trajectory, split_by_groups
 from agentrl.training.column_passes import ColumnPasses
 from agentrl.training.critic import Critic, ValueScorer, as_critic, required, value_loss
+from agentrl.training.lora import Adapters
 from agentrl.training.losses import PairFacts, Terms
 from agentrl.training.micro_batch import MicroBatch, collate
 from agentrl.training.optimizers import AdamW, Kind, OptimizerSet, make_optimizers
 from agentrl.training.packing import Row, micro_batches, rows
-from agentrl.training.pair_scores import PairScorer
+from agentrl.training.pair_scores import PairScorer, Scored
 from agentrl.training.parallel import Parallelism, Plan, Precision, Sizes
-from agentrl.training.policy_model import layout_of, load_model, read_companions, save_model
+from agentrl.training.policy_model import layout_of, load_model, read_companions, save_around, save_model
 from agentrl.training.step_parts import Facts, Objective, Part, facts_of, in_smaller_parts, of_pairs
 
 log = logging.getLogger("trainer")
 Scorer = TypeVar("Scorer", PairScorer, ValueScorer)
+
+Gathered = Literal["weights", "trained weights", "optimizers", "critic"]
+"""What ranks put together: all weights or those that are trained, optimizer state, or all of the critic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,8 @@ class LearnerSettings:
     """The ranks that train together."""
     critic_rate: float = 0.0
     """The learning rate of the critic; 0: there is none."""
+    adapters: Adapters | None = None
+    """What is trained in place of all weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ class StepResult:
 
 
 class _State(NamedTuple):
-    """A copy of weights and optimizer state."""
+    """A copy of the trained weights and of the optimizer state."""
 
     weights: dict[str, Tensor]
     optimizers: dict[str, Tensor]
@@ -92,10 +98,12 @@ class Learner:
         directory: Path,
         settings: LearnerSettings,
         *,
+        base: Path | None = None,
         dtype: torch.dtype = torch.float32,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_progress` is called after every micro-batch, so a long step is not taken for a hang."""
+        """`base` is the model that the adapters in `directory` change; empty: the one that they name. `on_progress` is
+        called after every micro-batch, so a long step is not taken for a hang."""
         self.settings = settings
         self._tokens = settings.tokens_per_batch
         """The limit of a micro-batch, less once the memory was too small."""
@@ -109,10 +117,16 @@ class Learner:
         """Once is enough for a gap between engine and trainer that lasts."""
         # Log-probs are computed in at least float32, for weights of any type.
         self._log_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        model = load_model(directory, dtype=dtype)
+        self._base = (base or lora.base_of(directory)) if lora.has_adapters(directory) else directory
+        model = load_model(self._base, dtype=dtype)
         self.layout = layout_of(model)
+        if settings.adapters is not None:
+            lora.add(model, settings.adapters)
+            if lora.has_adapters(directory):
+                lora.load(model, directory)
         self._scorer = self._prepared(PairScorer(model))
         self._reference: PairScorer | None = None
+        self._base_is_reference = False
         self.optimizers = self._new_optimizers(self.model, settings.learning_rate)
         self.critic = self._new_critic(directory, dtype) if settings.critic_rate else None
 
@@ -146,10 +160,12 @@ class Learner:
             self.critic.copy_policy(self.model)
             self.critic.optimizers = self._new_optimizers(self.critic.model, self.settings.critic_rate)
 
-    def compare_with(self, directory: Path) -> None:
-        """Loads the reference model. It is neither trained nor saved."""
-        reference = load_model(directory, dtype=self.model.dtype).requires_grad_(False)
-        self._reference = self._prepared(PairScorer(reference))
+    def compare_with(self, directory: Path | None) -> None:
+        """Loads the reference model. It is neither trained nor saved. None: the model without its adapters."""
+        self._base_is_reference = directory is None
+        if directory is not None:
+            reference = load_model(directory, dtype=self.model.dtype).requires_grad_(False)
+            self._reference = self._prepared(PairScorer(reference))
 
     @property
     def leads(self) -> bool:
@@ -160,19 +176,20 @@ class Learner:
         """Whether all ranks wish it."""
         return self._everywhere(int(wish)) == self._parallelism.ranks
 
-    def weights(self) -> dict[str, Tensor]:
-        """All weights on the rank that leads, each once if several modules share it. A call of all ranks."""
-        own = {name for named in (self.model.named_parameters(), self.model.named_buffers()) for name, _ in named}
+    def gathered(self, what: Gathered) -> dict[str, Tensor]:
+        """Whole tensors on the rank that leads, each once if several modules share it. A call of all ranks."""
+        if what == "optimizers":
+            return self._parallelism.whole(self.optimizers.tensors())
+        if what == "critic":
+            return self._parallelism.whole(self._own_critic_tensors())
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        own = {name for name, one in named if what == "weights" or one.requires_grad}
         return self._parallelism.whole({name: one for name, one in self.model.state_dict().items() if name in own})
 
-    def optimizer_state(self) -> dict[str, Tensor]:
-        """The whole state of the optimizers on the rank that leads. A call of all ranks."""
-        return self._parallelism.whole(self.optimizers.tensors())
-
-    def critic_state(self) -> dict[str, Tensor]:
-        """Weights and optimizer state of the critic on the rank that leads; empty without a critic. A call of all
-        ranks."""
-        return {} if self.critic is None else self._parallelism.whole(self.critic.tensors())
+    def weights(self) -> dict[str, Tensor]:
+        """All weights on the rank that leads, as a model without adapters has them. A call of all ranks."""
+        found = self.gathered("weights")
+        return found if self.settings.adapters is None else lora.merged(found, self.settings.adapters)
 
     def load_optimizers(self, tensors: Mapping[str, Tensor], source: Path) -> None:
         """Restores their whole state, which every rank has read from `source`, and keeps its part. A call of all
@@ -184,6 +201,17 @@ class Learner:
         that leads writes."""
         weights = self.weights()
         return save_model(self.model, directory, weights, companions=self._companions) if self.leads else []
+
+    def save_trained(self, directory: Path) -> list[str]:
+        """The same with adapters alone, if they are what is trained."""
+        if self.settings.adapters is None:
+            return self.save(directory)
+        adapters = self.gathered("trained weights")
+        if not self.leads:
+            return []
+        save_around(self.model, directory, companions=self._companions)
+        lora.save(directory, adapters, self.settings.adapters, base=self._base)
+        return sorted(file.name for file in directory.iterdir())
 
     def train(
         self,
@@ -343,14 +371,16 @@ class Learner:
 
     def _state(self) -> _State:
         # On the processor: the device of the model has the least room.
+        trained = {name for name, one in self.model.named_parameters() if one.requires_grad}
+        weights = {name: one for name, one in self.model.state_dict().items() if name in trained}
         kept = [
             {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
-            for tensors in (self.model.state_dict(), self.optimizers.tensors(), self._own_critic_tensors())
+            for tensors in (weights, self.optimizers.tensors(), self._own_critic_tensors())
         ]
         return _State(*kept)
 
     def _restore(self, state: _State) -> None:
-        self.model.load_state_dict(state.weights)
+        self.model.load_state_dict(state.weights, strict=False)
         self.optimizers.load(state.optimizers)
         if self.critic is not None:
             self.critic.load(state.critic)
@@ -393,7 +423,7 @@ class Learner:
     def _passes(self) -> ColumnPasses:
         return ColumnPasses(
             self._scorer,
-            self._reference,
+            self._base_scores if self._base_is_reference else self._reference,
             self.critic,
             collated=self._collated,
             summed=self._parallelism.summed,
@@ -401,6 +431,11 @@ class Learner:
             device=self.accelerator.device,
             dtype=self._log_dtype,
         )
+
+    def _base_scores(self, micro: MicroBatch) -> Scored:
+        with lora.without(self.model):
+            scores: Scored = self._scorer(micro)
+        return scores
 
 
 def _terms(log_probs: Tensor, facts: PairFacts, objective: Objective) -> Terms:

@@ -26,6 +26,7 @@ from agentrl.training.batch_dumps import DumpedBatch
 from agentrl.training.checkpoints import PROGRESS_FILE, Progress
 from agentrl.training.demonstrations import tokenized
 from agentrl.training.learner import Learner
+from agentrl.training.lora import check_start
 from agentrl.training.parallel import lead_first
 from agentrl.training.resume import CHECKPOINTS, settings_of
 
@@ -146,8 +147,13 @@ def _learner(config: RunConfig, start: Path) -> tuple[Learner, Progress]:
     """A learner with the weights of a model, or of a checkpoint with the state of its optimizers."""
     if not (start / "config.json").is_file():
         raise ConfigError(f"{start} is neither a model nor a checkpoint: it has no config.json.")
-    learner = Learner(start, settings_of(config))
-    if (kept := Path(config.dir) / initial_model.REFERENCE).is_dir():
+    settings = settings_of(config)
+    check_start(start, settings.adapters, is_checkpoint=(start / PROGRESS_FILE).is_file())
+    learner = Learner(start, settings)
+    if settings.adapters is not None:
+        if config.training.reference == "initial":
+            learner.compare_with(None)
+    elif (kept := Path(config.dir) / initial_model.REFERENCE).is_dir():
         learner.compare_with(kept)
     if not (start / PROGRESS_FILE).is_file():
         return learner, Progress(step=0, version=0)

@@ -94,9 +94,18 @@ def save_model(
     with _quietly():
         # One file of any size, because engines load it whole.
         model.save_pretrained(directory, state_dict=weights, max_shard_size="1TB")
+    save_around(model, directory, companions=companions)
+    return sorted(file.name for file in directory.iterdir() if file.is_file())
+
+
+def save_around(model: transformers.PreTrainedModel, directory: Path, *, companions: Mapping[str, bytes]) -> None:
+    """Writes what is beside the weights: configuration and the tokenizer's files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    model.config.save_pretrained(directory)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(directory)
     for name, content in companions.items():
         (directory / name).write_bytes(content)
-    return sorted(file.name for file in directory.iterdir() if file.is_file())
 
 
 @contextlib.contextmanager

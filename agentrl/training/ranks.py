@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from agentrl.files.pieces import Content
 from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.training import checkpoints
 from agentrl.training.batch import Batch
-from agentrl.training.learner import Learner, LearnerSettings, StepResult
+from agentrl.training.learner import Gathered, Learner, LearnerSettings, StepResult
 from agentrl.training.parallel import start
 from agentrl.training.rank_files import Place, RankFiles
 from agentrl.training.step_parts import Objective
@@ -44,10 +44,13 @@ class Idle(msgspec.Struct, frozen=True, tag=True):
 
 class Load(msgspec.Struct, frozen=True, tag=True):
     place: Place
+    base: Place | None = None
+    """The model that adapters of the directory change."""
 
 
 class Compare(msgspec.Struct, frozen=True, tag=True):
-    place: Place
+    place: Place | None
+    """None: the model without its adapters."""
 
 
 class Restore(msgspec.Struct, frozen=True, tag=True):
@@ -73,7 +76,7 @@ class Score(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gather(msgspec.Struct, frozen=True, tag=True):
-    what: Literal["weights", "optimizers", "critic"]
+    what: Gathered
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
@@ -128,7 +131,8 @@ class LeadingLearner(Learner):
     ) -> None:
         self._channel = channel
         self._files = files
-        channel.send(Load(files.place(directory, contents)))
+        base = options.get("base")
+        channel.send(Load(files.place(directory, contents), None if base is None else files.place(base)))
         super().__init__(directory, settings, **options)
 
     def new_optimizers(self, learning_rate: float) -> None:
@@ -139,21 +143,13 @@ class LeadingLearner(Learner):
         self._channel.send(Restore(self._files.place(source)))
         super().load_optimizers(tensors, source)
 
-    def compare_with(self, directory: Path) -> None:
-        self._channel.send(Compare(self._files.place(directory)))
+    def compare_with(self, directory: Path | None) -> None:
+        self._channel.send(Compare(None if directory is None else self._files.place(directory)))
         super().compare_with(directory)
 
-    def weights(self) -> dict[str, Tensor]:
-        self._channel.send(Gather("weights"))
-        return super().weights()
-
-    def optimizer_state(self) -> dict[str, Tensor]:
-        self._channel.send(Gather("optimizers"))
-        return super().optimizer_state()
-
-    def critic_state(self) -> dict[str, Tensor]:
-        self._channel.send(Gather("critic"))
-        return super().critic_state()
+    def gathered(self, what: Gathered) -> dict[str, Tensor]:
+        self._channel.send(Gather(what))
+        return super().gathered(what)
 
     def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         self._channel.send(Score([list(one) for one in sequences]))
@@ -184,11 +180,12 @@ def load_alone(
     directory: Path,
     settings: LearnerSettings,
     *,
+    base: Path | None,
     on_progress: Callable[[], None],
     contents: Mapping[str, Content] | None,
 ) -> Learner:
     """For a trainer of one process."""
-    return Learner(directory, settings, on_progress=on_progress)
+    return Learner(directory, settings, base=base, on_progress=on_progress)
 
 
 @contextlib.contextmanager
@@ -219,7 +216,8 @@ def follow(
     while not isinstance(call := channel.receive(), End):
         on_progress()
         if isinstance(call, Load):
-            learner = Learner(files.find(call.place), settings, on_progress=on_progress)
+            base = None if call.base is None else files.find(call.base)
+            learner = Learner(files.find(call.place), settings, base=base, on_progress=on_progress)
         elif learner is not None:
             _make(call, learner, files)
 
@@ -227,7 +225,7 @@ def follow(
 def _make(call: Call, learner: Learner, files: RankFiles) -> None:
     match call:
         case Compare(place):
-            learner.compare_with(files.find(place))
+            learner.compare_with(None if place is None else files.find(place))
         case Restore(place):
             checkpoints.restore_optimizers(files.find(place), learner)
         case Fresh(learning_rate):
@@ -235,7 +233,7 @@ def _make(call: Call, learner: Learner, files: RankFiles) -> None:
         case Score(sequences):
             learner.log_probs(sequences)
         case Gather(what):
-            {"weights": learner.weights, "optimizers": learner.optimizer_state, "critic": learner.critic_state}[what]()
+            learner.gathered(what)
         case Train(batch, loss, learning_rate, optimizer_steps):
             learner.train(
                 batch,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from agentrl.config.lora import Lora
 from agentrl.config.run import RunConfig
 from agentrl.config.training import RecordedEpisodes
 from agentrl.files.frames import FilesError, WrongListError
@@ -30,6 +31,7 @@ from agentrl.training.atomic_directories import sweep_unfinished
 from agentrl.training.batch import Trajectory
 from agentrl.training.demonstrations import tokenized
 from agentrl.training.learner import Learner, LearnerSettings
+from agentrl.training.lora import Adapters, check_start
 from agentrl.training.optimizers import AdamW
 from agentrl.training.parallel import Sizes
 from agentrl.training.ranks import Loader, load_alone
@@ -81,6 +83,7 @@ def settings_of(config: RunConfig) -> LearnerSettings:
         compiled=training.compile,
         critic_rate=critic_rate(config),
         parallel=Sizes(shard=training.parallel.shard, replicate=training.parallel.replicate),
+        adapters=_adapters(training.lora),
     )
 
 
@@ -90,6 +93,10 @@ def critic_rate(config: RunConfig) -> float:
     if training.advantage != "gae" or training.loss == "sft":
         return 0.0
     return float(training.critic.learning_rate or training.learning_rate)
+
+
+def _adapters(lora: Lora) -> Adapters | None:
+    return Adapters(lora.rank, float(lora.alpha) or 2.0 * lora.rank, lora.targets) if lora.rank else None
 
 
 async def take_over(
@@ -130,8 +137,11 @@ async def take_over(
     demonstrations = await asyncio.to_thread(_demonstrations, config)
     model = await asyncio.to_thread(initial_model.model_directory, config, run_dir, demonstrations)
     source = run_dir / chosen.path if chosen else model
+    settings = settings_of(config)
+    check_start(source, settings.adapters, is_checkpoint=chosen is not None)
     contents = stored.contents_of(chosen.files) if chosen else None
-    learner = await asyncio.to_thread(load, source, settings_of(config), on_progress=on_progress, contents=contents)
+    base = None if settings.adapters is None else model
+    learner = await asyncio.to_thread(load, source, settings, base=base, on_progress=on_progress, contents=contents)
     variables = config.model.template if config.model is not None else {}
     trajectories = await asyncio.to_thread(tokenized, demonstrations, source, variables, config.training.warmup.roles)
     if chosen is None and (recorded := config.training.warmup.recorded).filter:

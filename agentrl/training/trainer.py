@@ -519,8 +519,8 @@ class Trainer:
         # A trainer that was replaced would overwrite the reference of its successor.
         if not await lineages.is_open(self._database, self._lineage):
             raise steps.closed(self._lineage)
-        await asyncio.to_thread(initial_model.keep_reference, self._run_dir, self.learner, new_run=new_run)
-        self._reference = await asyncio.to_thread(checkpoints.described, self._run_dir / initial_model.REFERENCE)
+        keep = initial_model.keep_reference
+        self._reference = await asyncio.to_thread(keep, self._run_dir, self.learner, new_run=new_run)
 
     def _set_state(self, start: Start, parents: dict[int, int | None]) -> None:
         self.learner = start.learner

@@ -100,7 +100,7 @@ def test_neither_packing_nor_micro_batches_change_what_a_step_with_a_critic_lear
         learner = with_critic(tiny, tokens_per_batch=tokens)
         metrics = [learner.train(given(step), LOSS, learning_rate=1e-3).metrics for step in range(3)]
         assert learner.critic is not None
-        found.append((metrics, {**learner.weights(), **learner.critic_state()}))
+        found.append((metrics, {**learner.weights(), **learner.gathered("critic")}))
     (one, weights), (other, others) = found
     for name in ("loss", "value_loss", "explained_variance", "critic_gradient_norm", "advantage_std", "term_value"):
         assert [each[name] for each in one] == pytest.approx([each[name] for each in other], rel=1e-7), name
@@ -174,13 +174,13 @@ def test_a_step_that_is_not_finite_leaves_the_critic_as_it_was(tiny: Path) -> No
     learner = with_critic(tiny)
     batch = given(groups=2)
     learner.train(batch, LOSS)
-    before = {name: tensor.clone() for name, tensor in learner.critic_state().items()}
+    before = {name: tensor.clone() for name, tensor in learner.gathered("critic").items()}
     last = batch.trajectories[-1]
     broken = [msgspec.structs.replace(one, reward=float("nan")) for one in last.segments]
     trajectories = [*batch.trajectories[:-1], msgspec.structs.replace(last, segments=broken)]
     result = learner.train(msgspec.structs.replace(batch, trajectories=trajectories), LOSS, optimizer_steps=2)
     assert not result.applied
-    after = learner.critic_state()
+    after = learner.gathered("critic")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
@@ -194,7 +194,7 @@ def test_training_goes_on_from_a_checkpoint_with_the_same_bits(tiny: Path, tmp_p
     second = learner_at(tmp_path / "kept")
     assert checkpoints.restore_optimizers(tmp_path / "kept", second)
     assert first.train(given(7), LOSS).metrics == second.train(given(7), LOSS).metrics
-    ends = [{**one.weights(), **one.critic_state()} for one in (first, second)]
+    ends = [{**one.weights(), **one.gathered("critic")} for one in (first, second)]
     assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
     (tmp_path / "kept" / checkpoints.CRITIC_FILE).unlink()
     without = learner_at(tmp_path / "kept")

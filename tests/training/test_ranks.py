@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
+from agentrl.training.lora import ADAPTER_FILE, Adapters
 from tests.training.rank_program import train_as_rank
 
 STEPS = 5
@@ -29,14 +30,16 @@ class Outcome:
         self.place = place
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
-        return load_file(self.place / name / WEIGHTS_FILE) | load_file(self.place / name / OPTIMIZER_FILE)
+        adapters = self.place / name / ADAPTER_FILE
+        weights = adapters if adapters.exists() else self.place / name / WEIGHTS_FILE
+        return load_file(weights) | load_file(self.place / name / OPTIMIZER_FILE)
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Any:
     """Where processes of ranks come from: a process that has imported torch once for all of them."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.rank_program"])
+    context.set_forkserver_preload(["tests.training.rank_program", "peft"])
     return context
 
 
@@ -48,12 +51,13 @@ def run(
     *,
     resumes: bool = False,
     first: int = 0,
+    steps: int = STEPS,
     **settings: Any,
 ) -> Outcome:
     """Trains with as many processes as the plan has ranks."""
     place.mkdir()
     request = {"out": str(place), "start": str(start), "reference": str(start), "parallel": parallel}
-    request |= {"resumes": resumes, "first": first, "steps": STEPS, "settings": SETTINGS | settings}
+    request |= {"resumes": resumes, "first": first, "steps": steps, "settings": SETTINGS | settings}
     count = math.prod(parallel.values())
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -108,3 +112,9 @@ def test_two_ranks_with_shards_train_as_one_process_and_four_go_on_from_their_ch
     four = run(ranks, tmp_path / "four", parallel={"replicate": 2, "shard": 2}, **after)
     assert same_bits(two.tensors("after"), four.tensors("before"))
     agree(four, run(ranks, tmp_path / "again", parallel={}, **after))
+
+
+def test_two_ranks_train_adapters_as_one_process(ranks: Any, tiny: Path, tmp_path: Path) -> None:
+    adapters = Adapters(rank=4, alpha=8.0)
+    one = run(ranks, tmp_path / "one", tiny, {}, steps=3, adapters=adapters)
+    agree(run(ranks, tmp_path / "two", tiny, {"shard": 2}, steps=3, adapters=adapters), one)

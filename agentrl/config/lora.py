@@ -1,0 +1,57 @@
+"""Defines the adapters that are trained in place of all weights: the section `training.lora`.
+
+Invariant: what contradicts adapters is refused when the file is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, model_validator
+
+from agentrl.config.field_types import Natural, Number, Section, Words
+
+if TYPE_CHECKING:
+    from agentrl.config.training import Training
+
+
+class Lora(Section):
+    """Low-rank adapters (LoRA): two small matrices beside each linear layer are trained, and the weights of the model
+    stay as they are."""
+
+    rank: Natural = 0
+    """The rank of the adapters; 0: all weights are trained."""
+    alpha: Annotated[Number, Field(ge=0, le=1_000_000)] = 0.0
+    """An adapter counts `alpha / rank`; 0: twice the rank."""
+    targets: Words = ()
+    """The names of the linear layers that get adapters, such as `q_proj`; empty: all within the decoder's layers."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_dropout(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or "dropout" not in value:
+            return value
+        if value["dropout"] == 0:
+            return {name: one for name, one in value.items() if name != "dropout"}
+        raise ValueError("must not have dropout: the trainer computes the model that engines sample from")
+
+
+def problems_of(training: Training) -> Iterator[tuple[tuple[str, ...], str]]:
+    lora = training.lora
+    path = ("training", "lora")
+    if not lora.rank:
+        if lora.targets or lora.alpha:
+            yield path, "has no rank: write one, such as rank: 16"
+        return
+    if training.advantage == "gae":
+        yield (
+            path,
+            "cannot be combined with training.advantage: gae, because all weights of its critic would be trained",
+        )
+    if training.reference != "none" and training.warmup.steps:
+        yield (
+            path,
+            "cannot be combined with training.warmup and training.reference: the reference would be the model before "
+            "the warm-up, because it is the model without adapters",
+        )

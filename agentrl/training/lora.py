@@ -1,0 +1,193 @@
+"""Low-rank adapters (LoRA) through peft, within a model whose own weights stay as they are.
+
+Invariants:
+- adapters begin with no effect, and with the same numbers on every rank;
+- a model without its adapters is the base, to the bit, so the base needs no copy to be compared with;
+- what engines get is the base with the adapters added, by the names that the base has;
+- files of adapters are those that peft reads, and nothing of them is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from agentrl.errors import ConfigError
+from agentrl.training.policy_model import layers_of
+
+ADAPTER_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+_NAME = "default"
+_BASE = ".base_layer."
+_DOWN, _UP = f".lora_A.{_NAME}.", f".lora_B.{_NAME}."
+_PREFIX = "base_model.model."
+"""Of the names in peft's files."""
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Which layers have adapters, and how much they count."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = ()
+    """Names of linear layers; empty: all within the decoder's layers."""
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+def add(model: transformers.PreTrainedModel, wanted: Adapters) -> None:
+    """Adds adapters in place; they alone are trained from now on. Raises ConfigError if the model has no such
+    layers."""
+    import peft  # takes a second, and most runs train all weights
+
+    targets = _targets(model, wanted.targets)
+    described = peft.LoraConfig(r=wanted.rank, lora_alpha=wanted.alpha, target_modules=targets, lora_dropout=0.0)  # type: ignore[arg-type]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        try:
+            peft.inject_adapter_in_model(described, model, adapter_name=_NAME)
+        except ValueError as refused:
+            raise ConfigError(f"training.lora: the model cannot have these adapters: {refused}") from refused
+
+
+def _targets(model: transformers.PreTrainedModel, wanted: Sequence[str]) -> list[str]:
+    found = {
+        name.rpartition(".")[2]
+        for layer in layers_of(model)
+        for name, module in layer.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    if unknown := sorted(set(wanted) - found):
+        raise ConfigError(
+            f"training.lora.targets: the model has no linear layer {unknown[0]!r} within its decoder's layers.",
+            hint=f"It has: {', '.join(sorted(found))}.",
+        )
+    return sorted(wanted or found)
+
+
+@contextlib.contextmanager
+def without(model: transformers.PreTrainedModel) -> Iterator[None]:
+    """Within it the model is its base."""
+    from peft.tuners.lora import LoraLayer
+
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    scales = [layer.scaling[_NAME] for layer in layers]
+    # Not disabled in peft's way: that takes the gradient from parameters, and shards that are made meanwhile keep that.
+    for layer in layers:
+        layer.scaling[_NAME] = 0.0
+    try:
+        yield
+    finally:
+        for layer, scale in zip(layers, scales, strict=True):
+            layer.scaling[_NAME] = scale
+
+
+def merged(tensors: Mapping[str, Tensor], adapters: Adapters) -> dict[str, Tensor]:
+    """The weights of a model with its adapters added, by the names that the model has without them."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if _DOWN in name or _UP in name:
+            continue
+        up = tensors.get(name.replace(_BASE, _UP)) if _BASE in name else None
+        if up is not None and name.endswith(".weight"):
+            down = tensors[name.replace(_BASE, _DOWN)]
+            tensor = tensor + (adapters.scale * (up @ down)).to(tensor.dtype)
+        found[name.replace(_BASE, ".")] = tensor
+    return found
+
+
+def save(directory: Path, tensors: Mapping[str, Tensor], adapters: Adapters, *, base: Path) -> None:
+    """Writes the adapters, by their names in the model, as peft reads them."""
+    kept = {_PREFIX + name.replace(f".{_NAME}.", "."): tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(kept, directory / ADAPTER_FILE, {"format": "pt"})
+    described = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base),
+        "r": adapters.rank,
+        "lora_alpha": adapters.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name[: name.index(".lora_")].rpartition(".")[2] for name in tensors}),
+        "inference_mode": True,
+    }
+    (directory / CONFIG_FILE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+
+
+def load(model: transformers.PreTrainedModel, directory: Path) -> None:
+    """Reads adapters into a model that has the same ones. Raises ConfigError if it has others."""
+    try:
+        stored = load_file(directory / ADAPTER_FILE)
+    except (OSError, safetensors.SafetensorError) as broken:
+        raise ConfigError(f"{directory / ADAPTER_FILE} cannot be read: {broken}.") from broken
+    own = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    given = {_inner(name): tensor for name, tensor in stored.items()}
+    if {name: one.shape for name, one in own.items()} != {name: one.shape for name, one in given.items()}:
+        raise ConfigError(
+            f"{directory} has adapters of other layers or of another rank than training.lora.",
+            hint="Set rank and targets as they were when it was written.",
+        )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(given[name])
+
+
+def has_adapters(directory: Path) -> bool:
+    return (directory / CONFIG_FILE).is_file()
+
+
+def check_start(directory: Path, wanted: Adapters | None, *, is_checkpoint: bool) -> None:
+    """Raises ConfigError if a run that trains adapters, or all weights, cannot start from this directory."""
+    stores_them = has_adapters(directory)
+    if stores_them and wanted is None:
+        raise ConfigError(
+            f"{directory} has adapters, and the run file trains all weights.",
+            hint="Set training.lora as it was; to train all weights, begin a run with published weights as model.path.",
+        )
+    if is_checkpoint and not stores_them and wanted is not None:
+        raise ConfigError(
+            f"{directory} has whole weights, and the run file trains adapters.",
+            hint=f"Begin a new run with model.path: {directory}.",
+        )
+    if stores_them and wanted is not None:
+        stored = _described(directory)
+        if float(stored.get("lora_alpha", 0)) != wanted.alpha or stored.get("r") != wanted.rank:
+            raise ConfigError(
+                f"{directory} has adapters of rank {stored.get('r')} and alpha {stored.get('lora_alpha')}, not of rank "
+                f"{wanted.rank} and alpha {wanted.alpha:g}.",
+                hint="Set training.lora as it was.",
+            )
+
+
+def base_of(directory: Path) -> Path:
+    """The model that the adapters of a directory change."""
+    return Path(str(_described(directory).get("base_model_name_or_path", "")))
+
+
+def _described(directory: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((directory / CONFIG_FILE).read_bytes())
+    except (OSError, ValueError) as broken:
+        raise ConfigError(f"{directory / CONFIG_FILE} cannot be read: {broken}.") from broken
+    return found if isinstance(found, dict) else {}
+
+
+def _inner(name: str) -> str:
+    """The name of a tensor in the model."""
+    module, _, rest = name.removeprefix(_PREFIX).rpartition(".lora_")
+    matrix, _, kind = rest.partition(".")
+    return f"{module}.lora_{matrix}.{_NAME}.{kind}"
