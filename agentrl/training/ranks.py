@@ -171,6 +171,7 @@ class Loader(Protocol):
         directory: Path,
         settings: LearnerSettings,
         *,
+        base: Path | None,
         on_progress: Callable[[], None],
         contents: Mapping[str, Content] | None,
     ) -> Learner: ...
