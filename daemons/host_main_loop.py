@@ -95,7 +95,7 @@ async def _run(
         on_message=lambda frame: agent.receive_frame(frame),
         on_connected=lambda: agent.connected(),
         on_disconnected=lambda: agent.disconnected(),
-        on_refused=lambda why: agent.not_admitted(why),
+        on_refused=lambda why: agent.not_admitted(why, final=dealer.key_refused),
     )
     agent = Agent(
         home,
@@ -115,6 +115,7 @@ async def _run(
                 home.run,
                 on_given_up=lock.note_coordinator,
                 on_left=agent.coordinator_left,
+                on_taken=agent.run_was_taken,
                 started_pid=coordinator_pid,
             )
         )

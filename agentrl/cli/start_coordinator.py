@@ -17,15 +17,15 @@ from pathlib import Path
 from agentrl.cli import output
 from agentrl.cli.progress import Progress
 from agentrl.client import Client
-from agentrl.client.run_processes import agents_of, boot_id, coordinator_of, given_up, keepers_of, read_json
+from agentrl.client.run_processes import agents_of, boot_id, coordinator_of, given_up, keepers_of
 from agentrl.config import paths
+from agentrl.config.run_marker import MARKER, is_written_anew, read_marker
 from agentrl.config.this_host import this_host
 from agentrl.errors import AgentrlError, ConflictError, ExitCode, NoCoordinatorError, WaitTimeoutError
 from agentrl.formatting.sentences import ended
 
 START_WITHIN_S = 180.0
 """Long, for a busy host; an agent that cannot start reports that much earlier."""
-_SIGN_IS_FRESH_S = 30.0
 _LOG_LINES = 12
 
 
@@ -45,18 +45,18 @@ class Place:
 
 def refuse_if_in_use(place: Place) -> None:
     """Raises ConflictError if another host, or another run of this host, uses this run directory."""
-    sign_file = place.run_dir / "coordinator.json"
-    sign = read_json(sign_file)
-    age_s = time.time() - _number(sign.get("heartbeat_at"))
-    # A heartbeat from the future is fresh: clocks differ, and two coordinators on one run cannot be undone.
-    fresh = bool(sign) and age_s <= _SIGN_IS_FRESH_S
-    seen = f"seen {max(0.0, age_s):.0f} s ago"
-    name, uuid = sign.get("name", place.name), sign.get("uuid")
-    if sign.get("boot_id") != boot_id():
-        if fresh:
+    marker = read_marker(place.run_dir)
+    if marker is None:
+        return
+    now = time.time()
+    fresh, seen = marker.is_fresh(now), f"seen {max(0.0, now - marker.heartbeat_at):.0f} s ago"
+    name, uuid = marker.name, marker.uuid
+    if marker.boot_id != boot_id():
+        # Two coordinators on one run cannot be undone.
+        if fresh or is_written_anew(place.run_dir, marker):
             raise ConflictError(
-                f"The run {name} is up on host {sign.get('host')}, {seen}.",
-                hint=f"Run `agentrl down` there; if that host is gone, remove {sign_file}.",
+                f"The run {name} is up on host {marker.host}, {seen}.",
+                hint=f"Run `agentrl down` there; if that host is gone, remove {place.run_dir / MARKER}.",
             )
         return
     own = next((run for run in paths.list_runs() if run.name == place.name), None)
@@ -75,10 +75,6 @@ def _is_up(uuid: object) -> bool:
 def others_are_up(name: str) -> bool:
     """Whether a command without `--run` could find another run than this."""
     return any(coordinator_of(paths.state_dir(run.name)) for run in paths.list_runs() if run.name != name)
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 async def answers(name: str, timeout_s: float = 2.0) -> bool:

@@ -1,7 +1,7 @@
 """Implements the coordinator: creates its parts, connects them, and runs until `down`.
 
 Invariants:
-- The coordinator locks the state directory before it opens any other file or socket.
+- The coordinator locks the state directory, and claims the run directory, before it opens any other file or socket.
 - A coordinator that is killed at any moment loses nothing that was accepted.
 - Every event goes to the supervisor, and every act on a unit is an instruction of the supervisor.
 """
@@ -107,6 +107,13 @@ class Coordinator:
         self._run = run
         host = this_host(state_dir).name
         self._lock = StateLock.acquire(state_dir, host=host, at=self._clock.now())
+        self._identity = address_file.own_identity()
+        self._marker = RunDirMarker(Path(run.run_dir), host, self._identity.boot_id, run.name, run.uuid)
+        try:
+            self._marker.refresh(self._clock.now())
+        except ConflictError:
+            self._lock.release()
+            raise
         self._keyring = Keyring.open(state_dir)
         server_keys = self._keyring.server_keys()
         self._public = server_keys.public
@@ -138,7 +145,6 @@ class Coordinator:
     # ---- creation ----
 
     def _make_context(self, run: RunFile, host: str, journal: Journal) -> Context:
-        self._identity = address_file.own_identity()
         times = SupervisionTimes()
         self._stored = StoredValues(journal)
         recovery.follow_clock(self._stored, self._clock, self._identity.boot_id)
@@ -222,7 +228,6 @@ class Coordinator:
         configures = (self._alerting, self._listener, self._outside, self._recorder, tunnels, self._placed)
         self._settings.on_config += [each.configure for each in configures]
         self._settings.on_config.append(self._traces.configure)
-        self._marker = RunDirMarker(Path(run.run_dir), context.host, self._identity.boot_id, run.name, run.uuid)
 
     def _commands(self, stacks: Stacks) -> dict[str, Prepare]:
         alerting = self._alerting
@@ -261,7 +266,7 @@ class Coordinator:
         shown = (progress.tick, self._alerting.tick, self._recorder.tick)
         of_hosts = (self._admission.forget_silent, self._departures.look, self._removal.tick, self._placed.look)
         ticks = (*shown, self._own_files().tick, *of_hosts, self._rotation.tick)
-        checks = PeriodicChecks(self._context, self._marker, ticks)
+        checks = PeriodicChecks(self._context, ticks)
         watch = HostAgentWatch(self._context, self._state_dir, self._incidents.host_agent_failed)
         tasks = [restarting_task("periodic checks", checks.run), restarting_task("host agent watch", watch.run)]
         try:
@@ -278,6 +283,7 @@ class Coordinator:
         return OwnFiles(
             self._context,
             lambda: self._lock.restore(host=self._context.host, at=self._clock.now()),
+            self._mark,
             {
                 "the journal": self._context.journal.restore,
                 "the socket for commands": self._hub.restore_file,
@@ -288,6 +294,10 @@ class Coordinator:
             },
             self._lock_lost,
         )
+
+    def _mark(self) -> bool:
+        self._marker.refresh(self._clock.now())
+        return False
 
     def _lock_lost(self, lost: ConflictError) -> None:
         self._lost = lost

@@ -6,7 +6,8 @@ Invariants:
 - A removed file is back within some seconds, and the journal has an audit entry about it.
 - Connections that were open stay open.
 - A file that cannot be restored does not keep the others from being restored.
-- If another coordinator holds the lock, the files belong to it: nothing is restored, and this coordinator ends.
+- If another coordinator holds the lock, or wrote its marker to the run directory, the files belong to it: nothing is
+  restored, and this coordinator ends.
 """
 
 from __future__ import annotations
@@ -14,29 +15,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from agentrl.config.run_marker import WRITTEN_EVERY_S
 from agentrl.control.context import Context
 from agentrl.errors import AgentrlError, ConflictError
 
-CHECK_EVERY_S = 2.0
 log = logging.getLogger(__name__)
 
 
 class OwnFiles:
     """`lock` and `restore`, which has a function for each kind of file, return whether they had to restore it.
 
-    `on_lost_lock` is called if another coordinator holds the lock.
+    `mark` writes the marker of the run directory, which is no restoration. `on_lost_lock` is called if another
+    coordinator has the run.
     """
 
     def __init__(
         self,
         context: Context,
         lock: Callable[[], bool],
+        mark: Callable[[], bool],
         restore: Mapping[str, Callable[[], bool]],
         on_lost_lock: Callable[[ConflictError], None],
     ) -> None:
         self._context = context
-        self._lock = lock
-        self._restore = {"the lock": lock, **restore}
+        self._claims = (lock, mark)
+        self._restore = {"the lock": lock, "the marker": mark, **restore}
         self._on_lost_lock = on_lost_lock
         self._failed: dict[str, str] = {}
         self._next = 0.0
@@ -45,7 +48,7 @@ class OwnFiles:
         """Check all files, every few seconds."""
         if now < self._next:
             return
-        self._next = now + CHECK_EVERY_S
+        self._next = now + WRITTEN_EVERY_S
         try:
             restored = [what for what, restore in self._restore.items() if self._was_restored(what, restore)]
         except ConflictError as lost:
@@ -61,7 +64,7 @@ class OwnFiles:
         try:
             done = restore()
         except (AgentrlError, OSError) as failed:
-            if restore is self._lock and isinstance(failed, ConflictError):
+            if restore in self._claims and isinstance(failed, ConflictError):
                 raise
             if self._failed.get(what) != str(failed):
                 self._failed[what] = str(failed)

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Iterable
 
 from agentrl.control.context import Context
-from agentrl.control.persistence.state_lock import RunDirMarker
 from agentrl.errors import DiskError
 from agentrl.protocol.feed import MetricBatch
 from agentrl.protocol.rows import UnitState
@@ -25,7 +24,7 @@ from agentrl.telemetry.control_plane_metrics import FEED_ROWS, JOURNAL_COMMIT, L
 log = logging.getLogger(__name__)
 
 TURN_S = 0.1
-MARKER_EVERY_S = 2.0
+AGE_EVERY_S = 2.0
 PRUNE_EVERY_S = 60.0
 METRICS_EVERY_S = 1.0
 KEEP_EVENTS = 100_000
@@ -35,13 +34,12 @@ KEEP_EVENTS_S = 90 * 86_400.0
 
 
 class PeriodicChecks:
-    def __init__(self, context: Context, marker: RunDirMarker, each_turn: Iterable[Callable[[float], None]]) -> None:
+    def __init__(self, context: Context, each_turn: Iterable[Callable[[float], None]]) -> None:
         self._context = context
-        self._marker = marker
         self._metrics = OwnMetrics(context)
         self._each_turn = tuple(each_turn)
         self._last = context.clock.now()
-        self._marker_at = self._prune_at = 0.0
+        self._age_at = self._prune_at = 0.0
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -103,9 +101,8 @@ class PeriodicChecks:
         return frozenset(slot.unit for slot in state.slots.values() if slot.host in silent)
 
     def _keep_house(self, now: float) -> None:
-        if now >= self._marker_at:
-            self._marker_at = now + MARKER_EVERY_S
-            self._marker.refresh(now)
+        if now >= self._age_at:
+            self._age_at = now + AGE_EVERY_S
             self._age_deaths(now)
         if now >= self._prune_at and not self._context.executor.full:
             self._prune_at = now + PRUNE_EVERY_S

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from agentrl.config.paths import IN_FORCE
+from agentrl.config.run_marker import read_marker
 from agentrl.errors import AgentrlError
 from agentrl.files import frames, named_files
 from agentrl.files.cache import Cache
@@ -286,7 +287,5 @@ class FileService:
 
     def _is_own_directory(self) -> bool:
         """Whether the run's directory is the one that the coordinator writes to, so that nothing need be copied."""
-        try:
-            return bool(msgspec.json.decode((self._run_dir / named_files.MARKER).read_bytes())["uuid"] == self._run)
-        except (OSError, msgspec.MsgspecError, KeyError, TypeError):
-            return False
+        marker = read_marker(self._run_dir)
+        return marker is not None and marker.uuid == self._run

@@ -19,12 +19,11 @@ from agentrl.config.data_plane import ToolServer
 from agentrl.config.file_checks import SCRIPTS
 from agentrl.config.paths import IN_FORCE, PINS
 from agentrl.config.run import RunConfig
+from agentrl.config.run_marker import MARKER
 from agentrl.files.frames import FilesError, Listed
 from agentrl.files.pieces import Content, content_of
 
 COPIED = "copied"
-MARKER = "coordinator.json"
-"""What the coordinator keeps in the directory of a run, and no copy of it has."""
 MOST_FILES = 20_000
 _NOT_ENTERED = ("__pycache__", "node_modules")
 Known = dict[tuple[str, int, int, int], Content]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from agentrl.config.run_marker import read_marker
 from agentrl.config.this_host import machine_id
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ProtocolError
 from agentrl.host import adoption, cgroups, gang_environment, procfs, resource_usage, spawn_environment
@@ -176,11 +177,15 @@ class Agent:
         self._periodic.greeted(False)
         self._write_condition()
 
-    def not_admitted(self, why: str) -> None:
-        """The socket of the coordinator refuses this agent."""
-        log.error("The coordinator's socket refuses this agent: %s", why)
+    def not_admitted(self, why: str, *, final: bool = False) -> None:
+        """The socket of the coordinator refuses this agent. `final`: it always will, because it refuses the key."""
+        if why != self._trouble:
+            log.error("The coordinator's socket refuses this agent: %s", why)
         self._trouble = why
         self._write_condition()
+        if final:
+            self.exit_code = ExitCode.KEY_REFUSED
+            self._exit_when_empty()
 
     def leave(self, within_s: float, why: str) -> None:
         """This host goes away within that time: let the units finish, then end."""
@@ -386,6 +391,21 @@ class Agent:
         Returns whether this agent ends."""
         if not self._empty or self._searched:
             return False
+        self._exit_when_empty()
+        return True
+
+    def run_was_taken(self) -> bool:
+        """The coordinator ended because another one has the run. If that is on another host, the units here were
+        replaced and have to end: what they write would be of another life of the run. Returns whether this agent ends.
+        """
+        marker = read_marker(self.home.run_dir)
+        if marker is None or marker.uuid != self.home.run or marker.boot_id == procfs.boot_id():
+            return False
+        log.error("The run is up on host %s now. Its units on this host and this agent end.", marker.host)
+        self.exit_code = ExitCode.CONFLICT
+        for incarnation in self.incarnations.values():
+            if not incarnation.over:
+                incarnation.kill_tree()
         self._exit_when_empty()
         return True
 

@@ -4,7 +4,8 @@
 * The first death is followed by a restart at once, later ones after growing pauses.
 * A coordinator that is silent too long is continued if a signal stopped it. Otherwise it writes its stacks and is
   replaced.
-* An end that a restart cannot cure (wrong configuration, a lock held by another process, an orderly end) is final.
+* An end that a restart cannot cure (wrong configuration, another process or another host that has the run, an orderly
+  end) is final.
 * The next coordinator that greets this agent learns what happened to those before it.
 """
 
@@ -95,10 +96,12 @@ class CoordinatorWatchdog:
         *,
         on_given_up: Callable[[str], None],
         on_left: Callable[[], bool],
+        on_taken: Callable[[], bool],
         command: tuple[str, ...] = (),
         started_pid: int = 0,
     ) -> None:
-        """`on_left` is called when the coordinator ended in order; it returns whether the agent ends too.
+        """`on_left` is called when the coordinator ended in order, and `on_taken` when it ended because another one has
+        the run; they return whether the agent ends too.
         `started_pid` is a coordinator that this process has started already."""
         self._processes = processes
         self._state_dir = state_dir
@@ -106,6 +109,7 @@ class CoordinatorWatchdog:
         self._run = run
         self._on_given_up = on_given_up
         self._on_left = on_left
+        self._on_taken = on_taken
         self._command = command or coordinator_command(state_dir)
         self._started_pid = started_pid
         self._process: Process | None = None
@@ -240,7 +244,7 @@ class CoordinatorWatchdog:
                 self._give_up("The coordinator ended by itself.")
         elif status.code == ExitCode.CONFIG:
             self._give_up(f"The coordinator's configuration is wrong; {self._log_path} has the reason.")
-        elif status.code == ExitCode.CONFLICT:
+        elif status.code == ExitCode.CONFLICT and not self._on_taken():
             self._adopt_holder(asyncio.get_running_loop().time() + _HOLDER_WITHIN_S)
         else:
             self._note(process, self._ending_because or "ended", "another one was started", status)

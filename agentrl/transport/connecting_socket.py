@@ -5,7 +5,7 @@ Invariants:
 - `on_connected` follows every usable (re)connection, `on_disconnected` once the end of each.
 - Messages that arrived before a disconnection are delivered before it is reported.
 - The socket reconnects after any end of its connection.
-- A refused key is reported as a sentence.
+- A refused key is reported as a sentence, and `key_refused` says whether the coordinator itself refused it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from agentrl.transport.addresses import cannot_listen
 from agentrl.transport.curve_keys import ClientKey
 from agentrl.transport.monitor import Monitor
 from agentrl.transport.socket_reader import SocketReader
+from agentrl.transport.tcp_authentication import UNKNOWN_KEY
 from agentrl.transport.zmq_contexts import connecting_context
 
 RECONNECT_MS = 50
@@ -68,6 +69,8 @@ class ConnectingSocket:
     ) -> None:
         self.address = address
         self.connected = False
+        self.key_refused = False
+        """The coordinator of this key does not know it, or it was revoked: no later try can succeed."""
         self._key = key
         self._on_message = on_message
         self._on_connected = on_connected
@@ -133,6 +136,7 @@ class ConnectingSocket:
             self._expect_no_redial()
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._was_connected = self.connected = True
+            self.key_refused = False
             self._on_connected()
         elif event == zmq.EVENT_DISCONNECTED:
             self._expect_redial()
@@ -142,7 +146,7 @@ class ConnectingSocket:
                 self._on_disconnected()
         else:
             self._expect_redial()
-            self._on_failed_handshake(event)
+            self._on_failed_handshake(event, value)
 
     # If the library reconnects by itself, it reports that at once. If it does not, this class does.
 
@@ -169,8 +173,9 @@ class ConnectingSocket:
         while self.connected and self._take(256):
             pass
 
-    def _on_failed_handshake(self, event: int) -> None:
+    def _on_failed_handshake(self, event: int, code: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self.key_refused = code == UNKNOWN_KEY
             self._on_refused(f"The coordinator at {self.address} does not know this key, or it was revoked.")
             return
         if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:

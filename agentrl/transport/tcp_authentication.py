@@ -4,7 +4,7 @@ Invariants:
 - A socket on tcp is guarded by CURVE and by one fixed domain, or it is not bound at all.
 - Only the CURVE mechanism is admitted, and an admitted peer is known by the name of its key.
 - A revoked key is refused at the next connection.
-- A handler that fails refuses the connection.
+- A handler that fails refuses the connection, with another code than for an unknown key.
 
 `zmq.auth.Authenticator` is not used: it admits the NULL mechanism, sends no reply if the credentials callback raises
 (the client then hangs), and its asynchronous handler answers one request at a time on a REP socket.
@@ -28,6 +28,9 @@ DOMAIN = b"agentrl"
 """The domain of every guarded socket and of the handler. If they differ, every client hangs."""
 
 USER_ID = "User-Id"
+UNKNOWN_KEY = 400
+"""The code for a key that is unknown or revoked."""
+FAILED = b"500"
 
 _HANDLER = "inproc://zeromq.zap.01"
 _log_limiter = LogLimiter(logging.getLogger(__name__))
@@ -93,11 +96,12 @@ class Gate:
         assert self._socket
         sender, _, version, request, *rest = parts
         name: str | None = None
+        code, text = FAILED, b"failed"
         try:
             name = self._admit(rest)
+            code, text = (b"200", b"OK") if name else (str(UNKNOWN_KEY).encode(), b"unknown key")
         finally:
             # Even if the keyring raised: a connection without an answer would hang.
-            code, text = (b"200", b"OK") if name else (b"400", b"unknown key")
             user = (name or "").encode()
             self._socket.send_multipart([sender, b"", version, request, code, text, user, b""], zmq.NOBLOCK)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from agentrl.cli.start_coordinator import Place, refuse_if_in_use
 from agentrl.client.run_processes import boot_id, start_ticks
 from agentrl.config import paths
+from agentrl.config.run_marker import WRITTEN_EVERY_S
 from agentrl.errors import ConflictError, ExitCode
 from tests.e2e.running import running
 
@@ -59,12 +61,26 @@ def test_runs_own_sign_or_no_sign_is_accepted(mine: Place) -> None:
 
 
 @pytest.mark.parametrize("age_s", [1.0, -5000.0])
-def test_fresh_or_future_sign_of_another_host_is_refused(mine: Place, age_s: float) -> None:
+def test_fresh_or_future_sign_of_another_host_is_refused(
+    mine: Place, age_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.config.run_marker.WATCHED_S", 0.1)
     sign(mine, "mine", age_s=age_s, boot="boot-far")
     with pytest.raises(ConflictError, match="up on host far"):
         refuse_if_in_use(mine)
     sign(mine, "mine", age_s=STALE_S, boot="boot-far")
     refuse_if_in_use(mine)
+
+
+def test_old_sign_that_is_written_anew_is_of_a_living_host_whose_clock_is_behind(mine: Place) -> None:
+    sign(mine, "mine", age_s=STALE_S, boot="boot-far")
+    writing = threading.Timer(WRITTEN_EVERY_S / 4, sign, (mine, "mine"), {"age_s": STALE_S - 1, "boot": "boot-far"})
+    writing.start()
+    try:
+        with pytest.raises(ConflictError, match="up on host far"):
+            refuse_if_in_use(mine)
+    finally:
+        writing.join()
 
 
 def test_up_refuses_the_directory_of_a_run_that_is_up(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -10,13 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.control.persistence.state_lock import (
-    NETWORK_FILE_SYSTEMS,
-    RunDirMarker,
-    StateLock,
-    file_system_of,
-    read_marker,
-)
+from agentrl.config.run_marker import FRESH_S, read_marker
+from agentrl.control.persistence.state_lock import NETWORK_FILE_SYSTEMS, RunDirMarker, StateLock, file_system_of
 from agentrl.errors import ConfigError, ConflictError
 
 HOLD = """
@@ -119,8 +115,27 @@ def test_marker_that_cannot_be_written_gives_a_sentence(tmp_path: Path) -> None:
 
 def test_marker_of_another_coordinator_is_not_removed(tmp_path: Path) -> None:
     marker(tmp_path).refresh(1.0)
+    with pytest.raises(ConflictError, match="my-run is up on host far"):
+        marker(tmp_path, uuid="uuid-2").refresh(1.0 + FRESH_S)
     marker(tmp_path, uuid="uuid-2").remove()
     assert read_marker(tmp_path) is not None
     marker(tmp_path).remove()
     assert read_marker(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("order", sorted(set(itertools.permutations("aabb"))))
+def test_of_two_coordinators_that_share_the_run_directory_one_goes_on(tmp_path: Path, order: tuple[str, ...]) -> None:
+    """In any order of their turns, also if the clock of one is far behind, so that its marker looks old."""
+    living = {name: marker(tmp_path, host=name, boot=f"boot-{name}") for name in ("a", "b")}
+    at = {"a": 0.0, "b": 10 * FRESH_S}
+    for name in (*order, "a", "b"):
+        if name in living:
+            try:
+                living[name].refresh(at[name])
+            except ConflictError:
+                del living[name]
+    (last,) = living
+    found = read_marker(tmp_path)
+    assert found is not None
+    assert found.host == last

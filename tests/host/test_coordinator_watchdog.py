@@ -13,8 +13,11 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from agentrl.config.run_marker import MARKER, Marker
+from agentrl.errors import ExitCode
 from agentrl.host import procfs
 from agentrl.host.agent import Agent
 from agentrl.host.child_processes import ChildProcesses
@@ -57,6 +60,7 @@ async def guarding(folder: Path, gave_up: list[str], agent: Agent | None = None)
         RUN,
         on_given_up=gave_up.append,
         on_left=left,
+        on_taken=lambda: agent is not None and agent.run_was_taken(),
         command=(sys.executable, "-c", COORDINATOR, str(folder)),
     )
     watchdog.start()
@@ -133,6 +137,28 @@ async def test_agent_ends_with_its_coordinator_unless_it_has_units(bench: Bench,
             await aeventually(lambda: not agent.watchdog.active)
             assert len(gave_up) == (2 if keeps else 1), "who ends does not say that no other coordinator is started"
             assert agent.finished.is_set() == (not keeps)
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+async def test_units_end_with_their_agent_if_the_run_was_taken_up_on_another_host(
+    bench: Bench, folder: Path, elsewhere: bool
+) -> None:
+    (folder / "code").write_text("6")
+    gave_up: list[str] = []
+    async with bench.tidy_agent() as agent:
+        agent.receive(spawn("web-0", *SLEEP))
+        pid = (await bench.sent.one(Spawned)).pid
+        boot = "another" if elsewhere else procfs.boot_id()
+        marker = Marker(host="far", boot_id=boot, name="r", uuid=agent.home.run, heartbeat_at=0.0)
+        (agent.home.run_dir / MARKER).write_bytes(msgspec.json.encode(marker))
+        async with guarding(folder, gave_up, agent) as agent.watchdog:
+            if elsewhere:
+                await aeventually(agent.finished.is_set, what="its end")
+                assert agent.exit_code == ExitCode.CONFLICT
+                assert procfs.read_stat(pid) is None
+            else:
+                await aeventually(lambda: gave_up)
+                assert identity_of(pid).alive()
 
 
 async def test_holder_of_the_lock_is_adopted_once_coordinator_json_names_it(folder: Path) -> None:

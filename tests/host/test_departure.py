@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from agentrl.errors import ExitCode
 from agentrl.host import condition
 from agentrl.host.agent_lock import AgentLock
 from agentrl.protocol import messages
@@ -54,6 +55,20 @@ async def test_empty_agent_that_has_not_joined_ends_at_once(tmp_path: Path) -> N
         agent.disconnected()
         agent.leave(600.0, "evicted")
         assert agent.finished.is_set()
+
+
+async def test_agent_whose_key_is_refused_ends_once_its_units_have_ended(tmp_path: Path) -> None:
+    bench = Bench(home(tmp_path))
+    async with bench.tidy_agent() as agent:
+        agent.receive(spawn("web-0", *SLEEP))
+        await bench.sent.one(messages.Spawned, "web-0")
+        agent.disconnected()
+        agent.not_admitted("Another coordinator answers.")
+        agent.not_admitted("The key was revoked.", final=True)
+        assert not agent.finished.is_set(), "its unit lives"
+        agent.receive(messages.SignalUnit("web-0", 1, signal.SIGTERM))
+        await aeventually(agent.finished.is_set, what="its end")
+        assert agent.exit_code == ExitCode.KEY_REFUSED
 
 
 async def test_probes_say_what_is_wrong(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ async def test_unknown_key_is_refused_with_a_sentence(house: House) -> None:
     stranger = house.dial(house.key("mallory", new_keypair()))
     await aeventually(lambda: stranger.refusals)
     assert "does not know this key, or it was revoked" in stranger.refusals[0]
+    assert stranger.link.key_refused
     assert not stranger.send(b"let me in")
     assert not house.received
 
@@ -44,6 +45,7 @@ async def test_server_with_an_unexpected_key_is_refused(house: House) -> None:
     deceived = house.dial(house.key("anna", pair, server=new_keypair().public))
     await aeventually(lambda: deceived.refusals)
     assert "another coordinator" in deceived.refusals[0]
+    assert not deceived.link.key_refused, "the one of this key may come back"
     assert not deceived.link.connected
 
 
@@ -76,6 +78,7 @@ async def test_keyring_that_raises_refuses_all_keys(house: House, caplog: pytest
     house.gate._keyring = broken
     anna = house.dial(house.admit("anna"))
     await aeventually(lambda: anna.refusals)
+    assert not anna.link.key_refused
     house.gate._keyring = house.keyring.get
     await anna.connected()
     caplog.clear()

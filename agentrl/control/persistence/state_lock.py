@@ -3,7 +3,8 @@
 Invariants:
 - The lock is a flock, so the kernel releases it at any kind of death of its holder.
 - The lock is never taken on a network file system, where a flock may not work.
-- The marker only informs other hosts, and a coordinator goes on if it cannot be written (a full disk).
+- Of two coordinators on hosts that share the run directory one ends, because it finds the marker of the other. One that
+  cannot write its marker (a full disk) goes on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from agentrl.config.run_marker import MARKER, Marker, read_marker
 from agentrl.control.persistence.atomic_file import replace_file
 from agentrl.errors import ConfigError, ConflictError, DiskError
 
@@ -23,7 +25,6 @@ NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "ocfs2"}
     | {"gfs2", "davfs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone"}
 )
-MARKER = "coordinator.json"
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -32,16 +33,6 @@ class Holder(msgspec.Struct, frozen=True):
     pid: int
     host: str
     since_at: float
-
-
-class Marker(msgspec.Struct, frozen=True):
-    """The content of `run_dir/coordinator.json`: the host that coordinates the run."""
-
-    host: str
-    boot_id: str
-    name: str
-    uuid: str
-    heartbeat_at: float
 
 
 @dataclass
@@ -85,41 +76,43 @@ class StateLock:
             return
 
 
-@dataclass(frozen=True)
 class RunDirMarker:
-    """Keeps `run_dir/coordinator.json` fresh, so that `up` on another host refuses to start the run."""
+    """Keeps `run_dir/coordinator.json` fresh, so that no host that shares the directory coordinates the run as well."""
 
-    run_dir: Path
-    host: str
-    boot_id: str
-    name: str
-    uuid: str
+    def __init__(self, run_dir: Path, host: str, boot_id: str, name: str, uuid: str) -> None:
+        self._run_dir, self._host, self._boot_id, self._name, self._uuid = run_dir, host, boot_id, name, uuid
+        self._written = False
 
     def refresh(self, at: float) -> str:
-        """Write the marker; call it every few seconds. Returns a sentence if it could not be written."""
-        marker = Marker(self.host, self.boot_id, self.name, self.uuid, at)
+        """Write the marker, first before anything of the run is touched. Returns a sentence if it cannot be written.
+
+        Raises ConflictError if another coordinator has the directory: one that was there first, or one that wrote its
+        marker after this one had written its own. So of two that claim it at once, the one that wrote last goes on.
+        """
+        found = self._of_another()
+        if found is not None and (self._written or found.is_fresh(at)):
+            raise ConflictError(
+                f"The run {found.name} is up on host {found.host}, which has the directory {self._run_dir}.",
+                hint="Only one host may coordinate a run: `agentrl down` there first.",
+            )
+        marker = Marker(self._host, self._boot_id, self._name, self._uuid, at)
         try:
-            replace_file(self.run_dir / MARKER, msgspec.json.encode(marker), mode=0o644, durable=False)
+            replace_file(self._run_dir / MARKER, msgspec.json.encode(marker), mode=0o644, durable=False)
         except DiskError as full:
             return full.message
+        self._written = True
         return ""
 
     def remove(self) -> None:
         """Remove the marker, unless another coordinator wrote it."""
-        found = read_marker(self.run_dir)
-        if found is not None and (found.uuid, found.boot_id) == (self.uuid, self.boot_id):
-            try:
-                (self.run_dir / MARKER).unlink(missing_ok=True)
-            except OSError:
-                return  # it becomes stale by itself
+        if self._of_another() is None:
+            # If this fails, it becomes stale by itself.
+            with contextlib.suppress(OSError):
+                (self._run_dir / MARKER).unlink(missing_ok=True)
 
-
-def read_marker(run_dir: Path) -> Marker | None:
-    """The marker in a run directory; None if it is missing or unreadable."""
-    try:
-        return msgspec.json.decode((run_dir / MARKER).read_bytes(), type=Marker)
-    except (OSError, msgspec.DecodeError):
-        return None
+    def _of_another(self) -> Marker | None:
+        found = read_marker(self._run_dir)
+        return None if found is None or (found.uuid, found.boot_id) == (self._uuid, self._boot_id) else found
 
 
 def refuse_network_file_system(directory: Path) -> None:
