@@ -26,6 +26,8 @@ import msgspec
 import psutil
 
 from agentrl import __version__
+from agentrl.client.blocking import BlockingClient
+from agentrl.client.client import Client
 from agentrl.client.run_processes import coordinator_of
 from agentrl.config import file_checks, installed_packages
 from agentrl.config.data_plane import Environment, ToolServer
@@ -36,9 +38,11 @@ from agentrl.config.tool_lock import packages_of
 from agentrl.config.tool_sandbox import Sandbox
 from agentrl.control.persistence.state_lock import refuse_network_file_system
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
-from agentrl.formatting.amounts import size
+from agentrl.formatting.amounts import counted, size
+from agentrl.formatting.row_text import clock_text
 from agentrl.formatting.sentences import ended
 from agentrl.host import cgroups
+from agentrl.protocol.rows import HostRow
 from agentrl.sandboxes import sandbox_cgroups, sandbox_choice
 from agentrl.store import datasets, server_checks
 from agentrl.store.datasets import Row
@@ -55,6 +59,7 @@ DISK_AT_LEAST_BYTES = 256 << 20
 DISK_COMFORTABLE_BYTES = 5 << 30
 CLOCK_WATCHED_S = 0.1
 CLOCK_STEP_S = 0.02
+ANSWER_WITHIN_S = 3.0
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -89,8 +94,10 @@ def examine(config: RunConfig | None = None) -> Iterator[Check]:
     if config is not None:
         yield from check_files(config)
         yield from check_inputs(config)
+    running = coordinator_of(state) if config is not None else None
+    if config is not None and running is not None:
+        yield from check_clocks_of_hosts(config.name, state)
     if config is not None and config.coordinator.listen:
-        running = coordinator_of(state)
         yield check_ports(config.coordinator.listen, running.pid if running else 0)
 
 
@@ -207,6 +214,21 @@ def check_clock(wall: Callable[[], float], steady: Callable[[], float], sleep: C
         sentence = f"The wall clock moved by {step * 1000:+.0f} ms against the steady one."
         return Check("clock", "warn", sentence, "Let ntp or chrony slew it; supervision itself is not affected.")
     return Check("clock", "ok", "Wall clock and steady clock run alike.")
+
+
+def check_clocks_of_hosts(name: str, state: Path) -> Iterator[Check]:
+    """Whether the clocks of a run that is up agree; nothing if its coordinator does not answer."""
+    try:
+        with BlockingClient(Client.connect(name, state_dir=state, timeout_s=ANSWER_WITHIN_S)) as client:
+            hosts = [row for row in client.snapshot().rows.values() if isinstance(row, HostRow)]
+    except AgentrlError:
+        return
+    off = {row.host: text for row in hosts if (text := clock_text(row))}
+    for host, text in off.items():
+        hint = "Let ntp or chrony set it; no lease depends on it, but times in logs and traces are wrong."
+        yield Check("clocks of hosts", "warn", f"{host}: {text}.", hint)
+    if not off:
+        yield Check("clocks of hosts", "ok", f"The clocks of {counted(len(hosts), 'hosts')} agree.")
 
 
 def check_mongod(*, needed: bool) -> Check:

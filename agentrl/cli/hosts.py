@@ -28,6 +28,7 @@ async def list_hosts(cli: Cli) -> ExitCode:
     """Show all hosts: state, load and free devices."""
     from agentrl.cli import output
     from agentrl.formatting.device_text import count_of
+    from agentrl.formatting.row_text import clock_text
 
     async with cli.connect() as client:
         hosts = (await client.status()).hosts
@@ -40,8 +41,8 @@ async def list_hosts(cli: Cli) -> ExitCode:
     names = ("host", "state", "units", "cpu", "memory", "devices")
     output.show(output.table(names, rows, right=("units", "cpu")), cli.color)
     for row in hosts:
-        if row.reason:
-            output.say(f"{row.host}: {row.reason}")
+        if remarks := "; ".join(filter(None, (row.reason, clock_text(row)))):
+            output.say(f"{row.host}: {remarks}")
     return ExitCode.OK
 
 
@@ -51,6 +52,7 @@ async def show(cli: Cli, host: Annotated[str, typer.Argument(metavar="HOST", hel
     With the processes that compute on each device, its memory and its load."""
     from agentrl.cli import output
     from agentrl.formatting.device_text import COLUMNS, cells_of
+    from agentrl.formatting.row_text import clock_text
 
     async with cli.connect() as client:
         hosts = (await client.status()).hosts
@@ -66,6 +68,8 @@ async def show(cli: Cli, host: Annotated[str, typer.Argument(metavar="HOST", hel
     )
     if row.reason:
         output.say(row.reason)
+    if off := clock_text(row):
+        output.say(f"{off[:1].upper()}{off[1:]}, so the times in its logs are wrong.")
     if row.facts.without_devices:
         output.say(row.facts.without_devices)
     if not row.facts.devices:

@@ -17,7 +17,15 @@ from rich.text import Text
 from agentrl.cli import output
 from agentrl.cli.alerts import headline
 from agentrl.formatting.amounts import counted
-from agentrl.formatting.row_text import active_alerts, alerts_by_cause, slot_order, state_since, unit_summary, uptime
+from agentrl.formatting.row_text import (
+    active_alerts,
+    alerts_by_cause,
+    clock_text,
+    slot_order,
+    state_since,
+    unit_summary,
+    uptime,
+)
 from agentrl.protocol.commands import LearningReport, StatusReport
 from agentrl.protocol.rows import COMPLETED, PAUSED, GroupRow, HostRow, RunRow, UnitRow
 
@@ -176,6 +184,7 @@ def _hosts(hosts: list[HostRow], now: float, width: int) -> RenderableType:
             "draining" if row.draining else "",
             counted(len(row.strays), "strays") if row.strays else "",
             row.reason,
+            clock_text(row),
         ]
         rows.append(
             (

@@ -18,6 +18,7 @@ BUILT_IN_RULES = (
     *("unit-fatal", "unit-restarting", "unit-never-ready", "unit-lost", "unit-hung", "unit-pending", "unit-problem"),
     "errors-repeat",
     *("unit-memory-grows", "host-lost", "host-disk-low", "host-disk-fills", "host-cannot-write", "host-strays"),
+    "host-clock",
     *("journal-full", "not-listening", "not-recording", "not-exporting", "no-progress"),
     *("no-step", "engine-lags", "version-rejected"),
     *(

@@ -10,7 +10,18 @@ import msgspec
 from agentrl.formatting.amounts import age, since
 from agentrl.protocol import rows
 from agentrl.protocol.knob import plain_value
-from agentrl.protocol.rows import AlertRow, AlertState, AnyRow, GroupRow, KnobRow, RunRow, Severity, UnitRow, UnitState
+from agentrl.protocol.rows import (
+    AlertRow,
+    AlertState,
+    AnyRow,
+    GroupRow,
+    HostRow,
+    KnobRow,
+    RunRow,
+    Severity,
+    UnitRow,
+    UnitState,
+)
 from agentrl.protocol.specs import Rank
 
 SEVERITY_ORDER = (Severity.PAGE, Severity.WARNING, Severity.INFO)
@@ -47,6 +58,13 @@ def unit_summary(row: UnitRow, now: float) -> str:
 
 def rank_in_words(rank: Rank) -> str:
     return f"rank {rank.rank} of {rank.ranks}, epoch {rank.epoch}"
+
+
+def clock_text(row: HostRow) -> str:
+    """That the clock of a host differs from the coordinator's; empty if it does not."""
+    off_s = row.clock_off_s
+    way = "ahead of" if off_s > 0 else "behind"
+    return f"its clock is {age(abs(off_s))} {way} the coordinator's" if off_s else ""
 
 
 def state_since(row: UnitRow) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -143,6 +144,7 @@ class PeriodicTasks:
                 disk_full=services.ledger.trouble or self._meter.full_disk(),
                 strays=self._found,
                 devices=self.device_use(),
+                wall_at=time.time(),
             )
         )
         if not self._connected and self._loop.time() - self._lonely_since > self._times.lonely_s:

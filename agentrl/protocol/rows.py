@@ -197,6 +197,8 @@ class HostRow(Row, tag="host", frozen=True):
     """By device: the process that keeps it from being given to a unit."""
     reason: str = ""
     """Why it is not there, or will soon not be."""
+    clock_off_s: float = 0.0
+    """How far its clock is ahead of the coordinator's; below 0: behind. 0 if they differ by a few seconds only."""
 
 
 class ToolLoad(msgspec.Struct, frozen=True, omit_defaults=True):

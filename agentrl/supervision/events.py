@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agentrl.protocol.messages import DeviceUse, ExitStatus, HostFacts, ProcessInfo, UnitOnHost
+from agentrl.protocol.messages import PROTOCOL_MINOR, DeviceUse, ExitStatus, HostFacts, ProcessInfo, UnitOnHost
 from agentrl.protocol.specs import GroupSpec
 
 
@@ -105,6 +105,8 @@ class HostConnected(Event, frozen=True):
     age_s: float = 0.0
     """The age of the host agent."""
     devices: tuple[DeviceUse, ...] = ()
+    minor: int = PROTOCOL_MINOR
+    """Of the protocol that the host agent speaks."""
 
 
 class DevicesHeld(Event, frozen=True):

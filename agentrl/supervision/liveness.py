@@ -5,6 +5,7 @@ Invariants:
   host agent reports that it lives: code that holds the GIL silences its heartbeat too.
 - The deadline of a phase counts from its start or its last progress.
 - If the check itself was late, all leases are extended by the delay.
+- A peer that may still be connecting again is suspect, and never hangs because of its silence.
 
 A check looks at silent and unusual leases only, so ten thousand healthy ones cost nothing.
 """
@@ -42,6 +43,8 @@ class Lease(msgspec.Struct):
     at_most_s: float | None = None
     loop_lag_s: float = 0.0
     health: Health = Health.WELL
+    connects_until: float = 0.0
+    """Until then its silence may be that of its connection."""
 
     @property
     def phase_ends(self) -> float | None:
@@ -84,6 +87,11 @@ class Leases:
             return self._leases[name]
         self._received(name, lease, now)
         return lease
+
+    def connects_again(self, name: str, now: float, within_s: float) -> None:
+        """The network of the peer is back, and its connection will be."""
+        if (lease := self._leases.get(name)) is not None:
+            lease.connects_until = now + within_s
 
     def is_reporting(self, name: str, now: float) -> bool:
         """Whether the heartbeats of the peer arrive."""
@@ -163,7 +171,7 @@ class Leases:
                 return Health.WELL, ""
             stood = now - max(lease.phase_began, lease.progressed)
             return Health.HUNG, f"phase {lease.phase!r} stands still for {stood:.1f} s, {lease.at_most_s:g} s allowed"
-        if silent >= self.dead_after_s:
+        if silent >= self.dead_after_s and now >= lease.connects_until:
             return Health.HUNG, f"silent for {silent:.1f} s outside any announced phase"
         if lag >= self.dead_after_s:
             return Health.HUNG, f"its event loop has not turned for {lag:.1f} s outside any announced phase"

@@ -14,6 +14,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 
 import msgspec
 
+from agentrl.protocol.messages import RANKS_SINCE
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import GroupSpec, Role
 from agentrl.supervision.devices import HeldDevices
@@ -156,6 +157,10 @@ def refusal_of(spec: GroupSpec, host: HostState, draining: bool, use: Use, held:
         return f"leaving ({host.leaving})"
     if draining:
         return "draining"
+    if spec.gang and host.minor < RANKS_SINCE:
+        return (
+            f"its host agent (agentrl {facts.agent_version or 'unknown'}) starts no gangs; restart it with this version"
+        )
     if lacking := held.refusal(need.gpus, host):
         return lacking
     if need.cpus > facts.cpus - use.cpus:

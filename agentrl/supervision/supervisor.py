@@ -148,7 +148,7 @@ class Supervisor:
     # ---- hosts ----
 
     def _host_connected(self, event: events.HostConnected, now: float) -> None:
-        host = HostState(event.host, event.facts, True, self._up_since(event, now))
+        host = HostState(event.host, event.facts, True, self._up_since(event, now), minor=event.minor)
         self.state.hosts[event.host] = host
         self.state.awaited.pop(event.host, None)
         self._life.host_changed(event.host)

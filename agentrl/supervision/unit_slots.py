@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from agentrl.protocol.messages import ExitStatus, HostFacts
+from agentrl.protocol.messages import PROTOCOL_MINOR, ExitStatus, HostFacts
 from agentrl.protocol.rows import UnitState
 from agentrl.protocol.specs import READ_FROM, GroupSpec, Rank
 from agentrl.supervision.transitions import STATE_MOVES, WITH_PROCESS, IllegalMoveError
@@ -196,6 +196,8 @@ class HostState(msgspec.Struct):
     leaving: str = ""
     """Why its agent is about to end; empty if it is not."""
     leaves_at: float = 0.0
+    minor: int = PROTOCOL_MINOR
+    """Of the protocol that its agent speaks."""
 
 
 class State(msgspec.Struct):

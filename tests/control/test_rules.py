@@ -142,6 +142,12 @@ CASES: dict[str, tuple[RunSnapshot, Severity, str, str]] = {
         "pid 5 sleep 9 (mark)",
         "agentrl events --kind incident",
     ),
+    "host-clock:a": (
+        snapshot(on=host(clock_off_s=-600.0)),
+        Severity.WARNING,
+        "No lease",
+        "agentrl hosts show a",
+    ),
     "journal-full:my-run": (
         snapshot(journal_full="the disk is full"),
         Severity.PAGE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.config.supervision_times import SupervisionTimes
-from agentrl.protocol.messages import Device, ExitStatus, HostFacts
+from agentrl.protocol.messages import RANKS_SINCE, Device, ExitStatus, HostFacts
 from agentrl.protocol.specs import Resources
 from agentrl.supervision import events
 from agentrl.supervision.devices import HeldDevices
@@ -76,6 +76,13 @@ def test_seats_of_a_gang(
             {"hosts": ("b", "d"), "ranks_per_host": 1},
             "no host can take rank 1 of its 2 (a: not among its hosts; b: has room for 1: takes 1 at most; "
             "d: has not registered)",
+        ),
+        (
+            2,
+            (HostState("b", HostFacts(cpus=64, agent_version="0.4"), minor=RANKS_SINCE - 1),),
+            {"gpus": 0},
+            "no host can take rank 0 of its 2 (b: its host agent (agentrl 0.4) starts no gangs; restart it with this "
+            "version)",
         ),
         (65, (host("a", 0),), {"gpus": 0, "resources": Resources(cpus=1.0)}, "needs 1 CPU for each, 64 free"),
     ],

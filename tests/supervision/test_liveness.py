@@ -35,6 +35,12 @@ def test_silent_unit_is_suspect_then_dead_each_reported_once(leases: Leases) -> 
     assert healths(leases, 1021.0) == [Health.WELL]
 
 
+def test_unit_whose_network_was_away_has_time_to_connect_again(leases: Leases) -> None:
+    leases.connects_again("web-0", 1001.0, 30.0)
+    assert healths(leases, 1030.0) == [Health.SUSPECT]
+    assert healths(leases, 1031.0) == [Health.HUNG]
+
+
 def test_inside_a_phase_only_its_deadline_counts(leases: Leases) -> None:
     leases.phase("web-0", 1000.0, phase="step", age_s=0.0, at_most_s=100.0)
     assert healths(leases, 1099.0) == []

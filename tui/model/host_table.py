@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from agentrl.formatting.amounts import age, counted, size
 from agentrl.formatting.device_text import COLUMNS, cells_of, count_of
-from agentrl.formatting.row_text import state_since, unit_summary
+from agentrl.formatting.row_text import clock_text, state_since, unit_summary
 from agentrl.protocol.effects import few_names
 from agentrl.protocol.rows import HostRow, UnitRow, UnitState
 from tui.model import cell_text
@@ -93,7 +93,7 @@ _ELSEWHERE = (UnitState.PENDING, UnitState.STOPPED, UnitState.BACKOFF, UnitState
 def faults(row: HostRow) -> str:
     """What is wrong with the host; empty if nothing is."""
     fills = f"its disk is full in {age(row.disk_full_in_s)}" if row.disk_full_in_s is not None else ""
-    return "; ".join(part for part in (row.reason, row.disk_full, fills, stray(row)) if part)
+    return "; ".join(part for part in (row.reason, row.disk_full, fills, clock_text(row), stray(row)) if part)
 
 
 def stray(row: HostRow) -> str:

@@ -15,6 +15,7 @@ from agentrl.control.alerts import builtin_conditions as functions
 from agentrl.control.alerts.builtin_conditions import end_evidence, reason, units_at_work
 from agentrl.control.alerts.rule_types import Condition, Measured, OutOfBand, Rule, RunSnapshot, Threshold, trainers
 from agentrl.formatting.amounts import counted, size
+from agentrl.formatting.row_text import clock_text
 from agentrl.formatting.sentences import ended
 from agentrl.protocol.rows import HostRow, RunRow, Severity, UnitRow, UnitState
 from agentrl.telemetry import learning_metrics as of
@@ -176,6 +177,15 @@ HOST_RULES = (
         evidence=lambda found: (f"pid {stray.pid} {stray.command} ({stray.why})" for stray in found.row.strays[:10]),
         cure="agentrl events --kind incident",
         hold_s=30.0,
+    ),
+    Threshold(
+        "host-clock",
+        subjects=_hosts,
+        value=lambda host: abs(host.clock_off_s),
+        sentence=lambda found: f"{found.name}: {clock_text(found.row)}.",
+        evidence=lambda found: ("No lease and no deadline depends on it, but times in logs and traces are wrong.",),
+        cure="agentrl hosts show {subject}",
+        hold_s=10.0,
     ),
 )
 

@@ -7,6 +7,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import msgspec
@@ -21,7 +22,9 @@ from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.state.observed_state import ObservedHost
 from agentrl.protocol import messages
 from agentrl.protocol.messages import Welcome
+from agentrl.protocol.rows import UnitState
 from agentrl.supervision import events
+from agentrl.transport.connecting_socket import UNANSWERED_S
 from agentrl.transport.hub import Peer
 from agentrl.transport.log_limiter import LogLimiter
 
@@ -75,7 +78,7 @@ class HostHandler:
             if entry.tail:
                 self._incidents.keep_tail(entry.unit, entry.incarnation, entry.tail)
             elif entry.exit is None and context.supervisor.is_present(entry.unit, entry.incarnation):
-                self._lease_if_it_speaks(entry.unit)
+                self._lease_if_it_speaks(entry.unit, far=not peer.local)
         context.happened(
             events.HostConnected(
                 host=hello.host,
@@ -83,6 +86,7 @@ class HostHandler:
                 inventory=hello.inventory,
                 age_s=hello.agent_age_s,
                 devices=hello.devices,
+                minor=hello.minor,
             )
         )
         log.info("host %s is connected with %d ledger entries", hello.host, len(hello.inventory))
@@ -100,11 +104,14 @@ class HostHandler:
             coordinator_silent_s=times.coordinator_silent_s,
         )
 
-    def _lease_if_it_speaks(self, unit: str) -> None:
+    def _lease_if_it_speaks(self, unit: str, *, far: bool) -> None:
         """The unit lives, so from now on it must send heartbeats."""
         slot = self._context.state.slots[unit]
         if slot.spec is not None and slot.spec.speaks and slot.came_up:
             self._context.lease_unit(unit)
+            if far and slot.state is UnitState.LOST:
+                # After an outage the connections of a host do not come back at once, nor all at the same moment.
+                self._context.leases.connects_again(unit, self._context.clock.now(), UNANSWERED_S)
 
     def message(self, known: Known, message: messages.FromHost) -> None:
         context = self._context
@@ -141,7 +148,10 @@ class HostHandler:
 
     def _stats(self, host: str, stats: messages.HostStats) -> None:
         context, now = self._context, self._context.clock.now()
-        context.observed.hosts.setdefault(host, ObservedHost()).stats = stats
+        observed = context.observed.hosts.setdefault(host, ObservedHost())
+        observed.stats = stats
+        if stats.wall_at:
+            observed.clock_off_s = stats.wall_at - time.time()
         if stats.devices:
             context.happened(events.DevicesHeld(host=host, devices=stats.devices))
         context.disks.add(host, stats.disk_free_bytes, now)

@@ -33,6 +33,8 @@ PROGRESS_EVERY = 5
 
 DEVICE_CHANGE = 5.0
 """Percentage points and degrees by which the use of a device must change to be shown."""
+CLOCK_OFF_S = 5.0
+"""Less is shown as no difference, because a measurement may be on its way for some seconds."""
 Holders = dict[str, tuple[str, ...]]
 """By device: the incarnations that hold it."""
 COMMAND_CHARS = 500
@@ -60,6 +62,8 @@ class ObservedHost:
     stats: messages.HostStats | None = None
     agent_pid: int = 0
     agent_start_ticks: int = 0
+    clock_off_s: float = 0.0
+    """By the newest measurement, which was under way for a moment."""
 
 
 class ObservedState:
@@ -207,6 +211,7 @@ class ObservedState:
             devices=tuple(map(_coarse, stats.devices)) if stats else (),
             holders=holders,
             occupied=host.occupied,
+            clock_off_s=_clearly_off(now.clock_off_s),
             reason=f"leaves ({host.leaving})" if host.leaving else self.state.awaited.get(host.host, ""),
         )
 
@@ -418,6 +423,11 @@ def _differs(shown: messages.UnitStats, now: messages.UnitStats) -> bool:
         or (now.state == "T") != (shown.state == "T")
         or bool(now.repeated_errors) != bool(shown.repeated_errors)
     )
+
+
+def _clearly_off(seconds: float) -> float:
+    """Rounded, because a row must not change with every measurement."""
+    return float(f"{seconds:.2g}") if abs(seconds) >= CLOCK_OFF_S else 0.0
 
 
 def _coarse(use: messages.DeviceUse) -> messages.DeviceUse:

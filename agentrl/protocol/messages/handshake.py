@@ -9,7 +9,11 @@ import msgspec
 from agentrl.protocol.message_base import Message
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 1
+PROTOCOL_MINOR = 2
+"""Grows when one side must know whether the other understands something new. Fields that may be ignored need no other
+number, and `RANKS_SINCE` is an example of one that may not."""
+RANKS_SINCE = 2
+"""Host agents of earlier versions ignore the rank in a Spawn, so the ranks of a gang would not find each other."""
 MAX_MESSAGE_BYTES = 4 << 20
 
 

@@ -66,6 +66,8 @@ class HostStats(Message, tag="host_stats", frozen=True):
     strays: tuple[ProcessInfo, ...] = ()
     """Processes with the mark of the run that belong to no living incarnation."""
     devices: tuple[DeviceUse, ...] = ()
+    wall_at: float = 0.0
+    """What the clock of the host shows, to compare it with the coordinator's; 0 from an earlier version."""
 
 
 class Spawned(Message, tag="spawned", frozen=True):
