@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.e2e.networks import Network
 from tests.e2e.running import PYTHON, Run, running
 from tests.waiting import PATIENCE_S
 
-HERE, TOOLS, ENGINES, MORE_ENGINES = "here", "b", "c", "d"
+HERE, TOOLS, ENGINES, MORE_ENGINES, SPARE = "here", "b", "c", "d", "e"
 OTHERS = (TOOLS, ENGINES, MORE_ENGINES)
 LISTENERS = """
 import json, psutil
@@ -22,6 +23,7 @@ sockets = (each for each in psutil.net_connections("tcp") if each.status == psut
 print(json.dumps([(each.pid, each.laddr.ip) for each in sockets]))
 """
 """A program that prints who listens where in its namespace."""
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class Hosts:
@@ -29,31 +31,55 @@ class Hosts:
         """`shared`: all hosts have the directory of the run; otherwise they share no files."""
         self.run, self.network = run, network
         self._shared = shared
+        self._folder = run.file.parent
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
-        run.config["coordinator"] = {"listen": f"tcp://{network.address(HERE)}:7400"}
+        self._boots: dict[str, list[str]] = {}
+        self._commands: dict[str, tuple[str, ...]] = {}
+        self.coordinator = f"tcp://{network.address(HERE)}:7400"
+        run.config["coordinator"] = {"listen": self.coordinator}
 
     def up(self) -> None:
         self.run.write()
-        command = [*self.network.inside(HERE), PYTHON, "-m", "agentrl", "up", str(self.run.file), "--no-wait", "--json"]
-        subprocess.run(command, env=self.run.environ, check=True, capture_output=True, timeout=PATIENCE_S)
+        done = self.agentrl(HERE, "up", str(self.run.file), "--no-wait")
+        assert done.returncode == 0, done.stderr
 
-    def join(self, host: str, clock_off_s: int = 0) -> None:
-        """Start the host agent, as a person of that host would."""
-        run = self.run
-        folder = run.file.parent
-        key = folder / f"{host}.key"
-        if not key.exists():
+    def agentrl(self, host: str, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [*self._inside(host), PYTHON, "-m", "agentrl", *words]
+        return subprocess.run(
+            command,
+            cwd=self._folder,
+            env=self.run.environ,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+
+    def _inside(self, host: str) -> list[str]:
+        return [*self.network.inside(host), *self._boots.get(host, ())]
+
+    def join(self, host: str, clock_off_s: int = 0, *, words: Sequence[str] = ()) -> None:
+        """Start the host agent, as a person of that host would. `words`: by another command, also the next times."""
+        run, folder = self.run, self._folder
+        self._commands[host] = tuple(words) or self._commands.get(host) or self.agent_command(host)
+        if not (key := folder / f"{host}.key").exists():
             run.cli("keys", "new", host, "--permission", "host", "--out", str(key))
-        where = ["--state-dir", str(folder / host / "state"), "--run-dir", str(self.dir(host)), "--run", run.uuid()]
-        whom = ["--coordinator", f"tcp://{self.network.address(HERE)}:7400", "--key", str(key), "--name", host]
         with (folder / f"{host}.log").open("a") as log:
             self._agents[host] = subprocess.Popen(
-                [*self.network.inside(host), PYTHON, "-m", "agentrl", "daemon", "host", *where, *whom],
+                [*self._inside(host), PYTHON, "-m", "agentrl", *self._commands[host]],
                 cwd=folder,
                 env=run.environ | ({"LD_PRELOAD": self._clock(clock_off_s)} if clock_off_s else {}),
                 stdout=log,
                 stderr=log,
             )
+
+    def agent_command(self, host: str, *, directory: str = "", key: str = "") -> tuple[str, ...]:
+        """With paths relative to the directory of this test, in which it is started."""
+        own = directory or host
+        run_dir = os.path.relpath(self.run.dir if self._shared else self._folder / own / "run", self._folder)
+        where = ("--state-dir", f"{own}/state", "--run-dir", run_dir, "--run", self.run.uuid())
+        whom = ("--coordinator", self.coordinator, "--key", key or f"{host}.key")
+        return ("daemon", "host", "--name", host, *where, *whom)
 
     def kill(self, host: str) -> None:
         """As if its power failed: nothing is said to anyone."""
@@ -64,13 +90,21 @@ class Hosts:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
+    def boot(self, host: str) -> None:
+        """The machine of the host starts (again): from now on its kernel has another boot id."""
+        made = self._folder / f"{host}.boot_id"
+        made.write_text(f"{uuid.uuid4()}\n")
+        bind = f'mount --bind {made} {BOOT_ID} && exec "$@"'
+        self._boots[host] = ["unshare", "--mount", "sh", "-c", bind, "sh"]
+        self.network.mend(host)
+
     def _clock(self, off_s: int) -> str:
-        source, made = Path(__file__).with_name("programs") / "clock_of_a_host.c", self.run.file.parent / "clock.so"
+        source, made = Path(__file__).with_name("programs") / "clock_of_a_host.c", self._folder / f"clock{off_s}.so"
         subprocess.run(["cc", "-shared", "-fPIC", f"-DOFFSET={off_s}", "-o", made, source, "-ldl"], check=True)
         return str(made)
 
     def dir(self, host: str) -> Path:
-        return self.run.dir if self._shared else self.run.file.parent / host / "run"
+        return self.run.dir if self._shared else self._folder / host / "run"
 
     def agent(self, host: str) -> subprocess.Popen[bytes]:
         return self._agents[host]
@@ -97,10 +131,19 @@ class Hosts:
 
 
 def run_on_hosts(
-    folder: Path, name: str, others: Sequence[str] = OTHERS, *, factor: float, shared: bool = False
+    folder: Path,
+    name: str,
+    others: Sequence[str] = OTHERS,
+    *,
+    factor: float,
+    shared: bool = False,
+    spares: Sequence[str] = (),
+    poor: Sequence[str] = (),
 ) -> Iterator[Hosts]:
-    """A run that is not up yet; at the end nothing of it and of its networks is left."""
-    network = Network(name, (HERE, *others))
+    """A run that is not up yet; at the end nothing of it and of its networks is left.
+
+    `spares` are further machines, and `poor` the hosts whose cables can be disturbed."""
+    network = Network(name, (HERE, *others, *spares), poor)
     try:
         network.lay()
         for run in running(folder, name, factor=factor):

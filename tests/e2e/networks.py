@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+import zlib
+from collections.abc import Collection
+from pathlib import Path
 
 import pytest
 
 PREFIX = "10.99.0"
+CABLE = Path(__file__).with_name("programs") / "cable.py"
 
 
 class Network:
-    def __init__(self, name: str, hosts: tuple[str, ...]) -> None:
+    def __init__(self, name: str, hosts: tuple[str, ...], poor: Collection[str] = ()) -> None:
+        """`poor`: hosts whose cable can be `disturbed`; it is slower than the others'."""
         self._switch = f"{name}-switch"
         self._names = {host: f"{name}-{host}" for host in hosts}
         self._numbers = {host: number for number, host in enumerate(hosts, 1)}
+        self._poor = poor
+        self._cables: dict[str, subprocess.Popen[str]] = {}
 
     def lay(self) -> None:
         for namespace in (self._switch, *self._names.values()):
@@ -25,10 +33,24 @@ class Network:
         _ip("-n", self._switch, "link", "set", "bridge", "up")
         for host, namespace in self._names.items():
             plug = self._plug(host)
-            _ip("link", "add", plug, "netns", self._switch, "type", "veth", "peer", "name", "cable", "netns", namespace)
+            if host in self._poor:
+                self._lay_poor(host)
+            else:
+                ends = ("netns", self._switch, "type", "veth", "peer", "name", "cable", "netns", namespace)
+                _ip("link", "add", plug, *ends)
             _ip("-n", self._switch, "link", "set", plug, "master", "bridge", "up")
             _ip("-n", namespace, "address", "add", f"{self.address(host)}/24", "dev", "cable")
             _ip("-n", namespace, "link", "set", "cable", "up")
+
+    def _lay_poor(self, host: str) -> None:
+        end = f"c{zlib.crc32(self._names[host].encode()):08x}"
+        names = {end: ("cable", self._names[host]), f"{end}p": (self._plug(host), self._switch)}
+        command = [sys.executable, str(CABLE), *names]
+        self._cables[host] = cable = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert cable.stdout is not None
+        assert cable.stdout.readline() == "laid\n"
+        for made, (name, namespace) in names.items():
+            _ip("link", "set", made, "name", name, "netns", namespace)
 
     def address(self, host: str) -> str:
         return f"{PREFIX}.{self._numbers[host]}"
@@ -40,6 +62,35 @@ class Network:
     def cut(self, host: str) -> None:
         _ip("-n", self._switch, "link", "set", self._plug(host), "down")
 
+    def mend(self, host: str) -> None:
+        _ip("-n", self._switch, "link", "set", self._plug(host), "up")
+
+    def disturb(self, host: str, *, delay_s: float = 0.0, sent_lost: float = 0.0, received_lost: float = 0.0) -> None:
+        """How long frames take in each direction, and the shares of those that are lost; nothing: none."""
+        cable = self._cables[host]
+        assert cable.stdin is not None
+        assert cable.stdout is not None
+        print(json.dumps({"delay_s": delay_s, "lost": [sent_lost, received_lost]}), file=cable.stdin, flush=True)
+        assert cable.stdout.readline() == "done\n"
+
+    def take_address(self, host: str, of: str) -> None:
+        """The host gets the address of another one as well, and all others learn that it is there."""
+        _ip("-n", self._names[host], "address", "add", f"{self.address(of)}/24", "dev", "cable")
+        self._announce(host, self.address(of))
+
+    def return_address(self, host: str, of: str) -> None:
+        """Only the one whose address it is has it again, and says so."""
+        _ip("-n", self._names[host], "address", "flush", "dev", "cable", "to", self.address(of))
+        self._announce(of, self.address(of))
+
+    def _announce(self, host: str, address: str) -> None:
+        _ip("-n", self._names[host], "neighbour", "flush", "dev", "cable")
+        for each in self._names:
+            if self.address(each) != address and each != host:
+                # The question for the other's address names the own one, and hosts that know that one follow it.
+                send = f"import socket\ns = socket.socket(type=socket.SOCK_DGRAM)\ns.bind(({address!r}, 0))\n"
+                _run(*self.inside(host), sys.executable, "-c", f"{send}s.sendto(b'', ({self.address(each)!r}, 9))")
+
     def limit(self, host: str, mbit: int) -> None:
         """How fast the cable of the host is, in each direction."""
         for namespace, end in ((self._names[host], "cable"), (self._switch, self._plug(host))):
@@ -50,13 +101,13 @@ class Network:
         shown = _run("ip", "-n", self._names[host], "-s", "-j", "link", "show", "dev", "cable")
         return int(json.loads(shown)[0]["stats64"]["tx"]["bytes"])
 
-    def mend(self, host: str) -> None:
-        _ip("-n", self._switch, "link", "set", self._plug(host), "up")
-
     def processes(self, host: str) -> list[int]:
         return [int(pid) for pid in _run("ip", "netns", "pids", self._names[host]).split()]
 
     def remove(self) -> None:
+        for cable in self._cables.values():
+            cable.kill()
+            cable.communicate()
         for namespace in (*self._names.values(), self._switch):
             subprocess.run(["ip", "netns", "delete", namespace], check=False, capture_output=True, timeout=60)
 

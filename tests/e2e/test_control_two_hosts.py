@@ -1,4 +1,4 @@
-"""Two hosts and a network between them that breaks and returns.
+"""Two hosts, and a network between them that breaks in several ways and returns.
 
 Each host agent lives in a network namespace of its own. Only this test sees the
 processes of both, so it can count the processes of a unit on both sides of a broken link.
@@ -10,10 +10,9 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -22,93 +21,47 @@ import pytest
 from agentrl.config.this_host import default_name
 from agentrl.errors import ExitCode
 from agentrl.protocol.rows import HostRow, OperationRow, OperationState, UnitRow, UnitState
+from tests.e2e.hosts import TOOLS as THERE
+from tests.e2e.hosts import Hosts, run_on_hosts
 from tests.e2e.networks import Network
-from tests.e2e.running import PYTHON, Run, running
+from tests.e2e.running import Run
 from tests.waiting import PATIENCE_S, eventually
 
-HERE, THERE = default_name(), "b"
-HOSTS = ("here", "there")
-ADDRESS = "tcp://10.99.0.1:7400"
+HERE, STRANGER = default_name(), "stranger"
 LINK_DOWN_S = 6.0
 """Three leases of a host at the pace of these tests."""
 FAR = ("far-0", "far-1", "mute-0")
 """Units that may only run there, and whose writes are not fenced."""
 
 
-class TwoHosts:
-    """A run whose coordinator is on one side of the link, and a second host agent on the other."""
+def wait_host(run: Run, name: str, state: str) -> None:
+    def is_so() -> bool:
+        row = run.rows().get(f"host/{name}")
+        assert isinstance(row, HostRow), f"no host {name}"
+        assert row.state == state, f"{name} is {row.state}"
+        return True
 
-    def __init__(self, run: Run, link: Network) -> None:
-        self.run, self.link = run, link
-        self._folder = run.file.parent
-        self._log = (self._folder / "agent-b.log").open("w")
-        self.agent: subprocess.Popen[bytes] | None = None
-        self.command: list[str] = []
-        """What `hosts add` said to run there; empty for what a person knows by heart."""
+    eventually(is_so, what=f"host {name} to be {state}")
 
-    def up(self) -> None:
-        run = self.run
-        run.write()
-        command = [*self.link.inside(HOSTS[0]), PYTHON, "-m", "agentrl", "up", str(run.file), "--no-wait", "--json"]
-        done = subprocess.run(command, env=run.environ, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
 
-    def start_agent(self) -> None:
-        """Starts it like an operator of the other host, with paths relative to this directory."""
-        where = ["--state-dir", "b/state", "--run-dir", "b/run", "--run", self.run.uuid()]
-        whom = ["--coordinator", ADDRESS, "--key", "b.key"]
-        words = self.command or ["daemon", "host", "--name", THERE, *where, *whom]
-        self.agent = subprocess.Popen(
-            [*self.link.inside(HOSTS[1]), PYTHON, "-m", "agentrl", *words],
-            cwd=self._folder,
-            env=self.run.environ,
-            stdout=self._log,
-            stderr=self._log,
-        )
+def all_ready(run: Run) -> dict[str, UnitRow]:
+    def ready() -> dict[str, UnitRow]:
+        units = run.units()
+        assert all(row.state == UnitState.READY for row in units.values()), _said(units)
+        return units
 
-    def run_agent_elsewhere(self, directory: str, key: str, *more: str) -> subprocess.CompletedProcess[str]:
-        """An agent of a further machine, until it ends."""
-        where = ["--state-dir", f"{directory}/state", "--run-dir", f"{directory}/run", "--run", self.run.uuid()]
-        command = [*self.link.inside(HOSTS[1]), PYTHON, "-m", "agentrl", "daemon", "host", *where, *more]
-        return subprocess.run(
-            [*command, "--coordinator", ADDRESS, "--key", key],
-            cwd=self._folder,
-            env=self.run.environ,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+    return eventually(ready, what="all units to be ready")
 
-    def close(self) -> None:
-        self._log.close()
-        if self.agent is not None and self.agent.poll() is None:
-            self.agent.kill()
-            self.agent.wait(PATIENCE_S)
-        if self.command:
-            shutil.rmtree(self.command[self.command.index("--state-dir") + 1])
 
-    # ---- state ----
+def alerts(run: Run) -> dict[str, str]:
+    return {alert["id"]: alert["state"] for alert in run.cli("alerts", "list")}
 
-    def wait_host(self, name: str, state: str) -> None:
-        def is_so() -> bool:
-            row = self.run.rows().get(f"host/{name}")
-            assert isinstance(row, HostRow), f"no host {name}"
-            assert row.state == state, f"{name} is {row.state}"
-            return True
 
-        eventually(is_so, what=f"host {name} to be {state}")
-
-    def all_ready(self) -> dict[str, UnitRow]:
-        def ready() -> dict[str, UnitRow]:
-            units = self.run.units()
-            assert all(row.state == UnitState.READY for row in units.values()), _said(units)
-            return units
-
-        return eventually(ready, what="all units to be ready")
-
-    def alerts(self) -> dict[str, str]:
-        return {alert["id"]: alert["state"] for alert in self.run.cli("alerts", "list")}
+def mend(hosts: Hosts) -> None:
+    """After any of the outages."""
+    hosts.network.mend(THERE)
+    hosts.network.disturb(THERE)
+    hosts.network.return_address(STRANGER, of=THERE)
 
 
 def _said(units: dict[str, UnitRow]) -> dict[str, str]:
@@ -120,46 +73,35 @@ def _network(pid: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
-    name = f"t-{uuid.uuid4().hex[:8]}"
-    link = Network(name, HOSTS)
-    try:
-        link.lay()
-        for run in running(tmp_path_factory.mktemp("net"), name):
-            hosts = TwoHosts(run, link)
-            try:
-                _bring_up(hosts)
-                yield hosts
-            finally:
-                link.mend(HOSTS[1])
-                run.close()
-                hosts.close()
-    finally:
-        link.remove()
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    name, folder = f"t-{uuid.uuid4().hex[:8]}", tmp_path_factory.mktemp("net")
+    for hosts in run_on_hosts(folder, name, (THERE,), factor=0.1, spares=(STRANGER,), poor=(THERE,)):
+        _bring_up(hosts)
+        proposed = f"/var/tmp/agentrl/{hosts.run.uuid()}"  # by `hosts add`
+        yield hosts
+    shutil.rmtree(proposed, ignore_errors=True)
 
 
-def _bring_up(hosts: TwoHosts) -> None:
+def _bring_up(hosts: Hosts) -> None:
     run = hosts.run
-    run.config["coordinator"] = {"listen": ADDRESS}
     run.sidecar("near", ["sleep", "1000"], count=8, hosts=[HERE])
     run.unit("far", "step_loop", "--every", "0.05", count=2, hosts=[THERE])
     run.sidecar("mute", ["sleep", "1000"], hosts=[THERE])
     run.unit("fenced", "step_loop", "--every", "0.05", fenced=True, count=0)
     hosts.up()
-    run.cli("keys", "new", THERE, "--permission", "host", "--out", str(run.file.parent / "b.key"))
     run.wait_state("far-0", "pending")
     eventually(lambda: f"{THERE}: has not registered" in run.unit_row("far-0").reason, what="why it waits")
-    hosts.start_agent()
-    hosts.all_ready()
+    hosts.join(THERE)
+    all_ready(run)
     run.cli("scale", "fenced", "1")  # the host with fewer units
 
 
-def test_units_on_the_other_host_are_supervised_like_local_ones(hosts: TwoHosts) -> None:
-    run, units = hosts.run, hosts.all_ready()
+def test_units_on_the_other_host_are_supervised_like_local_ones(hosts: Hosts) -> None:
+    run, units = hosts.run, all_ready(hosts.run)
     assert {unit: units[unit].host for unit in (*FAR, "fenced-0")} == dict.fromkeys((*FAR, "fenced-0"), THERE)
     assert _network(units["near-0"].pid) != _network(units["far-0"].pid)
     environ = psutil.Process(units["far-0"].pid).environ()
-    assert environ["AGENTRL_COORDINATOR"] == ADDRESS
+    assert environ["AGENTRL_COORDINATOR"] == hosts.coordinator
     assert Path(environ["AGENTRL_KEY"]) == run.file.parent / "b/state/hosts/b/units.key"
     keys = {row["name"]: (row["permission"], row.get("of", "")) for row in run.cli("keys", "list")}
     assert keys == {THERE: ("host", ""), f"{THERE}.units": ("unit", THERE)}
@@ -174,56 +116,72 @@ def test_units_on_the_other_host_are_supervised_like_local_ones(hosts: TwoHosts)
     assert "far-1" in run.raw("logs", "far-1", "--previous").stdout
 
 
-def test_second_machine_with_the_name_of_a_host_is_refused(hosts: TwoHosts) -> None:
-    run, before = hosts.run, hosts.all_ready()
+def test_second_machine_with_the_name_of_a_host_is_refused(hosts: Hosts) -> None:
+    run, before = hosts.run, all_ready(hosts.run)
     run.cli("keys", "new", "c", "--permission", "host", "--out", str(run.file.parent / "c.key"))
     for name, sentence in (
         (THERE, f"Another machine has joined the run as host {THERE}."),
         (HERE, f"Host {HERE} is the machine of the coordinator."),
     ):
-        ended = hosts.run_agent_elsewhere(f"c-{name}", "c.key", "--name", name)
+        ended = hosts.agentrl(THERE, *hosts.agent_command(name, directory=f"c-{name}", key="c.key"))
         assert ended.returncode == ExitCode.CONFLICT, ended.stderr
         assert sentence in ended.stderr
-    ended = hosts.run_agent_elsewhere("d", "b.key", "--name", "d")
+    ended = hosts.agentrl(THERE, *hosts.agent_command("d", key="b.key"))
     assert ended.returncode == ExitCode.CONFLICT, ended.stderr
     assert f"The key {THERE} belongs to host {THERE}, not to d." in ended.stderr
-    after = hosts.all_ready()
+    run.cli("keys", "revoke", "c", "--yes")
+    ended = hosts.agentrl(THERE, *hosts.agent_command("e", key="c.key"))
+    assert ended.returncode == ExitCode.KEY_REFUSED, ended.stderr
+    assert f"The coordinator at {hosts.coordinator} does not know this key, or it was revoked." in ended.stderr
+    after = all_ready(run)
     assert {unit: row.incarnation for unit, row in after.items()} == {u: row.incarnation for u, row in before.items()}
     assert {key for key in run.rows() if key.startswith("host/")} == {f"host/{HERE}", f"host/{THERE}"}
 
 
-@pytest.mark.parametrize("coordinator_dies", [False, True], ids=["the link alone", "the coordinator as well"])
+def cut(network: Network) -> None:
+    network.cut(THERE)
+
+
+def lose_what_it_sends(network: Network) -> None:
+    network.disturb(THERE, sent_lost=1.0)
+
+
+def use_its_address_twice(network: Network) -> None:
+    network.take_address(STRANGER, of=THERE)
+
+
+@pytest.mark.parametrize("outage", [cut, lose_what_it_sends, use_its_address_twice])
 def test_broken_link_makes_units_lost_and_starts_no_unit_twice(
-    hosts: TwoHosts, coordinator_dies: bool, request: pytest.FixtureRequest
+    hosts: Hosts, outage: Callable[[Network], None], request: pytest.FixtureRequest
 ) -> None:
     run = hosts.run
     run.cli("restart", "fenced-0")  # the host with fewer units
-    before = hosts.all_ready()
+    before = all_ready(run)
     assert before["fenced-0"].host == THERE
     ghost = f"fenced-0.{before['fenced-0'].incarnation}"
     cut_at = time.monotonic()
-    hosts.link.cut(HOSTS[1])
-    request.addfinalizer(lambda: hosts.link.mend(HOSTS[1]))
-    if coordinator_dies:
+    outage(hosts.network)
+    request.addfinalizer(lambda: mend(hosts))
+    if outage is cut:
         run.kill(run.coordinator_pid())
-    hosts.wait_host(THERE, "lost")
+    wait_host(run, THERE, "lost")
     for unit in FAR:
         run.wait_state(unit, "lost")
     replaced = run.wait_incarnation("fenced-0", above=before["fenced-0"].incarnation)
     assert replaced.host == HERE
     assert run.lives_of("fenced-0") == {ghost, f"fenced-0.{replaced.incarnation}"}
-    eventually(lambda: hosts.alerts().get(f"host-lost:{THERE}") == "firing")
+    eventually(lambda: alerts(run).get(f"host-lost:{THERE}") == "firing")
     run.kill(before["far-1"].pid)  # ends on the other side of the broken link
     eventually(lambda: time.monotonic() - cut_at > LINK_DOWN_S, within_s=LINK_DOWN_S + 30)
     assert {run.unit_row(unit).state for unit in FAR} == {UnitState.LOST}
     assert run.lives_of("far-1") == set()
 
-    hosts.link.mend(HOSTS[1])
-    hosts.wait_host(THERE, "up")
+    mend(hosts)
+    wait_host(run, THERE, "up")
     dead = run.wait_incarnation("far-1", above=before["far-1"].incarnation)
     assert dead.last_exit is not None
     assert dead.last_exit.signal == signal.SIGKILL
-    after = hosts.all_ready()
+    after = all_ready(run)
     for unit in set(before) - {"far-1", "fenced-0"}:
         assert (after[unit].incarnation, after[unit].pid) == (before[unit].incarnation, before[unit].pid), unit
     progress = after["far-0"].progress
@@ -233,8 +191,26 @@ def test_broken_link_makes_units_lost_and_starts_no_unit_twice(
     eventually(lambda: {unit: run.lives_of(unit) for unit in lives} == lives, what="one incarnation of each unit")
 
 
-def test_drained_host_stays_empty_until_the_drain_is_cancelled(hosts: TwoHosts) -> None:
-    run, before = hosts.run, hosts.all_ready()
+def test_units_of_a_rebooted_host_start_again_and_none_is_taken_for_alive(hosts: Hosts) -> None:
+    run, before = hosts.run, all_ready(hosts.run)
+    hosts.kill(THERE)
+    hosts.boot(THERE)
+    hosts.join(THERE)
+    for unit in FAR:
+        row = run.wait_incarnation(unit, above=before[unit].incarnation)
+        assert (row.incarnation, row.host) == (before[unit].incarnation + 1, THERE)
+        assert row.last_exit is not None
+        assert row.last_exit.unknown == "the host was booted since"
+        assert row.deaths_in_window == before[unit].deaths_in_window, "that is no fault of the unit"
+        assert run.lives_of(unit) == {f"{unit}.{row.incarnation}"}
+    after = all_ready(run)
+    assert {unit: after[unit].pid for unit in after if unit.startswith("near")} == {
+        unit: before[unit].pid for unit in before if unit.startswith("near")
+    }
+
+
+def test_drained_host_stays_empty_until_the_drain_is_cancelled(hosts: Hosts) -> None:
+    run, before = hosts.run, all_ready(hosts.run)
     run.cli("drain", "--host", THERE, "--yes")
     for unit in FAR:
         row = run.wait_state(unit, "pending")
@@ -242,12 +218,12 @@ def test_drained_host_stays_empty_until_the_drain_is_cancelled(hosts: TwoHosts) 
         assert run.lives_of(unit) == set()
     assert run.wait_state("fenced-0", "ready").host == HERE
     run.cli("drain", "--host", THERE, "--cancel")
-    after = hosts.all_ready()
+    after = all_ready(run)
     assert {unit: after[unit].incarnation for unit in FAR} == {u: before[u].incarnation + 1 for u in FAR}
 
 
-def test_removed_host_leaves_with_nothing_left_on_it_and_joins_again_with_another_key(hosts: TwoHosts) -> None:
-    run, before = hosts.run, hosts.all_ready()
+def test_removed_host_leaves_with_nothing_left_on_it_and_joins_again_with_another_key(hosts: Hosts) -> None:
+    run, before = hosts.run, all_ready(hosts.run)
     code, refused = run.cli("hosts", "remove", HERE, "--yes", check=False)
     assert code == ExitCode.REFUSED
     assert f"Host {HERE} has the data of this run." in str(refused)
@@ -257,8 +233,7 @@ def test_removed_host_leaves_with_nothing_left_on_it_and_joins_again_with_anothe
     assert any("waits at first" in note and "far-0" in note for note in preview["notes"])
     removal = run.cli("hosts", "remove", THERE, "--no-wait", "--yes")["operation"]
     run.kill(run.coordinator_pid())
-    assert hosts.agent is not None
-    assert hosts.agent.wait(PATIENCE_S) == 0
+    assert hosts.agent(THERE).wait(PATIENCE_S) == 0
 
     def has_ended() -> OperationRow:
         row = run.rows()[f"op/{removal}"]
@@ -274,46 +249,55 @@ def test_removed_host_leaves_with_nothing_left_on_it_and_joins_again_with_anothe
     assert next(row for row in run.cli("keys", "list") if row["name"] == THERE)["revoked_at"]
     made = run.cli("hosts", "add", THERE, "--out", str(run.file.parent / "again.key"))
     assert made["key"] == f"{THERE}-2"  # the name of a revoked key stays taken
-    program, *hosts.command = shlex.split(made["command"])
+    program, *words = shlex.split(made["command"])
     assert program == "agentrl"
-    hosts.start_agent()
-    after = hosts.all_ready()
+    hosts.join(THERE, words=words)
+    after = all_ready(run)
     assert {unit: after[unit].incarnation for unit in FAR} == {u: before[u].incarnation + 1 for u in FAR}
 
 
-def test_host_that_is_gone_for_good_is_forgotten_by_a_command(hosts: TwoHosts) -> None:
-    run, before = hosts.run, hosts.all_ready()
+def test_host_that_is_gone_for_good_is_forgotten_by_a_command(hosts: Hosts) -> None:
+    run, before = hosts.run, all_ready(hosts.run)
     code, refused = run.cli("hosts", "forget", THERE, "--yes", check=False)
     assert code == ExitCode.REFUSED
     assert "is connected" in str(refused)
-    hosts.link.cut(HOSTS[1])
-    assert hosts.agent is not None
-    hosts.agent.kill()
-    hosts.agent.wait(PATIENCE_S)
+    hosts.network.cut(THERE)
+    hosts.agent(THERE).kill()
+    hosts.agent(THERE).wait(PATIENCE_S)
     for unit in FAR:
         os.kill(before[unit].pid, signal.SIGKILL)
     for unit in FAR:
         run.wait_state(unit, "lost")
-    hosts.wait_host(THERE, "lost")
+    wait_host(run, THERE, "lost")
     preview = run.cli("hosts", "forget", THERE, "--dry-run")["effect"]
     assert preview["changes"] == [f"host {THERE} is forgotten"]
     assert all(f"{unit}.{before[unit].incarnation}" in preview["loses"][0] for unit in FAR)
     run.cli("hosts", "forget", THERE, "--yes")
     eventually(lambda: f"host/{THERE}" not in run.rows())
     assert all(THERE in run.wait_state(unit, "pending").reason for unit in FAR)
-    hosts.link.mend(HOSTS[1])
-    hosts.start_agent()  # under the name that is free again
-    after = hosts.all_ready()
+    hosts.network.mend(THERE)
+    hosts.join(THERE)  # under the name that is free again
+    after = all_ready(run)
     assert {unit: run.lives_of(unit) for unit in FAR} == {u: {f"{u}.{after[u].incarnation}"} for u in FAR}
 
 
-def test_down_reports_that_both_hosts_are_empty(hosts: TwoHosts) -> None:
+def test_down_names_the_host_that_it_could_not_ask_and_proves_both_later(hosts: Hosts) -> None:
     run = hosts.run
+    all_ready(run)
+    hosts.network.cut(THERE)
+    wait_host(run, THERE, "lost")
+    code, down = run.cli("down", "--yes", check=False)
+    assert (code, down["proven"]) == (ExitCode.NOT_PROVEN, False)
+    assert f"NOT PROVEN: host {THERE}: " in " ".join(down["lines"])
+    assert f"agentrl hosts forget {THERE}" in " ".join(down["lines"])
+    assert f" on {HERE} belongs to it" in " ".join(down["lines"])
+    hosts.network.mend(THERE)
+    hosts.up()
+    all_ready(run)
     down = run.cli("down", "--yes")
     assert down["proven"]
     lines = " ".join(down["lines"])
     assert f" on {HERE} belongs to it" in lines
     assert f"{THERE}: " in lines
-    assert hosts.agent is not None
-    assert hosts.agent.wait(PATIENCE_S) == 0
+    assert hosts.agent(THERE).wait(PATIENCE_S) == 0
     assert not run.processes()

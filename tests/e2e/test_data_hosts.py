@@ -1,4 +1,4 @@
-"""A run whose data plane is on several hosts learns like one on a single host.
+"""A run whose data plane is on several hosts learns like one on a single host, and loses nothing when they fail.
 
 Sampler and toolbox are on one host, the engines on two others; trainer, steward and MongoDB on that of the coordinator.
 The hosts share no directory: weights, code and configuration, as all that they say to each other, go through their
@@ -8,6 +8,7 @@ tunnels.
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +16,16 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.this_host import default_name
-from tests.e2e.hosts import ENGINES, HERE, MORE_ENGINES, OTHERS, TOOLS, Hosts, run_on_hosts
+from agentrl.errors import ExitCode
+from tests.e2e.hosts import ENGINES, HERE, MORE_ENGINES, OTHERS, SPARE, TOOLS, Hosts, run_on_hosts
 from tests.e2e.running import Run
 from tests.small_run import data_plane, write_data
 from tests.waiting import PATIENCE_S, eventually
 
 UP_WITHIN_S = 400.0
 FACTOR = 0.3
+CUT_OFF_S = 60.0
+"""By the clock: longer than every time after which something is given up."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
@@ -46,11 +50,13 @@ BESIDE = "MODULE = 'assets.shop_server'"
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    yield from run_on_hosts(tmp_path_factory.mktemp("hosts"), f"t-{uuid.uuid4().hex[:8]}", factor=FACTOR)
+    yield from run_on_hosts(
+        tmp_path_factory.mktemp("hosts"), f"t-{uuid.uuid4().hex[:8]}", factor=FACTOR, spares=(SPARE,), poor=(TOOLS,)
+    )
 
 
 def test_run_on_hosts_without_a_shared_disk_learns_and_nothing_listens_without_keys(hosts: Hosts) -> None:
-    """The clock of a host is hours ahead."""
+    """The clocks of two hosts are wrong."""
     run = hosts.run
     write_data(run.file.parent)
     for name, text in (("own.py", OWN_SCORER), ("server.py", OWN_SERVER), ("beside.py", BESIDE)):
@@ -68,7 +74,7 @@ def test_run_on_hosts_without_a_shared_disk_learns_and_nothing_listens_without_k
     hosts.up()
     waits = f"{ENGINES}, {MORE_ENGINES}: has not registered"
     eventually(lambda: waits in run.unit_row("engine-0").reason, within_s=UP_WITHIN_S, what="why it waits")
-    hosts.join(TOOLS)
+    hosts.join(TOOLS, clock_off_s=-600)
     for unit in ("sampler-0", "toolbox-0"):
         run.wait_state(unit, "ready", within_s=UP_WITHIN_S)
     hosts.join(ENGINES, clock_off_s=5 * 3600)
@@ -80,6 +86,7 @@ def test_run_on_hosts_without_a_shared_disk_learns_and_nothing_listens_without_k
     units = run.units()
     elsewhere = {"engine-0": ENGINES, "engine-1": MORE_ENGINES} | dict.fromkeys((f"{one}-0" for one in work), TOOLS)
     assert {unit: row.host for unit, row in units.items()} == dict.fromkeys(units, default_name()) | elsewhere
+    see_clocks(run)
     see_listeners(hosts)
     replace_secrets(hosts)
     tunnel, files = (
@@ -96,12 +103,20 @@ def test_run_on_hosts_without_a_shared_disk_learns_and_nothing_listens_without_k
     assert run.cli("logs", "engine-0")["lines"], "logs are read through the host's agent"
 
 
-def test_units_of_a_host_that_is_cut_off_go_on_elsewhere_and_nothing_is_lost(hosts: Hosts) -> None:
+def test_slow_and_lossy_link_ends_no_unit(hosts: Hosts) -> None:
+    run, before, steps = hosts.run, hosts.run.incarnations(), committed(hosts.run)
+    hosts.network.disturb(TOOLS, delay_s=0.1, sent_lost=0.05, received_lost=0.05)
+    eventually(lambda: committed(run) > steps, within_s=UP_WITHIN_S, what="a step over that link")
+    hosts.network.disturb(TOOLS)
+    assert run.incarnations() == before
+
+
+def test_run_goes_on_while_a_host_is_cut_off_for_a_minute_and_another_one_is_killed(hosts: Hosts) -> None:
     run = hosts.run
     saved = run.dir / "checkpoints"
     eventually(lambda: list(saved.glob("*/optimizer.safetensors")), within_s=UP_WITHIN_S, what="a copy of a checkpoint")
     moved = ("sampler-0", "toolbox-0", "trainer-0")
-    steps = committed(run)
+    steps, cut_at = committed(run), time.monotonic()
     hosts.network.cut(TOOLS)
     lost = f"was lost with host {TOOLS} and is"
     eventually(lambda: lost in run.run_row().reason, what="what is degraded and by whom")
@@ -109,28 +124,64 @@ def test_units_of_a_host_that_is_cut_off_go_on_elsewhere_and_nothing_is_lost(hos
         run.wait_incarnation(unit, above=1, within_s=UP_WITHIN_S)
         assert run.unit_row(unit).host == ENGINES
     eventually(lambda: committed(run) > steps, within_s=UP_WITHIN_S, what="a step of the trainer elsewhere")
+    hosts.kill(MORE_ENGINES)
+    lost = f"engine-1 was lost with host {MORE_ENGINES}"
+    eventually(lambda: lost in run.run_row().reason, what="what is degraded and by whom")
+    run.wait_incarnation("engine-1", above=1, within_s=UP_WITHIN_S)
+    assert run.unit_row("engine-1").host == ENGINES
+    hosts.boot(MORE_ENGINES)
+    hosts.join(MORE_ENGINES)
+    wait_up(run, MORE_ENGINES)
+    eventually(lambda: time.monotonic() - cut_at > CUT_OFF_S, within_s=CUT_OFF_S, what="the end of the outage")
     hosts.network.mend(TOOLS)
-    old = {f"{unit}.1" for unit in moved}
+    wait_up(run, TOOLS)
+    old = {f"{unit}.1" for unit in (*moved, "engine-1")}
     eventually(lambda: not old & set.union(*map(run.lives_of, moved)), what="the end of those that were replaced")
     # It exits with another status if a record is lost, or trained twice.
     assert run.cli("accounting")["trained_records"] > 0
 
 
-def test_units_of_a_killed_host_start_elsewhere(hosts: Hosts) -> None:
-    run = hosts.run
-    hosts.kill(MORE_ENGINES)
-    eventually(
-        lambda: f"engine-1 was lost with host {MORE_ENGINES}" in run.run_row().reason,
-        what="what is degraded and by whom",
-    )
-    run.wait_incarnation("engine-1", above=1, within_s=UP_WITHIN_S)
-    assert run.unit_row("engine-1").host == ENGINES
-    steps = committed(run)
-    eventually(lambda: committed(run) > steps, within_s=UP_WITHIN_S, what="a step with the engines that are left")
-    run.cli("hosts", "forget", MORE_ENGINES, "--yes")
+def test_run_is_taken_up_on_another_machine_from_its_state_directory(hosts: Hosts) -> None:
+    run, before, steps = hosts.run, hosts.run.incarnations(), committed(hosts.run)
+    hosts.kill(HERE)
+    hosts.boot(SPARE)
+    hosts.network.take_address(SPARE, of=HERE)
+    up = ("up", str(run.file), "--no-wait")
+    refused = hosts.agentrl(SPARE, *up)
+    assert refused.returncode == ExitCode.CONFLICT
+    assert f"The run {run.name} is up on host {default_name()}" in refused.stderr
+    marker = run.dir / "coordinator.json"
+    assert str(marker) in refused.stderr, "what to do if that host is gone"
+    marker.unlink()
+    done = hosts.agentrl(SPARE, *up)
+    assert done.returncode == 0, done.stderr
+    for host in OTHERS:
+        wait_up(run, host)
+    eventually(lambda: committed(run) > steps, within_s=UP_WITHIN_S, what="a step under the next coordinator")
+    after = run.incarnations()
+    assert {unit: after[unit] for unit in ("mongo-0", "steward-0")} == {
+        unit: before[unit] + 1 for unit in ("mongo-0", "steward-0")
+    }
+    units = ("sampler-0", "toolbox-0", "engine-0", "engine-1")
+    assert {unit: after[unit] for unit in units} == {unit: before[unit] for unit in units}
+    assert run.cli("accounting")["trained_records"] > 0
     assert run.cli("down", "--now", "--yes", within_s=UP_WITHIN_S)["proven"]
-    assert [hosts.agent(host).wait(PATIENCE_S) for host in (TOOLS, ENGINES)] == [0, 0]
+    assert [hosts.agent(host).wait(PATIENCE_S) for host in OTHERS] == [0, 0, 0]
     assert not run.processes()
+
+
+def wait_up(run: Run, host: str) -> None:
+    eventually(lambda: run.rows()[f"host/{host}"].state == "up", what=f"host {host} to be up")
+
+
+def see_clocks(run: Run) -> None:
+    def shown() -> bool:
+        listed = run.raw("hosts", "list").stdout
+        return f"{TOOLS}: its clock is 10 min behind" in listed and f"{ENGINES}: its clock is 5 h ahead" in listed
+
+    eventually(shown, what="which clocks are wrong")
+    _, checks = run.cli("doctor", str(run.file), check=False)
+    assert {f"{TOOLS}: its clock is 10 min behind the coordinator's."} <= {check["sentence"] for check in checks}
 
 
 def committed(run: Run) -> int:
