@@ -16,7 +16,7 @@ from typing import Protocol
 from agentrl.control.context import Context
 from agentrl.control.messaging.pending_requests import PendingRequests
 from agentrl.control.state.operations import Operation
-from agentrl.errors import AgentrlError
+from agentrl.errors import AgentrlError, UnavailableError
 from agentrl.protocol import messages
 from agentrl.protocol.messages import ProcessInfo
 from agentrl.protocol.rows import OperationState
@@ -103,14 +103,19 @@ class Shutdown:
             await asyncio.sleep(0.01)
 
     async def _prove(self, host: str, lines: list[str], unproven: list[str]) -> None:
+        silent = self._context.state.is_silent(host)
         try:
+            if silent:
+                # Its connection may not have ended yet, and nothing would come over it.
+                raise UnavailableError(f"The agent of host {host} is silent.")
             first = await self._requests.host(host, messages.ScanRun(kill=True), messages.ScanReport)
             report = await self._requests.host(host, messages.ScanRun(), messages.ScanReport) if first.found else first
         except AgentrlError as failed:
             if gone := await self._machines.gone(host):
                 lines.append(f"{host}: its machine is gone: {gone}")
                 return
-            unproven.append(f"host {host}: {failed}{'' if host in self._context.peers.hosts() else _if_gone(host)}")
+            unreachable = silent or host not in self._context.peers.hosts()
+            unproven.append(f"host {host}: {failed}{_if_gone(host) if unreachable else ''}")
             return
         lines += [f"{host}: ended {_describe(each)}" for each in first.killed]
         unproven += [

@@ -13,12 +13,12 @@ from agentrl.control.shutdown import Shutdown
 from agentrl.control.state.operations import Operation, Operations
 from agentrl.protocol.messages import ScanReport
 from agentrl.protocol.rows import OperationState
-from agentrl.supervision.unit_slots import RunState, State
+from agentrl.supervision.unit_slots import HostState, RunState, State
 
 
-async def down_of(requests: Any) -> Operation:
+async def down_of(requests: Any, *hosts: HostState) -> Operation:
     """A finished `down` of a run of which host b, that is not connected, is a part."""
-    state = State(RunState(hosts={"b"}))
+    state = State(RunState(hosts={"b"}), hosts={host.host: host for host in hosts})
     operations = Operations(state, lambda operation: None)
     down = Operation("op1", "down", b"", "down", "ann", OperationState.RUNNING, 0.0, 1e12, by_itself=True)
     operations.add(down)
@@ -43,6 +43,14 @@ async def test_host_that_connected_only_to_an_earlier_coordinator_is_not_proven(
     assert down.state is OperationState.FAILED
     assert "host b" in down.reason
     assert "agentrl hosts forget b" in down.reason
+
+
+async def test_silent_host_is_named_and_not_waited_for() -> None:
+    async def never(host: str, what: object, kind: object) -> ScanReport:
+        raise AssertionError("its connection has not ended, but nothing comes over it")
+
+    down = await down_of(SimpleNamespace(host=never), HostState("b", connected=False))
+    assert "The agent of host b is silent. (a host that is gone for good: agentrl hosts forget b" in down.reason
 
 
 async def test_host_that_cannot_prove_its_end_is_not_proven() -> None:

@@ -89,6 +89,8 @@ class Hosts:
             for pid in inside:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
+        if host in self._agents:
+            self._agents[host].wait(PATIENCE_S)
 
     def boot(self, host: str) -> None:
         """The machine of the host starts (again): from now on its kernel has another boot id."""

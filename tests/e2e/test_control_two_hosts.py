@@ -201,7 +201,7 @@ def test_units_of_a_rebooted_host_start_again_and_none_is_taken_for_alive(hosts:
         assert (row.incarnation, row.host) == (before[unit].incarnation + 1, THERE)
         assert row.last_exit is not None
         assert row.last_exit.unknown == "the host was booted since"
-        assert row.deaths_in_window == before[unit].deaths_in_window, "that is no fault of the unit"
+        assert row.deaths_in_window <= before[unit].deaths_in_window, "that is no fault of the unit"
         assert run.lives_of(unit) == {f"{unit}.{row.incarnation}"}
     after = all_ready(run)
     assert {unit: after[unit].pid for unit in after if unit.startswith("near")} == {
@@ -281,18 +281,19 @@ def test_host_that_is_gone_for_good_is_forgotten_by_a_command(hosts: Hosts) -> N
     assert {unit: run.lives_of(unit) for unit in FAR} == {u: {f"{u}.{after[u].incarnation}"} for u in FAR}
 
 
-def test_down_names_the_host_that_it_could_not_ask_and_proves_both_later(hosts: Hosts) -> None:
+def test_down_names_the_host_that_it_could_not_ask_and_later_proves_both(hosts: Hosts) -> None:
     run = hosts.run
     all_ready(run)
-    hosts.network.cut(THERE)
+    hosts.kill(THERE)
     wait_host(run, THERE, "lost")
     code, down = run.cli("down", "--yes", check=False)
     assert (code, down["proven"]) == (ExitCode.NOT_PROVEN, False)
-    assert f"NOT PROVEN: host {THERE}: " in " ".join(down["lines"])
-    assert f"agentrl hosts forget {THERE}" in " ".join(down["lines"])
-    assert f" on {HERE} belongs to it" in " ".join(down["lines"])
+    lines = " ".join(down["lines"])
+    assert f"NOT PROVEN: host {THERE}: The agent of host {THERE} is silent. (a host that is gone for good: " in lines
+    assert f"host {HERE}" not in lines
     hosts.network.mend(THERE)
     hosts.up()
+    hosts.join(THERE)
     all_ready(run)
     down = run.cli("down", "--yes")
     assert down["proven"]
