@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from agentrl.config.run_marker import MARKER
 from agentrl.errors import ConfigError
 from agentrl.files.frames import FilesError
-from agentrl.files.named_files import MARKER
 from agentrl.files.pieces import Content, content_of
 
 Bring = Callable[[str, Mapping[str, Content]], None]
