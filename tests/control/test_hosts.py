@@ -29,6 +29,7 @@ def test_last_log_lines_from_the_host_of_a_unit_are_kept_until_the_incident_is_r
         executor=SimpleNamespace(event=lambda *about: None),
         feed=SimpleNamespace(set=lambda key, row, urgent: shown.append(row)),
         state=SimpleNamespace(slots={"web-0": SimpleNamespace(spec=None)}),
+        process_spans=SimpleNamespace(reported=lambda message, now: None),
     )
     incidents = Incidents(cast(Any, context))
     handler = HostHandler(cast(Any, context), cast(Any, None), incidents, *cast(Any, (None, None, None)))
