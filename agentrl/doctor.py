@@ -34,6 +34,7 @@ from agentrl.config.data_plane import Environment, ToolServer
 from agentrl.config.load import load_config
 from agentrl.config.paths import home, state_dir
 from agentrl.config.run import RunConfig
+from agentrl.config.secrets import resolve_secret
 from agentrl.config.tool_lock import packages_of
 from agentrl.config.tool_sandbox import Sandbox
 from agentrl.control.persistence.state_lock import refuse_network_file_system
@@ -48,7 +49,6 @@ from agentrl.store import datasets, server_checks
 from agentrl.store.datasets import Row
 from agentrl.store.demonstrations import parser_of, read_demonstrations
 from agentrl.store.mongod_binary import find_mongod, mongod_version
-from agentrl.store.run_database import mongo_url
 from agentrl.tool_environments import npm_packages, python_packages
 from agentrl.transport.addresses import IPC_PATH_MAX_BYTES, cannot_listen, hub_address, tcp_triplet, why_not_free
 
@@ -323,7 +323,7 @@ def check_database(config: RunConfig) -> Iterator[Check]:
     if config.mongo.url is None:
         return
     try:
-        url = mongo_url(config, _state(config))
+        url = resolve_secret(config.mongo.url)
     except ConfigError as missing:
         yield Check("mongodb", "fail", missing.message, missing.hint)
         return

@@ -8,14 +8,17 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 
+from agentrl.config import outside_database
 from agentrl.config.hosts import Host, need_tunnels
 from agentrl.config.http_token import tokens_in_file
 from agentrl.config.run import RunConfig
 from agentrl.control.context import Context
-from agentrl.errors import AgentrlError
+from agentrl.control.persistence.atomic_file import replace_file
+from agentrl.errors import AgentrlError, DiskError
 from agentrl.protocol.messages import OpenTunnel, RunSecrets, TunnelOpened, TunnelPeers
 from agentrl.protocol.specs import Role
 from agentrl.tunnels.authority import Authority
@@ -50,7 +53,7 @@ class HostTunnels:
             if not bind and host == self._context.host:
                 bind = self._listens_at()
             self._context.peers.send_to_host(host, OpenTunnel(bind=bind, port=here.port, cache_bytes=here.cache))
-            if (self._state_dir / "mongo" / "url").exists():
+            if self._url_file.exists():
                 # They may have been replaced while it was away.
                 self.send_secrets(host)
 
@@ -84,23 +87,51 @@ class HostTunnels:
             self._certificates.pop(host, None)
             self.tell_all()
 
-    def before_spawn(self, host: str, role: Role) -> None:
-        """A unit is about to start there."""
-        if role is not Role.SIDECAR:
-            self.send_secrets(host)
+    def before_spawn(self, host: str, role: Role) -> AgentrlError | None:
+        """A unit is about to start there. Returns why it cannot."""
+        return self.send_secrets(host) if role is not Role.SIDECAR else None
 
-    def send_secrets(self, host: str) -> None:
-        """The tokens of the run and the address of its database, once the database has one."""
-        context, config = self._context, self._context.config
-        if host == context.host or config is None:
-            return
+    def send_secrets(self, host: str) -> AgentrlError | None:
+        """Hand over the tokens of the run and the address of its database, once it has one. Returns why that failed."""
+        config = self._context.config
+        if config is None:
+            return None
         try:
-            token = "\n".join(tokens_in_file(self._state_dir))
-            url = (self._state_dir / "mongo" / "url").read_text().strip() if config.has_mongo else ""
-        except (AgentrlError, OSError) as failed:
+            if host != self._context.host:
+                self._context.peers.send_to_host(host, self._secrets(config))
+            elif config.mongo.url is not None:
+                self._keep_url(outside_database.read(config.mongo.url).url)
+        except AgentrlError as failed:
             log.error("the units of host %s cannot be told where the database is: %s", host, failed)
-            return
-        context.peers.send_to_host(host, RunSecrets(http_token=token, mongo_url=url, mongo_host=context.host))
+            return failed
+        return None
+
+    def _keep_url(self, url: str) -> None:
+        """For the units of this host, which find an embedded server in the same way."""
+        with contextlib.suppress(OSError):
+            if self._url_file.read_text() == url:
+                return
+        try:
+            self._url_file.parent.mkdir(mode=0o700, exist_ok=True)
+        except OSError as failed:
+            raise DiskError(f"{self._url_file.parent} cannot be made: {failed.strerror}.") from failed
+        replace_file(self._url_file, url.encode(), mode=0o600)
+
+    def _secrets(self, config: RunConfig) -> RunSecrets:
+        here, token = self._context.host, "\n".join(tokens_in_file(self._state_dir))
+        if config.mongo.url is not None:
+            # Read each time, because a person may have replaced a password or a certificate.
+            outside = outside_database.read(config.mongo.url)
+            return RunSecrets(token, mongo_host=here, outside_url=outside.url, outside_files=dict(outside.files))
+        try:
+            url = self._url_file.read_text().strip() if config.has_mongo else ""
+        except OSError as failed:
+            raise DiskError(f"{self._url_file} cannot be read: {failed.strerror}.") from failed
+        return RunSecrets(token, mongo_url=url, mongo_host=here)
+
+    @property
+    def _url_file(self) -> Path:
+        return self._state_dir / "mongo" / "url"
 
     def tell_all(self) -> None:
         """Tell all hosts their certificates, whom they trust, and where the others are."""

@@ -15,6 +15,7 @@ from agentrl.control.context import Context
 from agentrl.control.handlers.units import token_of
 from agentrl.control.host_tunnels import HostTunnels
 from agentrl.control.incidents import Incidents
+from agentrl.errors import ConfigError
 from agentrl.protocol import messages
 from agentrl.protocol.rows import UnitState
 from agentrl.supervision import events
@@ -90,7 +91,13 @@ class InstructionHandler:
         if slot is None or slot.spec is None or slot.incarnation != incarnation:
             return
         context.leases.end(unit)
-        self._tunnels.before_spawn(host, slot.spec.role)
+        if failed := self._tunnels.before_spawn(host, slot.spec.role):
+            # A missing secret does not come by itself; a disk may.
+            final = isinstance(failed, ConfigError)
+            reason = f"{failed} (on host {context.host})"
+            missing = events.SpawnFailed(host=host, unit=unit, incarnation=incarnation, reason=reason, final=final)
+            asyncio.get_running_loop().call_soon(context.happened, missing)
+            return
         trace = context.operations.trace_of(unit)
         context.process_spans.spawning(host, unit, incarnation, trace, context.clock.now())
         context.peers.send_to_host(

@@ -50,7 +50,7 @@ class KeyRotation:
 
     def _prepare(self, args: RotateKeys) -> Prepared:
         config = self._context.config
-        if config is None or not config.has_mongo:
+        if config is None or not (config.has_mongo or config.environments):
             raise RefusedError("This run has no secrets of its own to replace.", hint="`agentrl keys` has the others.")
         changes = ["the token of the HTTP listeners is replaced; calls go on"]
         if self._tunnels.needed:

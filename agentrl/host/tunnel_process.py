@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from agentrl.config import outside_database
 from agentrl.config.http_token import TOKEN_FILE
 from agentrl.host.helper_process import HelperProcess
 from agentrl.host.spawn_environment import Home
@@ -70,6 +71,11 @@ class TunnelProcess:
         state = self._home.state_dir
         _write_private(state / TOKEN_FILE, message.http_token)
         self._files.tell("data_host", {"data_host": message.mongo_host})
+        if message.outside_url:
+            outside = outside_database.OutsideDatabase(message.outside_url, message.outside_files)
+            url, files = outside_database.moved(outside, state / "mongo")
+            for path, text in (files | {state / "mongo" / "url": url}).items():
+                _write_private(path, text)
         if not message.mongo_url:
             return
         entrance = self.entrance

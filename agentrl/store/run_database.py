@@ -1,7 +1,7 @@
 """Where the database of a run is, for the processes of that run.
 
-Invariant: the configuration in force and the URL are read where the coordinator and the mongo unit put them; a secret
-is never part of an error.
+Invariant: the configuration in force and the URL are read where the coordinator, the mongo unit and, on other hosts,
+the host agent put them; a secret is never part of an error.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ def configuration(run_dir: Path) -> RunConfig:
 
 
 def mongo_url(config: RunConfig, state_dir: Path) -> str:
-    if config.mongo.url is not None:
-        return resolve_secret(config.mongo.url)
     path = state_dir / "mongo" / "url"
     try:
         return path.read_text().strip()
     except OSError as broken:
+        if config.mongo.url is not None:
+            # The run was never up, or by an earlier version.
+            return resolve_secret(config.mongo.url)
         raise ConfigError(f"The address of MongoDB is unknown: {path} cannot be read ({broken.strerror}).") from broken
 
 

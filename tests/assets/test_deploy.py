@@ -75,6 +75,19 @@ def test_compose_file_follows_the_specification() -> None:
     assert run["build"]["target"] in re.findall(r" AS (\S+)$", (DEPLOY / "Containerfile").read_text(), re.MULTILINE)
 
 
+def test_compose_file_of_mongodb_follows_the_specification_and_names_what_there_is() -> None:
+    folder = DEPLOY / "mongodb"
+    text = (folder / "compose.yaml").read_text()
+    compose_spec.PyCompose.from_yaml(text).to_spec()
+    services, volumes = yaml.safe_load(text)["services"], yaml.safe_load(text)["volumes"]
+    for each in services.values():
+        assert each["cap_drop"] == ["ALL"]
+        for source, _, _ in (
+            volume.rpartition(":ro")[0].rpartition(":") for volume in each["volumes"] if "ro" in volume
+        ):
+            assert source.startswith("${SECRETS") or source in volumes or (folder / source).exists(), source
+
+
 # ---- Kubernetes ----
 
 

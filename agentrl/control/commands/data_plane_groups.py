@@ -114,8 +114,10 @@ def _group(role: Role, config: RunConfig, plain: dict[str, object], run_dir: str
 
 
 def _inherited(role: Role, config: RunConfig, plain: dict[str, object]) -> dict[str, str]:
-    """The variables that the run file names: in `inherit`, and in the sections that the role reads."""
-    named = {variable_of(text) for section in _reads(role, config) for text in _texts(_at(plain, section))} - {""}
+    """The variables that the run file names: in `inherit`, and in the sections that the role reads. The coordinator
+    reads that of the database, and hands the URL to each host in a file."""
+    sections = [section for section in _reads(role, config) if section != "mongo"]
+    named = {variable_of(text) for section in sections for text in _texts(_at(plain, section))} - {""}
     return {name: f"env:{name}" for name in sorted({*config.inherit, *named})}
 
 

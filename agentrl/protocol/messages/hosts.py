@@ -204,6 +204,10 @@ class RunSecrets(Message, tag="run_secrets", frozen=True):
     mongo_url: str = ""
     """Of the embedded server, as its own host knows it; empty if the run file has a URL."""
     mongo_host: str = ""
+    outside_url: str = ""
+    """`mongo.url` of the run file, as the coordinator has read it; empty for an embedded server."""
+    outside_files: dict[str, str] = msgspec.field(default_factory=dict)
+    """The text of the files that it names, by its option."""
 
 
 class SignalUnit(Message, tag="signal_unit", frozen=True):
