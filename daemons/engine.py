@@ -66,6 +66,7 @@ async def main(unit: Unit) -> None:
                 evaluates=unit.slot == 0,
                 bring=weights.bring,
                 keep=weights.keep,
+                brought=lambda: files.share,
                 load_within_s=config.engines.load_s,
                 on_version=lambda version: setattr(unit, "weights", version),
                 on_canary=lambda agreement: _report_canary(unit, agreement),

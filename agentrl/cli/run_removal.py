@@ -38,7 +38,7 @@ from agentrl.errors import (
 )
 from agentrl.formatting.amounts import counted
 from agentrl.formatting.names import plural
-from agentrl.protocol.effects import Effect
+from agentrl.protocol.effects import Effect, few_names
 
 _FORGOTTEN = ".forgotten"
 _COUNTED = ("Task", "Record", "Step", "Checkpoint", "Publication")
@@ -58,11 +58,15 @@ class Forget(LocalTransaction):
         self._run = next((run for run in paths.list_runs() if run.name == self._name), None)
         self._uuid = self._run.uuid if self._run is not None else ""
         await refuse_if_up(self._name, self._state_dir, self._uuid)
-        self.effect = Effect(loses=(f"all that {self._state_dir.resolve()} holds: journal, keys, database",))
+        here = f"all that {self._state_dir.resolve()} holds: journal, keys, database"
+        there = few_names(list(await other_hosts(self._state_dir)))
+        copies = (f"the copies of files, and the state of the agents, on {there}",) if there else ()
+        self.effect = Effect(loses=(here, *copies))
 
     async def act(self) -> None:
         # The run may be up by now: a person had time to think.
         await refuse_if_up(self._name, self._state_dir, self._uuid)
+        self._elsewhere = await other_hosts(self._state_dir, "forget")
         if self._uuid:
             forget_dead(self._state_dir, self._uuid)
         remove_state(self._state_dir)
@@ -70,10 +74,12 @@ class Forget(LocalTransaction):
     async def finish(self) -> ExitCode:
         run_dir = self._run.run_dir if self._run is not None else ""
         if self.cli.json:
-            output.emit({"run": self._name, "uuid": self._uuid, "forgotten": str(self._state_dir), "kept": run_dir})
+            document = {"run": self._name, "uuid": self._uuid, "forgotten": str(self._state_dir), "kept": run_dir}
+            output.emit({**document, "other_hosts": self._elsewhere})
         else:
             kept = f" What it wrote in {run_dir} is still there." if run_dir else ""
             output.say(f"The run {self._name} is forgotten.{kept}")
+            say_what_is_left(self._elsewhere)
         return ExitCode.OK
 
 
@@ -96,19 +102,23 @@ class Wipe(LocalTransaction):
         if self._confirmation and self._confirmation != self._name:
             raise UsageError(f"--yes-really says {self._confirmation}, but the run is {self._name}.")
         self._uuid, self._place = run.uuid, Place(self._name, state_dir, Path(run.run_dir))
-        self.effect = Effect(loses=(sentence(await self._wiping()),))
+        there = few_names(list(await other_hosts(state_dir)))
+        elsewhere = (f"weights, checkpoints, logs and copies of files on {there}",) if there else ()
+        self.effect = Effect(loses=(sentence(await self._wiping()), *elsewhere))
 
     def confirmed(self) -> bool:
         return bool(self._confirmation) or self._typed()
 
     async def act(self) -> None:
         self._lost = await self._wiping("--wipe")
+        self._elsewhere = await other_hosts(self._place.state_dir, "wipe")
 
     async def finish(self) -> ExitCode:
         if self.cli.json:
-            output.emit({"run": self._name, "wiped": self._lost})
+            output.emit({"run": self._name, "wiped": self._lost, "other_hosts": self._elsewhere})
         else:
             output.say(f"The run {self._name} is wiped: {sentence(self._lost)}. Its configuration stays.")
+            say_what_is_left(self._elsewhere)
         return ExitCode.OK
 
     def _typed(self) -> bool:
@@ -155,6 +165,35 @@ def sentence(found: dict[str, Any]) -> str:
     files = {name: size for name, size in found["files"].items() if size}
     there = f"{output.size(sum(files.values()))} of {', '.join(files)}" if files else "no files"
     return f"loses {text} and {there}"
+
+
+async def other_hosts(state_dir: Path, act: str = "") -> dict[str, str]:
+    """The other hosts of a run, each with why it still has files of the run; without `act` nothing is removed."""
+    program = (sys.executable, "-m", "agentrl.control.other_hosts", "--state-dir", str(state_dir))
+    process = await asyncio.create_subprocess_exec(
+        *(*program, *(("--act", act) if act else ())),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    document, _ = await process.communicate()
+    try:
+        found: dict[str, Any] = json.loads(document)
+    except ValueError:
+        found = {"failed": f"the program that does so ended with {process.returncode}"}
+    if failed := found.get("failed"):
+        # A damaged journal must not keep a person from removing it.
+        output.note(f"agentrl: other hosts of the run are not known, so files may be left there: {failed}")
+    hosts: dict[str, str] = found.get("hosts", {})
+    return hosts
+
+
+def say_what_is_left(elsewhere: dict[str, str]) -> None:
+    """Name the hosts on which files were removed, and those that still have them."""
+    if cleared := few_names([host for host, why in elsewhere.items() if not why]):
+        output.say(f"Its files on {cleared} are removed too.")
+    for host, why in elsewhere.items():
+        if why:
+            output.note(f"agentrl: host {host} was not asked, and may still have files of the run: {why}.")
 
 
 async def refuse_if_up(name: str, state_dir: Path, uuid: str) -> None:

@@ -89,7 +89,7 @@ async def run_program(
 ) -> ExitCode:
     """Run a program in a sandbox, within its limits.
 
-    It sees the files and processes of the sandbox only. The exit code is 1 if the program fails.
+    It sees the files and processes of the sandbox only. The exit code is 1 if the program fails, 5 if there is none.
     """
     from agentrl.cli import output
     from agentrl.cli.execute import agreed, exit_code, finished, report_accepted, say_end
@@ -112,8 +112,13 @@ async def run_program(
         output.emit({"operation": row, "output": ran})
     elif ran is None:
         say_end(row, row.summary)
+    elif ran.not_started:
+        hint = "A program in a sandbox sees the files of the sandbox only."
+        raise UnknownNameError(f"{id} cannot run {command[0]}: {ran.not_started}.", hint=hint)
     else:
         _print(ran, within)
+    if ran is not None and ran.not_started:
+        return ExitCode.UNKNOWN
     return exit_code(row) if ran is None else ExitCode.OK if ran.exit == 0 else ExitCode.FAILED
 
 

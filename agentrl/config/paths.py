@@ -28,6 +28,8 @@ LAST_UP = "last_up.json"
 """The run file and the settings of the last `up`."""
 PINS = "tools"
 """The directory of pins of tool servers, in the run directory. `up` writes it and toolboxes read it."""
+MADE = ("checkpoints", "dumps", "logs", "reference", "stacks", "supervised", "tensorboard", "wandb", "weights")
+"""Directories of the run's directory that a run makes."""
 IN_FORCE = "config.json"
 """The configuration in force, in the run directory. The coordinator writes it and units read it."""
 

@@ -42,6 +42,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 FIRST_IN_QUEUE_S, LONGEST_IN_QUEUE_S = 0.5, 5.0
 LEAVES_WITHIN_S = 5.0
 STARTS_END_WITHIN_S = 30.0
+LOST_TRIES, SILENT_TRIES = 2, 5
+"""After so many failed starts, or so long without a hello of an agent that lives, no command waits for the host."""
 _ANY = ("", "*", "0.0.0.0", "[::]", "::")
 
 
@@ -52,10 +54,12 @@ class Try:
     next_at: float = 0.0
     pause_s: float = FIRST_PAUSE_S
     in_queue_s: float = FIRST_IN_QUEUE_S
+    failures: int = 0
     lost: str = ""
     """What took its last machine away."""
 
     def failed(self, now: float) -> None:
+        self.failures += 1
         self.next_at = now + self.pause_s
         self.pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s)
 
@@ -89,6 +93,9 @@ class PlacedHosts:
         self._tries = {}
         self._dismissed.clear()
         self._look_at = 0.0
+        for host in self._context.state.in_vain & self._hosts.keys():
+            # What was in the way may be repaired.
+            self._await(host, f"{self._settings.kind} starts it")
 
     def look(self, now: float) -> None:
         """Start what is missing, and end what is not wanted any more. May be called often."""
@@ -203,16 +210,18 @@ class PlacedHosts:
                 self._take_out(one)
                 if one.dismissed:
                     self._dismissed.add(one.host)
-                self._await(one.host, f"{one.why}; `agentrl up` starts it again" if one.dismissed else one.why)
+                why = f"{one.why}; `agentrl up` starts it again" if one.dismissed else one.why
+                self._await(one.host, why, in_vain=one.dismissed)
             case State.STARTING:
                 tried.waits(now)
                 self._await(one.host, "; ".join(filter(None, (tried.lost, one.why or "it starts"))))
             case State.ALIVE:
                 tried.failed(now)
-                self._await(one.host, f"its agent has not joined yet ({one.where})")
+                why = f"its agent has not joined yet ({one.where})"
+                self._await(one.host, why, in_vain=tried.failures >= SILENT_TRIES)
             case State.LOST:
                 tried.failed(now)
-                self._await(one.host, f"{one.why} {one.hint}".strip())
+                self._await(one.host, f"{one.why} {one.hint}".strip(), in_vain=tried.failures >= LOST_TRIES)
 
     def _take_out(self, one: Placed) -> None:
         """Its machine is gone: units that were there are dead, and others may take their place at once."""
@@ -223,14 +232,15 @@ class PlacedHosts:
             context.happened(events.HostSilent(host=one.host, for_s=0.0, reporting=frozenset()))
         self._forget(one.host, one.why)
 
-    def _await(self, host: str, why: str) -> None:
+    def _await(self, host: str, why: str, *, in_vain: bool = False) -> None:
         context = self._context
         context.observed.awaited_since.setdefault(host, context.clock.now())
         if self._is_here(host, context.peers.hosts()):
             return
-        if context.state.awaited.get(host) != why:
+        if context.state.awaited.get(host) != why or in_vain != (host in context.state.in_vain):
             log.info("host %s: %s", host, why)
-            context.happened(events.HostAwaited(host=host, why=why))
+            context.happened(events.HostAwaited(host=host, why=why, in_vain=in_vain))
+            context.operations.hosts_changed()
 
     async def _give_back(self, hosts: list[str]) -> None:
         for host in hosts:

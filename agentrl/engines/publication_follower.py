@@ -6,6 +6,7 @@ Invariants:
 - an update needs a permit, so that not all engines update at the same time;
 - an engine that cannot serve while it loads leaves routing before it begins;
 - the newest publication that was not refused is loaded; older ones are skipped;
+- the files of a version are not got any further once a newer one makes them worthless, but never of two in a row;
 - an engine whose load does not end dies, so that another takes its place;
 - while the database is away the engine serves what it has.
 """
@@ -27,6 +28,7 @@ from agentrl.engines.canary import Agreement
 from agentrl.engines.interface import EngineGoneError, Load, PauseMode, WeightsRefusedError
 from agentrl.engines.manifest import Manifest
 from agentrl.formatting.amounts import moment
+from agentrl.store.database import StoreError
 from agentrl.store.documents import Service
 
 log = logging.getLogger("engine")
@@ -38,6 +40,8 @@ ACT_AT_MOST_S = 60.0
 """For one look apart from loading: requests to the store and to the engine."""
 MAX_WAIT_S = 5.0
 LEAVE_WITHIN_S = 5.0
+LOOK_FOR_NEWER_S = 1.0
+"""While files are on their way."""
 State = Literal["starting", "loading", "serving", "draining", "gone"]
 
 
@@ -129,6 +133,12 @@ class _Decision(NamedTuple):
     agreement: Agreement | None = None
 
 
+def is_worthless(share: float, after_another: bool) -> bool:
+    """Whether files of which this share has come are better left for those of a newer version. More than half is
+    finished first; and where versions come faster than their files, every other one is finished."""
+    return share < 0.5 and not after_another
+
+
 async def nothing_to_bring(announced: Announced) -> None:
     """For a host that shares the run's directory."""
 
@@ -150,6 +160,7 @@ class PublicationFollower:
         evaluates: bool = True,
         bring: Callable[[Announced], Awaitable[None]] = nothing_to_bring,
         keep: Callable[[Collection[int]], Awaitable[None]] = nothing_to_keep,
+        brought: Callable[[], float] = lambda: 1.0,
         load_within_s: float = 600.0,
         on_version: Callable[[int], None] = lambda version: None,
         on_canary: Callable[[Agreement], None] = lambda agreement: None,
@@ -163,7 +174,8 @@ class PublicationFollower:
 
         Without `second` the engine holds one version. Then, if it is the one that `evaluates`, it serves the version
         of an evaluation instead of the newest. `waiting_for` is entered while a version is loaded. `bring` gets the
-        files of a version to this host, and `keep` names the versions whose files are needed there.
+        files of a version to this host, `brought` is the share of them that has come, and `keep` names the versions
+        whose files are needed there.
         """
         self._engine = engine
         self._publications = publications
@@ -173,6 +185,9 @@ class PublicationFollower:
         self._evaluates = evaluates
         self._bring = bring
         self._keep = keep
+        self._brought = brought
+        self._abandoned = False
+        """The last files that were on their way were of a version that a newer one made worthless."""
         self._load_within_s = load_within_s
         self._on_version = on_version
         self._on_canary = on_canary
@@ -211,13 +226,32 @@ class PublicationFollower:
             await self._keep({version for version in (self.version, self._pinned) if version is not None})
 
     async def _has_files(self, announced: Announced) -> bool:
-        """Get the files of a version to this host. Returns False if it is refused, because its manifest is damaged."""
+        """Get the files of a version to this host. Returns False if it is refused, because its manifest is damaged, or
+        if a newer version made it worthless."""
+        bringing = asyncio.ensure_future(self._bring(announced))
         try:
-            await self._bring(announced)
+            while not (await asyncio.wait([bringing], timeout=LOOK_FOR_NEWER_S))[0]:
+                if (newer := await self._newer_than(announced)) and is_worthless(self._brought(), self._abandoned):
+                    self._abandoned = True
+                    self._on_news(f"version {announced.version} is not got any further: {newer.version} is there")
+                    return False
+            await bringing
         except WeightsRefusedError as wrong:
             self._refuse(announced.version, wrong.message)
             return False
+        finally:
+            bringing.cancel()
+            await asyncio.gather(bringing, return_exceptions=True)
+        self._abandoned = False
         return True
+
+    async def _newer_than(self, announced: Announced) -> Announced | None:
+        """None also for a version that an evaluation needs, and while the database is away."""
+        if self._evaluated is not None and self._evaluated.version == announced.version:
+            return None
+        with contextlib.suppress(StoreError):
+            return await self._publications.newest(announced.version, but=self._refused)
+        return None
 
     async def look_for_pins(self) -> None:
         """Holds the version that an evaluation needs."""

@@ -107,6 +107,13 @@ class Cache:
         fresh.replace(target)
         self._names.setdefault(content.blake2b, set()).add(target)
 
+    def remove_all(self) -> None:
+        """Remove every file, with every name that it got. Only where no process uses them."""
+        for digest in list(self._sizes):
+            self._remove(digest)
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+
     def _look(self) -> None:
         """What an earlier process left."""
         with contextlib.suppress(FileNotFoundError):

@@ -45,6 +45,10 @@ class UnitFiles:
         self._lock = asyncio.Lock()
         self._ends: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._brought: dict[str, dict[str, Content]] = {}
+        self._let_go: dict[str, dict[str, Content]] = {}
+        """What was brought over a connection that ended, with which the file process let go of it."""
+        self.share = 1.0
+        """How much of what is on its way has come."""
 
     @classmethod
     def of_this_unit(cls, report: Callable[[str], None] = lambda sentence: None) -> UnitFiles:
@@ -57,13 +61,24 @@ class UnitFiles:
 
     async def bring(self, directory: str, files: Mapping[str, Content]) -> None:
         """Raises FilesError, or WrongListError if asking again will not help."""
-        if self._socket is not None and self._brought.get(directory) != files:
-            await self._ask(frames.Bring(directory, dict(files)), directory)
-            self._brought[directory] = dict(files)
+        if self._socket is None or self._brought.get(directory) == files:
+            return
+        self._let_go.pop(directory, None)
+        while self._let_go:
+            # It is still needed, and mostly still there.
+            other, held = self._let_go.popitem()
+            with contextlib.suppress(FilesError):
+                await self._bring(other, held)
+        await self._bring(directory, dict(files))
+
+    async def _bring(self, directory: str, files: dict[str, Content]) -> None:
+        await self._ask(frames.Bring(directory, files), directory)
+        self._brought[directory] = files
 
     async def keep(self, directories: Iterable[str]) -> None:
         """The others that were brought may go."""
         kept = set(directories)
+        self._let_go = {directory: files for directory, files in self._let_go.items() if directory in kept}
         if not self._brought.keys() - kept or self._ends is None:
             return
         async with self._lock:
@@ -76,12 +91,14 @@ class UnitFiles:
         if self._ends is not None:
             self._ends[1].transport.abort()
             self._ends = None
-        self._brought.clear()
+        self._let_go |= self._brought
+        self._brought = {}
 
     async def _ask(self, question: frames.FromUnit, what: str) -> None:
         if self._socket is None:
             return
         async with self._lock:
+            self.share = 0.0
             try:
                 reader, writer = self._ends = self._ends or await self._connect(self._socket)
                 frames.write(writer, question)
@@ -90,6 +107,7 @@ class UnitFiles:
                     answer = msgspec.json.decode(await frames.read(reader), type=frames.Progress | frames.Done)
                     if isinstance(answer, frames.Done):
                         break
+                    self.share = answer.done_bytes / max(1, answer.all_bytes)
                     if answer.done_bytes < answer.all_bytes:
                         self._report(f"gets {what}: {size(answer.done_bytes)} of {size(answer.all_bytes)}")
             except (OSError, asyncio.IncompleteReadError, TimeoutError) as failed:

@@ -143,10 +143,10 @@ CALLS = fields(
     time="sent_at done_at",
 )
 TOOL_CALLS = fields(
-    text="record task owner server tool status error_class tried_again result session",
+    text="record task owner server tool status error_class tried_again result session replay",
     number="turn latency_s",
     time="called_at requested_at done_at",
-    flag="failed",
+    flag="failed trained",
     age="called_at",
 )
 STEPS = fields(

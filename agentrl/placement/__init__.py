@@ -7,7 +7,7 @@ A backend starts and ends agents and knows nothing of their units, so an agent b
 How to add one (`ssh` is the shortest example):
 
 1. A section in `agentrl/config/placement.py`, and a field of `Placement` there with the name of the backend.
-2. A class with the three methods of `Placement` below, and an entry in `backends.py`, which imports it late.
+2. A class with the methods of `Placement` below, and an entry in `backends.py`, which imports it late.
 3. On each machine the backend starts `python -m agentrl.placement.arrival` with an `arrival.Order` that holds the
    `Invitation` as JSON on standard input. That program checks the version, keeps the key in a file of mode 0600 on the
    disk of that machine, starts the agent and prints one line of JSON (`arrival.Arrived`, see `remote_python.py`). It
@@ -103,6 +103,18 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """The machine, in the terms of the backend. Empty: any."""
 
 
+class Left(msgspec.Struct, frozen=True):
+    """What may be left of a run that is down on the machine of a host."""
+
+    host: str
+    node: str
+    state_dir: str
+    """Empty: one in /var/tmp."""
+    run_dir: str
+    wipe: bool
+    """The data of the run, but not the identity of the host; otherwise that and the copies of files, but no results."""
+
+
 class PlacedRun(msgspec.Struct, frozen=True):
     """The run, as a backend knows it."""
 
@@ -125,3 +137,6 @@ class Placement(Protocol):
     def release(self, hosts: Sequence[str]) -> None:
         """End the agents of these hosts and give the machines back. All units must have ended before. Raises
         NotProvenError if something may be left, with the names of the hosts."""
+
+    def clear(self, left: Left) -> str:
+        """Remove what is left on the machine of a host that was released. Returns why that is not possible."""

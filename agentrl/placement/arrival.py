@@ -38,17 +38,18 @@ from agentrl.transport.curve_keys import ClientKey
 KEY_FILE = "access.key"
 _LONGEST_ORDER = 1 << 20
 _OTHER_START_WITHIN_S = 10.0
-Act = Literal["start", "look", "end", "leave"]
+Act = Literal["start", "look", "end", "leave", "forget", "wipe"]
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What to do here. `start` needs the invitation; `look` and `end` need the others."""
+    """What to do here. `start` needs the invitation, the others what follows it; `forget` and `wipe` need `run_dir`."""
 
     act: Act = "start"
     invitation: Invitation | None = None
     host: str = ""
     run: str = ""
     state_dir: str = ""
+    run_dir: str = ""
 
 
 class Arrived(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,6 +80,12 @@ def carry_out(order: Order, *, stay: bool = False, bound_to: int = 0) -> Arrived
         _prove(order.run, order.host)
     elif order.act == "leave" and (known := living_agent(state_dir, order.host)):
         procfs.kill_exactly(known.pid, known.start_ticks, 15)
+    elif order.act in ("forget", "wipe"):
+        # Imported here, because a start needs none of it.
+        from agentrl.placement.clearing import clear
+
+        _prove(order.run, order.host)
+        clear(order.host, state_dir, Path(order.run_dir), wipe=order.act == "wipe")
     return _answer(order.host, state_dir, living_agent(state_dir, order.host))
 
 

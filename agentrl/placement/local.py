@@ -17,7 +17,7 @@ from agentrl.config.paths import read_run
 from agentrl.config.this_host import this_host
 from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.host.agent_lock import AgentFile
-from agentrl.placement import Invitation, Placed, State, Wanted
+from agentrl.placement import Invitation, Left, Placed, State, Wanted
 from agentrl.placement.agent_process import living_agent, start_agent
 from agentrl.placement.arrival import Order, carry_out
 from agentrl.placement.notes import Notes
@@ -48,6 +48,9 @@ class LocalPlacement:
             if note := notes.get(host):
                 carry_out(Order("end", host=host, run=note.run, state_dir=note.state_dir))
                 self._notes.update({host: None})
+
+    def clear(self, left: Left) -> str:
+        return "a person started its agent"
 
     def _ensure(self, invitation: Invitation) -> Placed:
         host = invitation.host

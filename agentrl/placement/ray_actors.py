@@ -26,7 +26,7 @@ import msgspec
 
 from agentrl.config.placement import Ray
 from agentrl.errors import AgentrlError, ConfigError, NotProvenError, UnavailableError
-from agentrl.placement import Placed, PlacedRun, State, Wanted
+from agentrl.placement import Left, Placed, PlacedRun, State, Wanted
 from agentrl.placement.arrival import Order
 from agentrl.placement.notes import Notes
 from agentrl.placement.remote_python import arrival_command, read_arrived
@@ -82,6 +82,9 @@ class RayPlacement:
                 self._remove_group(ray, group)
         if problems:
             raise NotProvenError(" ".join(problems))
+
+    def clear(self, left: Left) -> str:
+        return "its node has been given back to Ray"
 
     @contextlib.contextmanager
     def _cluster(self) -> Iterator[Any]:

@@ -22,7 +22,7 @@ import msgspec
 
 from agentrl.config.placement import Slurm
 from agentrl.errors import AgentrlError, NotProvenError
-from agentrl.placement import Placed, PlacedRun, State, Wanted
+from agentrl.placement import Left, Placed, PlacedRun, State, Wanted
 from agentrl.placement import slurm_commands as commands
 from agentrl.placement.arrival import Order
 from agentrl.placement.notes import Notes
@@ -130,6 +130,9 @@ class SlurmPlacement:
         problems |= self._give_back(done)
         if problems:
             raise NotProvenError(" ".join(problems.values()))
+
+    def clear(self, left: Left) -> str:
+        return "its node has been given back to Slurm"
 
     # ---- jobs ----
 

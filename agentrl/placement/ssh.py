@@ -20,7 +20,7 @@ import msgspec
 
 from agentrl.config.placement import Ssh
 from agentrl.errors import AgentrlError, ConfigError, NotProvenError, UnavailableError
-from agentrl.placement import Placed, PlacedRun, State, Wanted
+from agentrl.placement import Left, Placed, PlacedRun, State, Wanted
 from agentrl.placement.arrival import Act, Arrived, Order
 from agentrl.placement.notes import Notes
 from agentrl.placement.remote_python import arrival_command, read_arrived
@@ -56,6 +56,7 @@ class SshNote(msgspec.Struct, frozen=True):
 class SshPlacement:
     def __init__(self, settings: Ssh, run: PlacedRun) -> None:
         self._settings = settings
+        self._run = run
         self._notes = Notes(run.state_dir, "ssh", SshNote)
 
     def ensure(self, wanted: Sequence[Wanted]) -> tuple[Placed, ...]:
@@ -71,6 +72,15 @@ class SshPlacement:
         ]
         if problems:
             raise NotProvenError(" ".join(problems))
+
+    def clear(self, left: Left) -> str:
+        act: Act = "wipe" if left.wipe else "forget"
+        order = Order(act, host=left.host, run=self._run.uuid, state_dir=left.state_dir, run_dir=left.run_dir)
+        try:
+            self._act(left.host, left.node or left.host, order)
+        except AgentrlError as failed:
+            return failed.message.rstrip(".")
+        return ""
 
     def _ensure(self, wanted: Wanted) -> Placed:
         host, node = wanted.host, wanted.node or wanted.host

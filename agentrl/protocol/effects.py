@@ -64,6 +64,15 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
         return tuple(name for name in (*self.drains, *self.kills) if name not in self.starts)
 
     def sentence(self) -> str:
+        return "; ".join([*(self._parts() or ["changes nothing"]), *self.notes])
+
+    def headline(self, most: int = 2) -> str:
+        """The first of its sentences, and how many more there are."""
+        parts = self._parts() or ["changes nothing"]
+        left = len(parts) - most
+        return "; ".join([*parts[:most], *([f"and {left} more effects"] if left > 0 else [])])
+
+    def _parts(self) -> list[str]:
         again = self.restarts
         parts = [
             f"{verb} {few_names(chosen)}"
@@ -76,8 +85,7 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
             )
             if (chosen := tuple(name for name in names if (name in again) is returning))
         ]
-        parts += [*self.changes, *self.displaces, *self.loses]
-        return "; ".join([*(parts or ["changes nothing"]), *self.notes])
+        return [*parts, *self.changes, *self.displaces, *self.loses]
 
 
 class Consent(msgspec.Struct, frozen=True, omit_defaults=True):

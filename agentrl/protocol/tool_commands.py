@@ -181,6 +181,8 @@ class ExecOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     cut: bool = False
     """It wrote more than is kept."""
     seconds: float = 0.0
+    not_started: str = ""
+    """Why the sandbox could not start it; empty if it ran."""
 
 
 class ListToolServers(Args, frozen=True):

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from agentrl.errors import ConfigError
 from agentrl.sandboxes import bubblewrap, containers, network_access, sandbox_cgroups, system_calls
 from agentrl.sandboxes.launch_environment import Launch, filled
 from agentrl.sandboxes.network_access import NetworkAccess
-from agentrl.sandboxes.visible_files import Secrets, visible_files
+from agentrl.sandboxes.visible_files import Secrets, search_path, visible_files
 
 Kind = Literal["none", "process", "container"]
 _WEAKER: Mapping[Kind, tuple[Kind, ...]] = {
@@ -94,6 +95,8 @@ def sandboxed(
         rules = visible_files(launch, read=read, write=write, secrets=secrets)
     except ConfigError as wrong:
         raise ConfigError(f"tools.{name}.sandbox: {wrong.message}", hint=wrong.hint) from None
+    if "PATH" not in server.env:
+        env["PATH"] = search_path(env.get("PATH", os.defpath), rules)
     inside, inherited = launch.command, launch.inherited
     if sandbox.allowed_hosts and network is not None:
         theirs = network.admit(name, sandbox.allowed_hosts)

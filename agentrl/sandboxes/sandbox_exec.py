@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import platform
 import signal
@@ -48,6 +49,8 @@ class Ran:
     stderr: str
     cut: bool
     seconds: float
+    not_started: str = ""
+    """Why there was nothing to run."""
 
 
 async def run_inside(
@@ -89,7 +92,9 @@ async def run_inside(
             break
     texts = [_text(task, secrets) for task in outputs]
     process._transport.close()  # type: ignore[attr-defined]
-    return Ran(code, texts[0][0], texts[1][0], texts[0][1] or texts[1][1], round(time.monotonic() - began, 3))
+    seconds = round(time.monotonic() - began, 3)
+    why = not_started(launch.sandbox, command[0], code, texts[1][0])
+    return Ran(code, texts[0][0], texts[1][0], texts[0][1] or texts[1][1], seconds, why)
 
 
 def _command(launch: Launch, limits: Sandbox, first: int, command: Sequence[str]) -> list[str]:
@@ -106,6 +111,17 @@ def _command(launch: Launch, limits: Sandbox, first: int, command: Sequence[str]
             raise RefusedError(
                 "The server runs without a sandbox, so there is nothing to enter.", hint="Use a shell of its host."
             )
+
+
+def not_started(kind: str, program: str, code: int | None, complaint: str) -> str:
+    """Why a program was not started, by what `enter_sandbox` or the engine wrote; a program may exit with 127 too."""
+    if code not in (126, 127):
+        return ""
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+    if kind == "container":
+        return next((line for line in lines if "exec failed" in line or "executable file not found" in line), "")
+    reasons = [os.strerror(number) for number in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR)]
+    return next((why for why in reasons if lines == [f"{program}: {why}"]), "")
 
 
 def _inside(first: int) -> int:

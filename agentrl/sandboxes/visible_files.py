@@ -133,6 +133,20 @@ def visible_files(launch: Launch, *, read: Sequence[Path], write: Sequence[Path]
     return tuple(sorted(last.values(), key=lambda rule: len(rule.path.parts)))
 
 
+def search_path(path: str, rules: Sequence[Rule]) -> str:
+    """The entries of a PATH that a server of these rules sees: the others would only tell it about its host."""
+    seen = [place for place in path.split(":") if place.startswith("/") and _is_visible(Path(place), rules)]
+    return ":".join(seen) or os.defpath
+
+
+def _is_visible(place: Path, rules: Sequence[Rule]) -> bool:
+    if _in_system(place):
+        return True
+    # The rule of the deepest directory decides.
+    above = [rule for rule in rules if place.is_relative_to(rule.path)]
+    return bool(above) and above[-1].access != "nothing"
+
+
 def _with_targets(paths: Iterable[Path]) -> list[Path]:
     """The paths, and where links lead to: a link that a visible directory contains leads out of it."""
     return list(dict.fromkeys(each for path in paths for each in (path, path.resolve())))

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agentrl.config.paths import IN_FORCE
+from agentrl.config.paths import IN_FORCE, MADE
 from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, DiskError, ExitCode
 from agentrl.store import database_identity, database_wipe, run_database
@@ -27,8 +27,6 @@ from agentrl.store.mongod_binary import find_mongod
 from agentrl.store.mongod_files import prepare
 from agentrl.store.mongod_server import Mongod, wait_until_data_is_free
 
-MADE = ("checkpoints", "dumps", "logs", "reference", "stacks", "supervised", "tensorboard", "wandb", "weights")
-"""Directories of the run's directory that a run makes."""
 BUILT_MODEL = "model"
 """Made only where the configuration says so."""
 FREE_WITHIN_S = 10.0

@@ -11,7 +11,7 @@ the filter finds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from agentrl.filters.expressions import And, Compare, Expression, In, Not, Or
 from agentrl.filters.mongo import Query, to_mongo
 from agentrl.filters.sorting import SortKey, after, to_mongo_sort
-from agentrl.policies.status_tables import ToolCallStatus
+from agentrl.policies.status_tables import StepStatus, ToolCallStatus
 from agentrl.store.call_writer import CALLS
 from agentrl.store.calls import FAILED_TOOL_ROW, FAILED_TOOLS, WITH_TOOLS, tool_row_stages
 from agentrl.store.database import Database, Plain
@@ -55,15 +55,17 @@ async def rows(
         wanted.append({"_id": {"$in": list(among)}})
     if place is not None:
         wanted.append(after(keys, place))
+    outcomes = _outcomes(_names(expression) | {key.field.name for key in keys})
     names = [key.field.name for key in keys]
     if names in (["called_at", "id"], ["id"]) and len({key.descending for key in keys}) == 1:
         if place is not None:
             documents.queries.append(_behind(keys, place))
-        return await _in_order_of_documents(database, documents, wanted, keys, limit)
+        return await _in_order_of_documents(database, documents, [*outcomes, _matching(wanted)], keys, limit)
     if names == ["latency_s", "id"] and all(key.descending for key in keys):
-        return await _slowest(database, documents, wanted, limit)
+        return await _slowest(database, documents, [*outcomes, _matching(wanted)], limit)
     order = {"$sort": dict(to_mongo_sort(keys))}
-    stages = [_matching(documents.queries), *tool_row_stages(), _matching(wanted), order, {"$limit": limit}, _CUT]
+    chosen = [*outcomes, _matching(wanted)]
+    stages = [_matching(documents.queries), *tool_row_stages(), *chosen, order, {"$limit": limit}, _CUT]
     return await database.aggregate(CALLS, stages)
 
 
@@ -79,7 +81,7 @@ def document_of(id: str) -> str:
 
 
 async def _in_order_of_documents(
-    database: Database, documents: _Documents, wanted: Sequence[Query], keys: Sequence[SortKey], limit: int
+    database: Database, documents: _Documents, chosen: Sequence[Plain], keys: Sequence[SortKey], limit: int
 ) -> list[Plain]:
     """Rows whose order is that of their documents; within one they are sorted by their ids."""
     direction = -1 if keys[-1].descending else 1
@@ -95,7 +97,7 @@ async def _in_order_of_documents(
             *first,
             by_id,
             *tool_row_stages(),
-            _matching(wanted),
+            *chosen,
             {"$limit": limit},
         ]
         found = await database.aggregate(CALLS, [*stages, _CUT])
@@ -114,14 +116,14 @@ def _behind(keys: Sequence[SortKey], place: Sequence[Any]) -> Query:
     return {"$or": [{"called_at": {"$lt" if down else "$gt": at}}, {"called_at": at, **same}]}
 
 
-async def _slowest(database: Database, documents: _Documents, wanted: Sequence[Query], limit: int) -> list[Plain]:
+async def _slowest(database: Database, documents: _Documents, chosen: Sequence[Plain], limit: int) -> list[Plain]:
     """Documents come in the order of their slowest call, and none of their rows comes before it."""
     first = [_matching(documents.queries), {"$sort": {"tool_calls.latency_s": -1, "_id": -1}}]
     order = {"$sort": {"latency_s": -1, "_id": -1}}
     slowest = {"$project": {"latency_s": {"$max": "$tool_calls.latency_s"}}}
     most = limit
     while True:
-        stages = [*first, {"$limit": most}, *tool_row_stages(), _matching(wanted), order, {"$limit": limit}, _CUT]
+        stages = [*first, {"$limit": most}, *tool_row_stages(), *chosen, order, {"$limit": limit}, _CUT]
         found, last = await asyncio.gather(
             database.aggregate(CALLS, stages),
             database.aggregate(CALLS, [*first, {"$skip": most - 1}, {"$limit": 1}, slowest]),
@@ -133,6 +135,27 @@ async def _slowest(database: Database, documents: _Documents, wanted: Sequence[Q
 
 def _slowness(row: Plain) -> tuple[float, str]:
     return row["latency_s"], row["_id"]
+
+
+def _outcomes(names: Collection[str]) -> list[Plain]:
+    """What became of a call, for filters and orders that name it: whether a step that counts trained its record, and
+    how its newest replay ended."""
+    stages: list[Plain] = []
+    if "trained" in names:
+        counting: list[Plain] = [{"$match": {"status": StepStatus.COMMITTED}}, {"$project": {"records": 1}}]
+        of_steps = {"from": "Step", "localField": "task", "foreignField": "tasks", "pipeline": counting, "as": "_steps"}
+        in_one = {"$map": {"input": "$_steps", "as": "step", "in": {"$in": ["$record", "$$step.records"]}}}
+        stages += [{"$lookup": of_steps}, {"$set": {"trained": {"$anyElementTrue": [in_one]}}}, {"$unset": "_steps"}]
+    if "replay" in names:
+        newest: list[Plain] = [{"$sort": {"created_at": -1, "_id": -1}}, {"$limit": 1}]
+        of_call = {"from": "Replay", "localField": "_id", "foreignField": "call", "pipeline": newest, "as": "_replays"}
+        last = {"$first": "$_replays"}
+        ended = {
+            "$cond": [{"$in": [{"$ifNull": ["$$last.verdict", ""]}, ["", None]]}, "$$last.status", "$$last.verdict"]
+        }
+        stages += [{"$lookup": of_call}, {"$set": {"replay": {"$let": {"vars": {"last": last}, "in": ended}}}}]
+        stages.append({"$unset": "_replays"})
+    return stages
 
 
 def _matching(queries: Sequence[Query]) -> Plain:

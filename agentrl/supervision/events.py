@@ -137,6 +137,8 @@ class HostAwaited(Event, frozen=True):
     host: str
     why: str
     """Empty: nobody starts it any more."""
+    in_vain: bool = False
+    """Its start failed again and again. It is tried further, but no command waits for that."""
 
 
 class HostForgotten(Event, frozen=True):

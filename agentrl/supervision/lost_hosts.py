@@ -24,6 +24,10 @@ def leaving(life: Lifecycle, event: events.HostLeaving, now: float) -> None:
 def awaited(life: Lifecycle, event: events.HostAwaited) -> None:
     """A placement says why a host is not there."""
     known = life.state.awaited
+    if event.in_vain and event.why:
+        life.state.in_vain.add(event.host)
+    else:
+        life.state.in_vain.discard(event.host)
     if known.get(event.host, "") == event.why:
         return
     known[event.host] = event.why

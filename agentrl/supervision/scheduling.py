@@ -122,6 +122,12 @@ def allowed_hosts(spec: GroupSpec, data_host: str) -> tuple[str, ...]:
     return spec.hosts or ((data_host,) if spec.role is not Role.SIDECAR and data_host else ())
 
 
+def cannot_be_placed(spec: GroupSpec, data_host: str, in_vain: Collection[str]) -> bool:
+    """Return whether every host that may take a unit is one whose start fails."""
+    allowed = allowed_hosts(spec, data_host)
+    return bool(allowed) and all(host in in_vain for host in allowed)
+
+
 def why_not_allowed(spec: GroupSpec) -> str:
     return "not among its hosts" if spec.hosts else "has no data of the run"
 

@@ -151,6 +151,7 @@ class Supervisor:
         host = HostState(event.host, event.facts, True, self._up_since(event, now), minor=event.minor)
         self.state.hosts[event.host] = host
         self.state.awaited.pop(event.host, None)
+        self.state.in_vain.discard(event.host)
         self._life.host_changed(event.host)
         self._identify(event)
         if event.host not in self.state.run.hosts:

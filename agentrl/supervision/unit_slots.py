@@ -209,6 +209,8 @@ class State(msgspec.Struct):
     hosts: dict[str, HostState] = {}
     awaited: dict[str, str] = {}
     """Why a host is not there that a placement starts. Not persisted."""
+    in_vain: set[str] = set()
+    """Those of them that cannot be started as it seems."""
     data_host: str = ""
     """The host of the coordinator, whose state directory has the database. Empty: not known, so any host."""
     run_id: str = ""

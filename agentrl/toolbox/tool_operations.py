@@ -142,6 +142,8 @@ class ToolOperations:
         program = args.command[0]
         if ran.exit is None:
             return Done((f"{program} was ended, because it took longer than {args.within_s:g} s",))
+        if ran.not_started:
+            return Done((f"{program} was not started: {ran.not_started}",), {"exit": ran.exit})
         return Done((f"{program} exited with {ran.exit} after {ran.seconds:.1f} s",), {"exit": ran.exit})
 
     async def _run_program(self, args: ExecInSandbox, id: str) -> ExecOutput:
@@ -157,7 +159,7 @@ class ToolOperations:
             secrets=sandbox_exec.secrets_of(launch.env, secret),
             mark=id,
         )
-        return ExecOutput(id, ran.exit, ran.stdout, ran.stderr, ran.cut, ran.seconds)
+        return ExecOutput(id, ran.exit, ran.stdout, ran.stderr, ran.cut, ran.seconds, ran.not_started)
 
     def output(self, args: ShowExecOutput) -> list[ExecOutput]:
         """What the program of an operation wrote; empty if it did not run here, or has not ended."""

@@ -88,6 +88,21 @@ def test_operation_waits_for_units_beside_a_fatal_one(state: UnitState) -> None:
     assert fake.review() is OperationState.RUNNING
 
 
+def test_operation_does_not_wait_for_a_host_whose_start_fails() -> None:
+    fake = FakeContext()
+    state = fake.operations._state
+    state.groups["steward"].spec = msgspec.structs.replace(state.groups["steward"].spec, hosts=("b", "c"))
+    fake.slots["steward"].state, fake.slots["steward"].reason = UnitState.PENDING, "no host can take it (b, c: no key)"
+    fake.slots["engine"].state, fake.slots["engine"].incarnation = UnitState.READY, 1
+    state.in_vain = {"b"}
+    assert fake.review() is OperationState.RUNNING, "c may still come"
+    state.in_vain = {"b", "c"}
+    fake.operations.hosts_changed()
+    fake.operations.review(102.0)
+    assert fake.operation.state is OperationState.FAILED
+    assert fake.operation.reason == "steward-0 cannot start: no host can take it (b, c: no key)"
+
+
 def test_fatal_unit_that_is_restarted_blocks_nothing() -> None:
     fake = FakeContext()
     fake.slots["engine"].state, fake.slots["engine"].incarnation = UnitState.READY, 1

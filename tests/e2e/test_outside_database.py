@@ -85,8 +85,9 @@ def _initiate(hosts: Hosts, member: str, tmp_path: Path, here: Any) -> None:
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
-            check=True,
+            check=False,
         )
+        assert done.returncode == 0, done.stderr
         assert done.stdout == f"The set rs0 has the members {member} and the user of the run {hosts.run.name}.\n"
 
 
@@ -127,7 +128,7 @@ def test_other_hosts_get_the_url_and_its_certificates_from_the_coordinator(
         assert "MONGODB-X509" not in " ".join(process.cmdline())
         of_unit = process.environ().get("AGENTRL_INCARNATION")
         assert not of_unit or "ONLY_HERE" not in process.environ(), process
-    kept = (there.parent, run.state_dir / "mongo", tmp_path / "secrets", tmp_path / "data")
+    kept = (there.parent, run.state_dir / "mongo", *(tmp_path / name for name in ("secrets", "data", "mongod.log")))
     for file in (each for each in tmp_path.rglob("*") if each.is_file() and not any(map(each.is_relative_to, kept))):
         text = file.read_bytes()
         assert b"MONGODB-X509" not in text, file

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.errors import ExitCode
 from agentrl.host.agent_lock import read_agent_file
 from agentrl.protocol.rows import HostRow
 from tests.e2e.networks import Network
@@ -127,6 +128,18 @@ def test_hosts_are_started_kept_replaced_and_ended_over_ssh(machines: Machines) 
     assert nowhere is not None
     assert nowhere.state == "starting", "a host that cannot be started stops nothing else"
     assert (machines.disk(B) / "hosts" / B / "access.key").stat().st_mode & 0o777 == 0o600
+
+    # Units that only such a host may take do not keep `up` waiting for its deadline.
+    run.unit("never", "step_loop", hosts=["nowhere"])
+    run.write()
+    code, failed, _ = machines.agentrl("up", str(run.file), "--json")
+    assert code == ExitCode.FAILED
+    reason = failed["operation"]["reason"]
+    assert reason.startswith(
+        "never-0 cannot start: no host can take it (nowhere: Host nowhere (no-such-machine.invalid)"
+    )
+    del run.config["sidecars"]["never"]
+    machines.up()
 
     # An agent that dies is started again, and its units live on.
     before, agent = run.incarnations(), machines.agent_of(B)

@@ -24,6 +24,7 @@ from tests.waiting import eventually
 
 WITHIN_S = 120.0
 POOL = 2
+HIDDEN = "/opt/programs-of-this-host"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -32,6 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     place = tmp_path_factory.mktemp("tools")
     for made in running(place, f"t-{uuid.uuid4().hex[:8]}", factor=0.3):
         (place / "train.jsonl").write_text('{"query": "what?", "answer": "1"}\n')
+        made.environ["PATH"] += f":{HIDDEN}"
         made.config |= {
             "environments": {"shop": {"dataset": "train.jsonl", "tools": ["faulty"]}},
             "tools": {
@@ -100,6 +102,11 @@ def test_a_program_in_a_sandbox_sees_only_the_sandbox(run: Run) -> None:
     assert (code, done["output"]["exit"], done["output"]["stdout"]) == (ExitCode.OK, 0, "0\n"), done
     code, done = execute(run, row["id"], "/bin/false")
     assert (code, done["output"]["exit"]) == (ExitCode.FAILED, 1), done
+    code, done = execute(run, row["id"], "no-such-program")
+    assert (code, done["output"]["not_started"]) == (ExitCode.UNKNOWN, "No such file or directory"), done
+    code, done = execute(run, row["id"], "sh", "-c", "echo $PATH; exit 127")
+    assert (code, done["output"]["exit"]) == (ExitCode.FAILED, 127), "the program itself"
+    assert HIDDEN not in done["output"]["stdout"], "the server has no names of directories that it does not see"
     code, refused = execute(run, "nosuch-1", "/bin/true")
     assert code == ExitCode.UNKNOWN, refused
 

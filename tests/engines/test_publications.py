@@ -19,6 +19,7 @@ import pytest
 from pymongo import AsyncMongoClient
 
 from agentrl.config.http_token import http_token
+from agentrl.engines import publication_follower
 from agentrl.engines.canary import Agreement, Canary
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.http_engine import HttpEngine
@@ -112,6 +113,45 @@ async def test_the_newest_publication_is_loaded_and_older_ones_are_skipped(
     await follower.look()
     assert (await document(database, 2))["status"] == "retained"
     await engine.close()
+
+
+async def test_files_on_their_way_are_left_for_those_of_a_newer_version_but_not_twice_in_a_row(
+    store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(publication_follower, "LOOK_FOR_NEWER_S", 0.01)
+    engine, news, begun, come = EmbeddedEngine(slots=4, context=64), list[str](), list[int](), asyncio.Event()
+    engine.start()
+    share = 0.6
+
+    async def bring(announced: Announced) -> None:
+        begun.append(announced.version)
+        await come.wait()
+
+    follower = PublicationFollower(
+        engine, store, service_of(0), run_dir=run_dir, bring=bring, brought=lambda: share, on_news=news.append
+    )
+    await publish(database, first)
+    looks = asyncio.create_task(follower.look())
+    await aeventually(lambda: _begun(begun, 1))
+    await publish(database, second)
+    done, _ = await asyncio.wait([looks], timeout=0.2)
+    assert not done, "more than half has come"
+    share = 0.4
+    await looks
+    assert news == ["version 1 is not got any further: 2 is there"]
+    looks = asyncio.create_task(follower.look())
+    await aeventually(lambda: _begun(begun, 1, 2))
+    await publish(database, first, version=3)
+    done, _ = await asyncio.wait([looks], timeout=0.2)
+    assert not done, "otherwise an engine whose files come slowly would never get a version"
+    come.set()
+    await looks
+    assert follower.version == 2
+    await engine.close()
+
+
+async def _begun(begun: list[int], *versions: int) -> bool:
+    return begun == list(versions)
 
 
 async def test_weights_that_do_not_agree_are_refused_once_with_the_reason(

@@ -63,6 +63,15 @@ async def test_row_says_whether_the_record_trained_and_what_the_newest_replay_ca
     assert {row["id"] for row in everything.rows if row["trained"]} == {f"{trained}/000.{n}" for n in range(3)}
     assert [row["replay"] for row in everything.rows if row["replay"]] == ["queued"]
     assert "arguments" not in everything.rows[0]
+    only = "trained=true"
+    for wanted, sort in ((only, ""), (only, "-latency_s"), (only, "tool"), ("", "-trained")):
+        found: Page = await asked(db, "list_calls", ListCalls(filter=wanted, sort=sort))
+        assert [row["record"] for row in found.rows][:3] == [trained] * 3, (wanted, sort)
+        assert len(found.rows) == (3 if wanted else len(everything.rows))
+    found = await asked(db, "list_calls", ListCalls(filter="trained=false and replay=queued"))
+    assert found.rows == ()
+    found = await asked(db, "list_calls", ListCalls(filter="replay=queued"))
+    assert [row["id"] for row in found.rows] == [first], "the newest replay decides"
 
 
 async def test_story_of_a_call_has_its_turn_its_record_and_its_session(db: Database) -> None:

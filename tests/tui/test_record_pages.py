@@ -85,6 +85,11 @@ async def test_failed_call_opens_the_turn_that_made_it(coordinator: Scripted, tu
     async with opened(coordinator.state_dir, (150, 24)) as screen:
         await screen.press("7", "e")
         await screen.shows("took # s", "no bracket")
+        await screen.press("t")
+        await screen.shows("1 call", "sampler-3.1")
+        assert asked[-1].error == "took # s", "the calls of the selected kind, as enter shows them"
+        await screen.press("escape")
+        await screen.shows("took # s", "no bracket")
         await screen.press("enter")
         await screen.shows("1 call", "sampler-3.1", "timeout", f"t{turn}")
         assert (

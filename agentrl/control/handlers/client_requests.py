@@ -272,5 +272,6 @@ def _compare(spec: CommandSpec, given: Consent, preview: Consent, now: float) ->
 
 
 def summary_of(spec: CommandSpec, effect: Effect) -> str:
-    text = f"{spec.cli}: {effect.sentence()}"
+    """For lists of operations; the preview had the rest, and the operation keeps it."""
+    text = f"{spec.cli}: {effect.headline()}"
     return text if len(text) <= 300 else text[:299] + "…"

@@ -19,6 +19,7 @@ import msgspec
 from agentrl.protocol.effects import Effect
 from agentrl.protocol.knob import KnobValue
 from agentrl.protocol.rows import OperationRow, OperationState, UnitState, short
+from agentrl.supervision import scheduling
 from agentrl.supervision.unit_slots import Slot, State
 from agentrl.tracing import trace_context
 from agentrl.tracing.trace_context import TraceContext
@@ -175,6 +176,10 @@ class Operations:
         """The next review compares this unit with the goals again."""
         self._changed_units.add(unit)
 
+    def hosts_changed(self) -> None:
+        """The next review compares all units again: hosts that may take them can be started, or cannot any more."""
+        self._progress.clear()
+
     def review(self, now: float) -> None:
         """Compare running operations with the units that changed since the last review."""
         changed, self._changed_units = self._changed_units, set()
@@ -237,15 +242,25 @@ class Operations:
             return
         elif goal.want is Want.UP and slot.state is UnitState.FATAL:
             progress.broken[unit] = f"{unit} is fatal: {slot.reason}"
+        elif goal.want is Want.UP and self._has_no_host(slot):
+            progress.broken[unit] = f"{unit} cannot start: {slot.reason}"
         else:
             progress.waiting[unit] = f"{unit} is {slot.state.value} ({slot.reason})"
 
+    def _has_no_host(self, slot: Slot) -> bool:
+        """Whether only hosts may take the unit whose start fails."""
+        if slot.state is not UnitState.PENDING or not self._state.in_vain:
+            return False
+        spec = self._state.groups[slot.group].spec
+        return scheduling.cannot_be_placed(spec, self._state.data_host, self._state.in_vain)
+
     def _behind_the_fatal(self) -> set[str]:
-        """Units that start only after a fatal one, directly or through others, if no command restarts the fatal one."""
+        """Units that start only after a fatal one, or one without a host, directly or through others, if no command
+        restarts the fatal one."""
         slots = [slot for slot in self._state.slots.values() if slot.wanted]
         fatal = [slot for slot in slots if slot.state is UnitState.FATAL and slot.generation == slot.started_generation]
         pending = [slot for slot in slots if slot.state is UnitState.PENDING]
-        blocked = {slot.group for slot in fatal}
+        blocked = {slot.group for slot in (*fatal, *filter(self._has_no_host, pending))}
         behind: set[str] = set()
         while more := [
             slot

@@ -17,7 +17,7 @@ const set = { _id: "rs0", members: members.map((name, _id) => ({ _id, host: `${n
 if (!db.hello().setName) unlessDone("admin", { replSetInitiate: set }, "AlreadyInitialized");
 const until = Date.now() + 120000;
 for (let now = db.hello(); !now.isWritablePrimary; now = db.hello()) {
-  if (now.secondary && now.primary) throw new Error(`The primary is ${now.primary}: run this there.`);
+  if (now.primary && now.primary !== now.me) throw new Error(`The primary is ${now.primary}: run this there.`);
   if (Date.now() > until) throw new Error("No member became the primary: are all of them up and reachable?");
   sleep(200);
 }
