@@ -112,8 +112,8 @@ def _move(how: str) -> Run:
 
 
 def _open_calls(view: View) -> None:
-    if isinstance(view, ToolErrors) and (group := view.selected()) is not None:
-        view.open_row(group)
+    if isinstance(view, ToolErrors) and view.has_calls():
+        view.open_row(view.selected())
         return
     wanted = view.calls_filter() if isinstance(view, ToolList) else filter_from(view)
     view.actions.navigation.open_page(Calls(wanted))
@@ -332,7 +332,7 @@ ACTIONS: tuple[Action, ...] = (
         *_for_rows(*_in("tool-servers", _("tools.sandboxes", "s", "sandboxes",
           "The sandboxes and sessions of the selected server.", ToolServers.do_open_sandboxes, "", 57))),
         *_in("overview records tool-errors record tool-servers tools tool-sessions", _("calls", "t", "tool calls",
-          "Tool calls one by one: all, or those of the record or the kind of error.", _open_calls, "", 56)),
+          "Tool calls one by one: all, those of the kind of error, or those of the record.", _open_calls, "", 56)),
         *_in("calls", _("calls.failed", "f", "failed only", "Only calls that failed, or all.",
           Calls.do_calls_failed, "", 58)),
         *_in(
