@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from agentrl.protocol.data_commands import MALFORMED
 from tui.cli_runner import CliRunner
 from tui.command_palette import CommandPalette
 from tui.command_runner import CommandRunner
@@ -112,8 +113,9 @@ def _move(how: str) -> Run:
 
 
 def _open_calls(view: View) -> None:
-    if isinstance(view, ToolErrors) and view.has_calls():
-        view.open_row(view.selected())
+    group = view.selected() if isinstance(view, ToolErrors) else None
+    if isinstance(view, ToolErrors) and group is not None and group.status != MALFORMED:
+        view.open_row(group)
         return
     wanted = view.calls_filter() if isinstance(view, ToolList) else filter_from(view)
     view.actions.navigation.open_page(Calls(wanted))

@@ -56,11 +56,6 @@ class ToolErrors(QueryTable):
     def cli_line(self) -> tuple[str, ...]:
         return ("tools", "errors", *(("--filter", self.filter_text) if self.filter_text else ()))
 
-    def has_calls(self) -> bool:
-        """Whether a tool was called in what the selected kind counts."""
-        group = self.selected()
-        return group is not None and group.status != MALFORMED
-
     def open_row(self, group: ToolErrorGroup) -> None:
         if group.status != MALFORMED:
             self.actions.navigation.open_page(Calls(same_kind(group, self.filter_text), group.message))
