@@ -12,6 +12,7 @@ from agentrl.policies.outcomes import Blame, Outcome
 from agentrl.rollout.agent_loops import AgentLoop, register_loop
 from agentrl.rollout.attempt import EpisodeSettings
 from agentrl.rollout.episode import SECOND_CALL, Episode, Reply
+from agentrl.rollout.scorers import Scores
 from agentrl.store import calls as stored_calls
 from agentrl.store.documents import Record
 from agentrl.tokens import spans as span_lists
@@ -229,14 +230,15 @@ async def test_a_task_may_name_a_loop_of_the_run(stage: Stage) -> None:
             last = await episode.model(again)
             return self.ending(last.text, episode.task)
 
-        async def evaluate_record(self, texts: Any, task: Any) -> float:
-            return 0.25 * len(texts)
+        async def evaluate_record(self, texts: Any, task: Any) -> Scores:
+            return Scores(0.25 * len(texts), turns=(0, 0.5))
 
     await stage.engine(lambda got: f"<answer>{len(got.ids)}</answer>")
     await stage.task(n=1, agent_name="twice")
     async with stage.sampler():
         record = await stage.one()
     assert (record.outcome, record.score, record.turns) == ("answered", 0.75, 3)
+    assert record.turn_rewards == [0.0, 0.5], "later turns have none"
     data = (await stage.data())[0]
     assert len(set(range(len(data.spans))) - {span.parent for span in data.spans}) == 2, "two branches"
     assert data.trained_tokens == record.generated_tokens

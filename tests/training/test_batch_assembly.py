@@ -121,6 +121,33 @@ def test_advantages_are_brought_to_one_scale_within_an_environment() -> None:
     assert shrunk == pytest.approx({"a": 0.3, "b": -3.0, "c": 2.4}), "2 · 1 + 8 against 3"
 
 
+def played() -> tuple[DBRecordData, list[DispatchedSamplingTask]]:
+    """Three turns; the second one edits the context and the third one does not, so it stands before it in the tree."""
+    calls: list[Call] = [(0, [1, 2], [3, 4]), (1, [1, 2, 9], [7, 8]), (2, [1, 2, 3, 4, 5], [6])]
+    data, documents = stored(calls, advantage=2.0)
+    return data, [msgspec.structs.replace(one, turn=one.index) for one in documents]
+
+
+def test_turns_may_have_advantages_of_their_own() -> None:
+    data, calls = played()
+    assert {one.advantage for one in trajectory_of(data, calls).segments} == {None}
+    data = msgspec.structs.replace(data, turns=[0.5, -1.0, 1.5])
+    one = trajectory_of(data, calls)
+    assert [one.segments[at].advantage for at in one.trained_segments] == [0.5, -1.0, 1.5]
+    assert [one.segments[at].ids.tolist() for at in one.trained_segments] == [[3, 4], [7, 8], [6]], "by time"
+    even = assemble(1, 1, [data], calls, TREE, Freshness(), balance=True).batch.trajectories[0]
+    shares = [even.segments[at].advantage for at in even.trained_segments]
+    assert shares == pytest.approx([0.4, -1.0, 1.2]), "2 · 0.5 + 1.5 against 2 · 1"
+
+
+def test_a_critic_gets_the_score_after_the_last_token_and_rewards_after_their_turns() -> None:
+    data, calls = played()
+    data = msgspec.structs.replace(data, turns=[0.5, 0.0, 0.25], capped=True)
+    (one,) = assemble(1, 1, [data], calls, TREE, Freshness(), critic=True).batch.trajectories
+    assert [one.segments[at].reward for at in one.trained_segments] == [0.5, 0.0, 2.25]
+    assert (one.advantage, one.capped) == (0.0, True)
+
+
 def test_records_without_advantage_do_not_train() -> None:
     data, calls = stored([(0, [1, 2], [3, 4])], advantage=None)
     assert assemble(1, 1, [data], calls, TREE, Freshness()).batch.trajectories == []
