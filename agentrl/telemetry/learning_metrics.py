@@ -64,6 +64,11 @@ REWARD_GAIN = Metric("reward_gain", "", "Reward against that of fifty steps befo
 LEARNING_RATE = Metric("learning_rate", "", "The learning rate of the step, after its schedule.")
 GRADIENT = Metric("gradient_norm", "", "Length of the gradient before it is cut.")
 GRADIENT_OVER_MEDIAN = Metric("gradient_over_median", "", "The same against the median of fifty steps.", (0.0, 10.0))
+EXPLAINED_VARIANCE = Metric(
+    "explained_variance", "", "How much of the returns the critic expected: 1 is all, 0 no more than their mean."
+)
+VALUE_LOSS = Metric("value_loss", "", "The loss of the critic.")
+CRITIC_GRADIENT = Metric("critic_gradient_norm", "", "Length of the gradient of the critic before it is cut.")
 GROUPS = Metric("groups", "", "Groups that a step trained.")
 WITHOUT_SIGNAL = Metric("groups_without_signal", "", "Groups that a step took and that teach nothing.")
 RECORDS = Metric("records", "", "Records that a step trained.")
@@ -111,6 +116,7 @@ OF_STEPS = (
     ),
     *(TOOL_FAILURES_RISE, LENGTH, LENGTH_JUMP, EVALUATION_FALL, INFRASTRUCTURE, CUT_OFF),
     *(REWARD_LATELY, REWARD_LATELY_MARGIN),
+    *(EXPLAINED_VARIANCE, VALUE_LOSS, CRITIC_GRADIENT),
     *TERMS,
 )
 """Metrics of Step documents. The trainer also reports the newest ones in its row, so that recordings contain them."""
