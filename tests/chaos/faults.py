@@ -247,7 +247,9 @@ RANKS: dict[str, Fault] = {
     "a rank dies in a checkpoint": rank_dies_within("checkpoint", "Checkpoint"),
     "a rank dies in a publication": rank_dies_within("publication", "Publication"),
 }
-"""For a trainer of two ranks, in place of the death of any trainer."""
+"""For a trainer of two ranks."""
+IN_THEIR_PLACE = (f"kill {Role.TRAINER}", "between lease and optimizer")
+"""Required of a trainer of one process: with two ranks, one that dies in a step has leased it and not trained it."""
 FROZEN: dict[str, Fault] = {
     "a sampler continues after it was declared dead": frozen_processes.sampler,
     "a trainer continues after it was replaced": frozen_processes.trainer,
@@ -271,11 +273,11 @@ def required(ranks: int) -> dict[str, Fault]:
     everywhere = DEATHS | POINTS | FROZEN
     if ranks == 1:
         return everywhere
-    return RANKS | {name: fault for name, fault in everywhere.items() if name != f"kill {Role.TRAINER}"}
+    return RANKS | {name: fault for name, fault in everywhere.items() if name not in IN_THEIR_PLACE}
 
 
 def all_faults(ranks: int) -> dict[str, Fault]:
-    return required(ranks) | DEATHS | MORE
+    return required(ranks) | DEATHS | POINTS | MORE
 
 
 # ---- inside ----
