@@ -56,19 +56,20 @@ async def main(unit: Unit) -> None:
     weights = run_files.EngineFiles(unit, files)
     database = await run_database.open_database(config, unit.state_dir)
     try:
-        async with _engine(config, unit.state_dir) as running:
+        async with _engine(config, unit.state_dir, of_evaluations=_only_evaluates(unit, config)) as running:
             follower = PublicationFollower(
                 running.engine,
                 StoredPublications(database, load_within_s=config.engines.load_s),
                 Service(kind="engine", id=f"{unit.name}.{unit.incarnation}", unit=unit.name, url=known_as(running.url)),
                 run_dir=unit.run_dir,
                 second=running.second,
-                evaluates=unit.slot == 0,
+                evaluates=config.evaluation.engine == "shared" and (running.second is not None or unit.slot == 0),
+                only_evaluates=_only_evaluates(unit, config),
                 bring=weights.bring,
                 keep=weights.keep,
                 brought=lambda: files.share,
                 load_within_s=config.engines.load_s,
-                on_version=lambda version: setattr(unit, "weights", version),
+                on_version=functools.partial(_report_version, unit, config),
                 on_canary=lambda agreement: _report_canary(unit, agreement),
                 on_serving=functools.partial(_report_serving, unit),
                 on_problem=functools.partial(_report_problem, unit),
@@ -78,7 +79,7 @@ async def main(unit: Unit) -> None:
                 ),
             )
             unit.status(f"serves at {running.url} once it has weights")
-            unit.incomplete(NO_VERSION)
+            unit.incomplete("" if _only_evaluates(unit, config) else NO_VERSION)
             async with _following(follower) as following:
                 unit.ready()
                 with unit.phase("serving", at_most_s=NO_PROGRESS_AT_MOST_S):
@@ -87,6 +88,17 @@ async def main(unit: Unit) -> None:
             await follower.leave("gone")
     finally:
         await database.close()
+
+
+def _only_evaluates(unit: Unit, config: RunConfig) -> bool:
+    """The unit after those that the run file counts is for evaluations; others come only by `agentrl scale`."""
+    return config.evaluation.engine != "shared" and unit.slot == config.engines.count
+
+
+def _report_version(unit: Unit, config: RunConfig, version: int) -> None:
+    # What is pinned is old on purpose, and would be reported as lagging behind.
+    if not _only_evaluates(unit, config):
+        unit.weights = version
 
 
 def _report_serving(unit: Unit, serving: str) -> None:
@@ -108,10 +120,10 @@ def _report_canary(unit: Unit, agreement: Agreement) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _engine(config: RunConfig, state_dir: Path) -> AsyncIterator[RunningEngine]:
+async def _engine(config: RunConfig, state_dir: Path, *, of_evaluations: bool) -> AsyncIterator[RunningEngine]:
     """Start the engine of the configured kind; returns it with its address."""
     token = http_token(state_dir)
-    if config.engines.kind == "sglang":
+    if config.engines.kind == "sglang" and not (of_evaluations and config.evaluation.engine == "embedded"):
         served = SglangEngine(
             config.engines,
             context=config.sampling.context,

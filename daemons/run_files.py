@@ -70,7 +70,7 @@ class EngineFiles:
     async def bring(self, announced: Announced) -> None:
         """Returns when they are on this host. Raises WeightsRefusedError for a damaged manifest."""
         try:
-            await self._files.bring(announced.path, announced.manifest.files)
+            await self._files.bring(announced.path, announced.manifest.files, announced.manifest.deltas)
         except WrongListError as damaged:
             raise WeightsRefusedError(damaged.message) from damaged
         except FilesError as failed:

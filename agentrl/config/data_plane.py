@@ -317,6 +317,14 @@ class Engines(Section):
     Fewer rounds save processor time for the rest of the run, but each token takes longer by this time."""
     load_s: Seconds = 600.0
     """How long an engine may take to load a version, or an SGLang server to start with one; then it is replaced."""
+    weights: Literal["auto", "files", "group", "ipc"] = "auto"
+    """How weights get into an SGLang server that runs: it reads their files (`files`), or they are read and checked
+    before calls are paused, and sent by a process group (`group`) or on its GPUs (`ipc`). `auto`: `group` on
+    processors, `files` on GPUs."""
+    at_update: Literal["retract", "in_place", "abort"] = "retract"
+    """What an SGLang server does with calls under way when it gets weights. `retract`: they go on, and what was
+    computed with the weights before is computed again. `in_place`: they go on with it, so their log-probs are not
+    exact. `abort`: samplers continue them."""
     python: str = "{python}"
     """The Python of the environment that SGLang is installed in; `{python}` is that of the run."""
     gpus: Gpus | None = None
@@ -389,6 +397,11 @@ def problems_of(data: DataPlane) -> Iterator[Problem]:
             yield ("environments", name, "answer_schema"), problem
     if problem := sglang_arguments.problem_of(data.engines.args):
         yield ("engines", "args"), problem
+    elif data.engines.weights in ("group", "ipc") and sglang_arguments.ranks_of(data.engines.args) is None:
+        yield (
+            ("engines", "weights"),
+            f"is {data.engines.weights}, which servers with --dp-size or --pp-size cannot: use files",
+        )
     elif data.engines.kind == "sglang" and (given := data.engines.gpus) is not None:
         wanted = sglang_arguments.gpus_of(data.engines.args)
         if given != wanted and not (wanted == 1 and 0 < given < 1):

@@ -138,7 +138,7 @@ class RunConfig(data_plane.DataPlane):
     def sizes(self) -> dict[str, int]:
         """The initial count of each group."""
         many = {
-            "engine": self.engines.count,
+            "engine": self.engines.count + (self.evaluation.engine != "shared"),
             "sampler": self.rollout.samplers,
             "trainer": self.training.parallel.ranks,
         }

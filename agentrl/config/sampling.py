@@ -6,7 +6,7 @@ Invariant: what trains is sampled at a temperature alone, because the trainer re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -62,6 +62,10 @@ class Evaluation(Section):
     """Taken from the logit of a token that is in the output of the call."""
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=2)] = 1.0
     """Divides the positive logit, and multiplies the negative one, of a token that is in the output of the call."""
+    engine: Literal["shared", "own", "embedded"] = "shared"
+    """What serves the pinned version. `shared`: the engines of the run; an embedded one holds it beside the newest, and
+    the first SGLang server serves it instead of the newest until the evaluation ends. `own`: one more engine unit of
+    the same kind, only for evaluations. `embedded`: one more embedded engine, on processors."""
     samples: Positive = 1
     """Episodes of one task."""
     tasks: Natural = 64

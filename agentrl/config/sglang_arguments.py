@@ -68,6 +68,14 @@ def gpus_of(arguments: Sequence[str]) -> int:
     return count if "--enable-dp-attention" in arguments else count * data
 
 
+def ranks_of(arguments: Sequence[str]) -> int | None:
+    """The ranks that have parts of the weights; None if a process group cannot reach all of them."""
+    several = ("--pp-size", "--dp-size", "--data-parallel-size")
+    if any(value_of(arguments, name) not in ("", "1") for name in several):
+        return None
+    return int(value_of(arguments, "--tp-size") or value_of(arguments, "--tensor-parallel-size") or "1")
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text)

@@ -14,6 +14,7 @@ from agentrl.config.field_types import (
     LONGEST_S,
     NEXT_STEP,
     SCIENTIFIC_STEP,
+    Bytes,
     Flag,
     Gpus,
     Least,
@@ -116,6 +117,18 @@ class CriticSettings(Section):
     """Steps at the beginning in which only the critic learns."""
 
 
+class PublicationSettings(Section):
+    """How weights are published to engines."""
+
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Of published weights. `auto`: bfloat16, but float32 for the model of `build`."""
+    shard: Annotated[Bytes, Field(ge=1 << 20)] = 512 << 20
+    """The most bytes of one file, unless a single tensor is larger."""
+    delta: Literal["auto", "always", "never"] = "auto"
+    """Whether the difference to the version before is written too, for hosts that have that one. `auto`: if the run is
+    on hosts that do not share its directory."""
+
+
 class Training(LossKeys):
     """The trainer."""
 
@@ -191,6 +204,8 @@ class Training(LossKeys):
     """The bounds under `decay`."""
     publish_every: Annotated[Positive, NEXT_STEP] = 1
     """Steps of one publication."""
+    publication: PublicationSettings = PublicationSettings()
+    """How weights are published to engines."""
     checkpoint_every: Annotated[Positive, NEXT_STEP] = 50
     """Steps between two checkpoints."""
     keep_checkpoints: Annotated[Positive, NEXT_STEP] = 3

@@ -4,8 +4,11 @@ An engine computes the same log-probs before it serves a version. If they differ
 and trainer compute different models. `log_probs[i][j]` belongs to `ids[i][j + 1]` at temperature 1.
 
 Invariants:
-- A difference that is not a number never agrees.
-- A canary with another number of log-probs than of tokens is refused.
+- this module alone decides how much may differ: by the precision of both sides, and once engines have served the first
+  publication of a run, by what they differed there;
+- the weights of the version before are refused, also where one step changes less than the limit;
+- a difference that is not a number never agrees;
+- a canary with another number of log-probs than of tokens is refused.
 """
 
 from __future__ import annotations
@@ -29,9 +32,24 @@ LARGEST_OVER_MEAN = 20.0
 """A single token of the canary may differ by this many times the limit of the mean; more is reported."""
 
 
+TIMES_NOISE = 4.0
+"""A difference this many times that of the first publication is not the same noise."""
+LEAST_OF_LIMIT = 0.05
+"""The share of the limit of the precision that always may differ: weights that learned more have more noise."""
+CERTAIN = 8.0
+"""The version before is told apart if its difference is this many times the error with which it can be measured."""
+
+
 def limit_of(precision: str) -> float:
     """The limit of the mean for one of the two sides."""
     return MEAN_LIMIT if precision in ("float", "float32") else MEAN_LIMIT_HALF
+
+
+class Noise(msgspec.Struct, frozen=True):
+    """The mean |difference| of engines that compute the same model, and the limit of their precision."""
+
+    mean: float
+    limit: float
 
 
 class Canary(msgspec.Struct, frozen=True):
@@ -41,6 +59,10 @@ class Canary(msgspec.Struct, frozen=True):
     log_probs: list[list[float]] = msgspec.field(default_factory=list)
     precision: str = "float32"
     """Of the writer's computation."""
+    before: list[list[float]] = msgspec.field(default_factory=list)
+    """The log-probs of the same sequences by the version before, which must not be taken for this one."""
+    noise: Noise | None = None
+    """What engines differed at the first publication."""
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +72,17 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     mean: float = 0.0
     largest: float = 0.0
     limit: float = MEAN_LIMIT
-    """The limit of the mean for the lower of both precisions."""
+    """The limit of the mean."""
+    towards_before: float = 0.0
+    """0 for the announced weights, 1 for those of the version before. Only if the difference can be measured."""
 
     def problem(self) -> str:
         """Empty, or why the weights must not serve. Not-a-number never agrees."""
+        if self.towards_before > 0.5:
+            return (
+                f"the canary is that of the version before: {self.towards_before:.0%} of what the step changed is "
+                f"missing over {self.tokens} tokens"
+            )
         if self.mean <= self.limit:
             return ""
         return (
@@ -73,14 +102,57 @@ def compare(canary: Canary, ours: Sequence[Sequence[float]], limit: float = MEAN
     Raises WeightsRefusedError if counts differ.
     """
     limit = max(limit, limit_of(canary.precision))
-    theirs = canary.log_probs
-    if [len(one) for one in theirs] != [len(one) for one in ours]:
+    if canary.noise is not None and canary.noise.limit == limit:
+        limit = min(limit, max(TIMES_NOISE * canary.noise.mean, LEAST_OF_LIMIT * limit))
+    if [len(one) for one in canary.log_probs] != [len(one) for one in ours]:
         raise WeightsRefusedError("The canary has another number of log-probs than of tokens to predict.")
-    differences = [b - a for one, other in zip(theirs, ours, strict=True) for a, b in zip(one, other, strict=True)]
+    differences = _differences(ours, canary.log_probs)
     if not differences:
         return Agreement(limit=limit)
     if not all(map(math.isfinite, differences)):
         nan = float("nan")
         return Agreement(tokens=len(differences), mean=nan, largest=nan, limit=limit)
-    sizes = [abs(difference) for difference in differences]
-    return Agreement(tokens=len(sizes), mean=math.fsum(sizes) / len(sizes), largest=max(sizes), limit=limit)
+    return Agreement(
+        tokens=len(differences),
+        mean=_mean(differences),
+        largest=max(map(abs, differences)),
+        limit=limit,
+        towards_before=_towards(differences, _steps(canary)),
+    )
+
+
+def part_of(canary: Canary, places: Sequence[int], start: int) -> Canary:
+    """Of some sequences, what follows their token of that number."""
+    return msgspec.structs.replace(
+        canary,
+        ids=[canary.ids[place] for place in places],
+        log_probs=[canary.log_probs[place][start:] for place in places],
+        before=[canary.before[place][start:] for place in places] if canary.before else [],
+    )
+
+
+def _steps(canary: Canary) -> list[float]:
+    """How the version before differs, if it is known for the same sequences."""
+    if [len(one) for one in canary.before] != [len(one) for one in canary.log_probs]:
+        return []
+    found = _differences(canary.before, canary.log_probs)
+    return found if all(map(math.isfinite, found)) else []
+
+
+def _towards(differences: Sequence[float], steps: Sequence[float]) -> float:
+    """The part of the differences that points to the version before. 0 if it could be chance."""
+    square = math.fsum(step * step for step in steps)
+    if not square:
+        return 0.0
+    share = math.fsum(one * step for one, step in zip(differences, steps, strict=True)) / square
+    # What is left if that part is taken away is noise; it decides how well the part is known.
+    noise = math.fsum((one - share * step) ** 2 for one, step in zip(differences, steps, strict=True)) / len(steps)
+    return share if CERTAIN**2 * noise < square else 0.0
+
+
+def _differences(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[float]:
+    return [a - b for one, other in zip(ours, theirs, strict=True) for a, b in zip(one, other, strict=True)]
+
+
+def _mean(differences: Sequence[float]) -> float:
+    return math.fsum(map(abs, differences)) / len(differences)

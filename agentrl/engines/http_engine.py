@@ -136,17 +136,24 @@ class HttpEngine:
             await self._post("/abort_request", {"rid": _sent_rid(rid)}, within_s=ABORT_GRACE_S)
 
     async def score(
-        self, ids: Sequence[int], *, deadline_s: float, version: int | None = None, vocabulary: int | None = None
+        self,
+        ids: Sequence[int],
+        *,
+        deadline_s: float,
+        version: int | None = None,
+        vocabulary: int | None = None,
+        start: int = 0,
     ) -> list[float]:
-        """`vocabulary`: the number of ids of the model of an SGLang server, which reports the last id as 0."""
+        """`vocabulary`: the number of ids of the model of an SGLang server, which reports the last id as 0. `start`:
+        only what follows this token is scored, and what comes before it an SGLang server may have in its cache."""
         body = {
             **_generate_body("", ids, Sampling(max_new_tokens=0, temperature=0.0), version),
-            "logprob_start_len": 0,
+            "logprob_start_len": start,
         }
         del body["rid"]
         pairs = _answer(await self._post("/generate", body, within_s=deadline_s)).meta_info.input_token_logprobs or []
         found = [value for value, _, _ in pairs[1:] if value is not None]
-        if not _is_echo([token for _, token, _ in pairs], ids, vocabulary) or len(found) != len(pairs) - 1:
+        if not _is_echo([token for _, token, _ in pairs], ids[start:], vocabulary) or len(found) != len(pairs) - 1:
             raise EngineRubbishError(f"The engine {self.url} scored another sequence than the one that was sent.")
         return found
 
@@ -222,9 +229,11 @@ class HttpEngine:
             tokens_per_s=sum(rank.gen_throughput for rank in ranks),
         )
 
-    async def order(self, path: str) -> None:
-        """Posts a request without arguments."""
-        await self._post(path, {})
+    async def order(
+        self, path: str, body: Mapping[str, Any] | None = None, *, within_s: float = ORDER_WITHIN_S
+    ) -> None:
+        """Posts a request that is answered with its status only."""
+        await self._post(path, dict(body or {}), within_s=within_s)
 
     async def _post(self, path: str, body: dict[str, Any], *, within_s: float = ORDER_WITHIN_S) -> bytes:
         return await self._send("POST", path, msgspec.json.encode(body), within_s)

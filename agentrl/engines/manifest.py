@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 from agentrl.engines.canary import Canary
 from agentrl.engines.interface import WeightsRefusedError
+from agentrl.engines.safetensors_layout import SUFFIX
 from agentrl.errors import DiskError
+from agentrl.files.deltas import Delta
 from agentrl.files.pieces import Content, content_of
 
 MANIFEST_FILE = "manifest.json"
-WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
+READERS = 2
+"""Files that are read at the same time: most of the time goes into their hashes."""
+READ_BYTES = 4 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -27,6 +32,13 @@ class Manifest(msgspec.Struct, frozen=True):
 
     files: dict[str, Content]
     canary: Canary = msgspec.field(default_factory=Canary)
+    deltas: dict[str, Delta] = {}
+    """Of files of which a host with the version before needs the difference only."""
+
+    @property
+    def weights(self) -> list[str]:
+        """The files that have tensors."""
+        return sorted(name for name in self.files if name.endswith(SUFFIX))
 
 
 def describe(directory: Path, names: Iterable[str], canary: Canary | None = None) -> Manifest:
@@ -51,13 +63,20 @@ def read(directory: Path) -> Manifest:
         raise WeightsRefusedError(f"{file} is damaged: {broken}.") from broken
 
 
-def read_verified(directory: Path, manifest: Manifest) -> dict[str, bytes]:
-    """The contents of all files of the manifest. Raises WeightsRefusedError, which names every wrong file."""
-    contents: dict[str, bytes] = {}
+def read_verified(directory: Path, manifest: Manifest) -> dict[str, bytearray]:
+    """The contents of all files of the manifest. They are hashed while they are read, several at a time. Raises
+    WeightsRefusedError, which names every wrong file."""
+    contents: dict[str, bytearray] = {}
 
     def same(file: Path, entry: Content) -> bool:
-        contents[file.name] = data = file.read_bytes()
-        return len(data) == entry.bytes and hashlib.blake2b(data).hexdigest() == entry.blake2b
+        # In memory that may be written, as tensors want it.
+        contents[file.name] = data = bytearray(entry.bytes)
+        found, left = hashlib.blake2b(), memoryview(data)
+        with file.open("rb", buffering=0) as opened:
+            while left and (count := opened.readinto(left[:READ_BYTES])):
+                found.update(left[:count])
+                left = left[count:]
+        return not left and found.hexdigest() == entry.blake2b
 
     _check_all(directory, manifest, same)
     return contents
@@ -74,19 +93,20 @@ def verify(directory: Path, manifest: Manifest) -> None:
 
 
 def _check_all(directory: Path, manifest: Manifest, same: Callable[[Path, Content], bool]) -> None:
-    wrong: list[str] = []
-    for name, entry in manifest.files.items():
+    def problem(name: str) -> str:
+        entry = manifest.files[name]
         if Path(name).name != name:
-            wrong.append(f"{name!r} is no plain file name")
-            continue
+            return f"{name!r} is no plain file name"
         try:
             size = (directory / name).stat().st_size
             # Sizes are compared first: a file that is still being written need not be read.
             if size != entry.bytes:
-                wrong.append(f"{name} has {size} bytes, not {entry.bytes}")
-            elif not same(directory / name, entry):
-                wrong.append(f"{name} has another content than was written")
+                return f"{name} has {size} bytes, not {entry.bytes}"
+            return "" if same(directory / name, entry) else f"{name} has another content than was written"
         except OSError as broken:
-            wrong.append(f"{name} cannot be read ({broken.strerror})")
+            return f"{name} cannot be read ({broken.strerror})"
+
+    with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="verify") as pool:
+        wrong = [found for found in pool.map(problem, manifest.files) if found]
     if wrong:
         raise WeightsRefusedError(f"The weights in {directory} are not as announced: {'; '.join(wrong)}.")

@@ -158,6 +158,7 @@ class PublicationFollower:
         run_dir: Path,
         second: TwoVersionEngine | None = None,
         evaluates: bool = True,
+        only_evaluates: bool = False,
         bring: Callable[[Announced], Awaitable[None]] = nothing_to_bring,
         keep: Callable[[Collection[int]], Awaitable[None]] = nothing_to_keep,
         brought: Callable[[], float] = lambda: 1.0,
@@ -173,9 +174,10 @@ class PublicationFollower:
         why nothing serves, and an empty text when a version does.
 
         Without `second` the engine holds one version. Then, if it is the one that `evaluates`, it serves the version
-        of an evaluation instead of the newest. `waiting_for` is entered while a version is loaded. `bring` gets the
-        files of a version to this host, `brought` is the share of them that has come, and `keep` names the versions
-        whose files are needed there.
+        of an evaluation instead of the newest. One that `only_evaluates` serves nothing else, and only calls that name
+        that version; publications do not become current by it. `waiting_for` is entered while a version is loaded.
+        `bring` gets the files of a version to this host, `brought` is the share of them that has come, and `keep` names
+        the versions whose files are needed there.
         """
         self._engine = engine
         self._publications = publications
@@ -183,6 +185,7 @@ class PublicationFollower:
         self._run_dir = run_dir
         self._second = second
         self._evaluates = evaluates
+        self._only_evaluates = only_evaluates
         self._bring = bring
         self._keep = keep
         self._brought = brought
@@ -220,7 +223,7 @@ class PublicationFollower:
         # version at the same time pass it on to each other.
         if wanted is None or not await self._has_files(wanted):
             return
-        if await self._publications.permit(wanted.version, self._service.id):
+        if self._only_evaluates or await self._publications.permit(wanted.version, self._service.id):
             await self._take(wanted)
             await self._report_decision()
             await self._keep({version for version in (self.version, self._pinned) if version is not None})
@@ -256,11 +259,15 @@ class PublicationFollower:
     async def look_for_pins(self) -> None:
         """Holds the version that an evaluation needs."""
         self._evaluated = await self._publications.pinned()
-        if self._second is not None:
+        if self._second is not None and self._evaluates:
             await self._pin(self._second, self._evaluated)
 
     async def _wanted(self) -> Announced | None:
         """The publication to load now, if any."""
+        if self._only_evaluates:
+            found = self._evaluated
+            known = found is None or found.version == self.version or found.version in self._refused
+            return None if known else found
         evaluated = self._evaluated if self._second is None and self._evaluates else None
         if evaluated is not None and evaluated.version not in self._refused:
             return evaluated if evaluated.version != self.version else None
@@ -272,7 +279,7 @@ class PublicationFollower:
             msgspec.structs.replace(
                 self._service,
                 state=self.state,
-                version=self.version,
+                version=None if self._only_evaluates else self.version,
                 versions_loaded=list(load.versions_loaded),
                 slots=load.slots,
                 running=load.running + load.waiting,
@@ -310,7 +317,8 @@ class PublicationFollower:
                 self._canary_passed = f", canary passed at {moment(now.timestamp())}"
                 self._on_canary(agreement)
             self._on_news(f"serves version {version}{self._canary_passed}")
-            self._unreported = _Decision(version, now, agreement=agreement)
+            if not self._only_evaluates:
+                self._unreported = _Decision(version, now, agreement=agreement)
         self._return_to_serving()
 
     async def _leave_routing(self) -> None:

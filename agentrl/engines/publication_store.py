@@ -57,7 +57,9 @@ class StoredPublications:
 
     async def permit(self, version: int, engine: str) -> bool:
         """At most half of the serving engines load at the same time, but always one; versions do not matter."""
-        serving = await self._database.count("Service", {"kind": "engine", "state": "serving"})
+        # An engine for evaluations only has no version for others.
+        routed = {"kind": "engine", "state": "serving", "version": {"$type": "number"}}
+        serving = await self._database.count("Service", routed)
         others = _valid_permits(await self._routed(but=engine))
         mine = {"engine": {"$literal": engine}, "version": version, "until": from_now(self._load_within_s)}
         return await self._database.update_one(

@@ -101,13 +101,14 @@ class Router:
         self._homes.pop(affinity, None)
 
     def _is_able(self, one: Candidate, now: float, version: int | None, oldest: int | None) -> bool:
-        if not one.serving or one.version is None or now - one.seen_at > self._silent_after_s:
+        if not one.serving or now - one.seen_at > self._silent_after_s:
             return False
         if one.seen_at <= self._dead.get(one.name, float("-inf")):
             return False
         if version is not None:
             return version == one.version or version in one.versions_loaded
-        return oldest is None or one.version >= oldest
+        # An engine for evaluations only has none but versions that it holds.
+        return one.version is not None and (oldest is None or one.version >= oldest)
 
     def _fullness(self, one: Candidate) -> float:
         """Share of its slots that are taken; calls that this caller sent since the last report count immediately."""

@@ -4,6 +4,7 @@ Invariants:
 - Whoever asks for a file that is on its way already waits for the same pull.
 - What a unit asked for stays until its connection ends, or it says what it keeps.
 - In the run's own directory nothing is written that it has.
+- A file that is the difference to another one here is got so; if that fails for any reason, it is got whole.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from agentrl.config.run_marker import read_marker
 from agentrl.errors import AgentrlError
 from agentrl.files import frames, named_files
 from agentrl.files.cache import Cache
+from agentrl.files.deltas import Delta, apply_delta
 from agentrl.files.frames import FilesError, WrongListError
 from agentrl.files.peers import Peers
 from agentrl.files.pieces import Content
@@ -186,7 +188,7 @@ class FileService:
             if problem := content.problem():
                 raise WrongListError(f"{path} cannot be got from another host: {problem}.")
             wanted[path] = content
-        await self._get_all(wanted)
+        await self._get_all(wanted, {str(directory / name): one for name, one in question.deltas.items()})
         for path, content in wanted.items():
             self._cache.name(content, self._run_dir / path)
 
@@ -231,10 +233,10 @@ class FileService:
         fresh.write_bytes(config)
         fresh.replace(self._run_dir / IN_FORCE)
 
-    async def _get_all(self, wanted: Mapping[str, Content]) -> None:
+    async def _get_all(self, wanted: Mapping[str, Content], deltas: Mapping[str, Delta] | None = None) -> None:
         async def get(path: str, content: Content) -> None:
             async with self._at_once:
-                await self._get(path, content)
+                await self._get(path, content, (deltas or {}).get(path))
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -243,7 +245,7 @@ class FileService:
         except BaseExceptionGroup as failed:
             raise first_of(failed) from failed
 
-    async def _get(self, path: str, content: Content) -> None:
+    async def _get(self, path: str, content: Content, delta: Delta | None = None) -> None:
         """Into the cache."""
         digest = content.blake2b
         if self._cache.whole(content):
@@ -253,7 +255,7 @@ class FileService:
                 path, content, here=self._host, cache=self._cache, peers=self._peers, on_change=self._tell_change
             )
             self._pulls[digest] = pull
-            self._tasks[digest] = asyncio.create_task(pull.run(), name=f"pull {digest[:12]}")
+            self._tasks[digest] = asyncio.create_task(self._obtain(pull, delta), name=f"pull {digest[:12]}")
         task = self._tasks[digest]
         self._waiting[digest] = self._waiting.get(digest, 0) + 1
         try:
@@ -269,6 +271,37 @@ class FileService:
                 if pull.got:
                     log.info("%s: %s", path, pull.came_from())
                 self._tell_change()
+
+    async def _obtain(self, pull: Pull, delta: Delta | None) -> Path:
+        if delta is not None and (base := self._cache.whole(delta.base)) is not None:
+            try:
+                return await self._changed(base, pull, delta)
+            except (AgentrlError, OSError) as failed:
+                log.warning("%s is got whole: %s", pull.path, failed)
+        return await pull.run()
+
+    async def _changed(self, base: Path, pull: Pull, delta: Delta) -> Path:
+        """The file, made of the one that is here and its difference to it."""
+        beside = str(PurePosixPath(pull.path).with_name(delta.name))
+        if PurePosixPath(delta.name).name != delta.name or delta.content.problem():
+            raise WrongListError(f"{delta.name!r} is no difference that another host could be asked for.")
+        with self._holding({"": delta.base, beside: delta.content}):
+            await self._get(beside, delta.content)
+            changes = self._cache.whole(delta.content)
+            if changes is None:
+                raise FilesError(f"{beside} is gone from the cache of host {self._host}.")
+            part, _ = self._cache.begin(pull.content)
+            try:
+                await asyncio.to_thread(apply_delta, base, changes, part, pull.content)
+                file = await asyncio.to_thread(self._cache.finish, pull.content)
+            except BaseException:
+                # Pieces of another file would be taken for pieces of this one that are there.
+                part.unlink(missing_ok=True)
+                raise
+            finally:
+                self._cache.left(pull.content)
+        log.info("%s: by its difference to another file, %d bytes", pull.path, delta.content.bytes)
+        return file
 
     # ----
 

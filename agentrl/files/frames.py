@@ -10,6 +10,7 @@ import asyncio
 import msgspec
 
 from agentrl.errors import AgentrlError
+from agentrl.files.deltas import Delta
 from agentrl.files.pieces import Content
 
 MOST_BYTES = 64 << 20
@@ -87,6 +88,8 @@ class Bring(msgspec.Struct, frozen=True, tag="bring"):
 
     directory: str
     files: dict[str, Content]
+    deltas: dict[str, Delta] = {}
+    """Of files that a host with another one can get by their difference to it."""
 
 
 class Keep(msgspec.Struct, frozen=True, tag="keep"):

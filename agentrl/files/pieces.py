@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import msgspec
@@ -59,19 +60,46 @@ def piece_hash(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+class ContentHash:
+    """The content of a file of known size whose bytes come in order, so that a writer need not read it again."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._whole = hashlib.blake2b()
+        self._piece = hashlib.blake2b(digest_size=16)
+        self._left = piece_range(size, 0)[1] if size else 0
+        """Bytes until the end of the piece."""
+        self._pieces: list[str] = []
+
+    def update(self, data: bytes | memoryview) -> None:
+        self._whole.update(data)
+        rest = memoryview(data)
+        while rest:
+            part, rest = rest[: self._left], rest[self._left :]
+            self._piece.update(part)
+            self._left -= len(part)
+            if self._left == 0:
+                self._end_piece()
+
+    def content(self) -> Content:
+        """Of all bytes, which are as many as were announced."""
+        return Content(self._size, self._whole.hexdigest(), tuple(self._pieces))
+
+    def _end_piece(self) -> None:
+        self._pieces.append(self._piece.hexdigest())
+        self._piece = hashlib.blake2b(digest_size=16)
+        number = len(self._pieces)
+        # More bytes than announced stay in a piece that never ends.
+        self._left = piece_range(self._size, number)[1] if number < piece_count(self._size) else self._size + 1
+
+
 def content_of(file: Path) -> Content:
     """Of a file as it is now; it is read once. Raises OSError."""
-    whole, pieces = hashlib.blake2b(), []
     with file.open("rb") as opened:
-        size = file.stat().st_size
-        for number in range(piece_count(size)):
-            piece, left = hashlib.blake2b(digest_size=16), piece_range(size, number)[1]
-            while left and (data := opened.read(min(left, _READ_BYTES))):
-                whole.update(data)
-                piece.update(data)
-                left -= len(data)
-            pieces.append(piece.hexdigest())
-    return Content(size, whole.hexdigest(), tuple(pieces))
+        found = ContentHash(os.fstat(opened.fileno()).st_size)
+        while data := opened.read(_READ_BYTES):
+            found.update(data)
+    return found.content()
 
 
 def _is_hash(text: str, digits: int) -> bool:

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from agentrl.files import frames
+from agentrl.files.deltas import Delta
 from agentrl.files.frames import FilesError, WrongListError
 from agentrl.files.pieces import Content
 from agentrl.formatting.amounts import size
@@ -59,7 +60,9 @@ class UnitFiles:
         """Get the configuration and the files that the role reads. Raises FilesError."""
         await self._ask(frames.Prepare(role), "the files of the run")
 
-    async def bring(self, directory: str, files: Mapping[str, Content]) -> None:
+    async def bring(
+        self, directory: str, files: Mapping[str, Content], deltas: Mapping[str, Delta] | None = None
+    ) -> None:
         """Raises FilesError, or WrongListError if asking again will not help."""
         if self._socket is None or self._brought.get(directory) == files:
             return
@@ -69,10 +72,12 @@ class UnitFiles:
             other, held = self._let_go.popitem()
             with contextlib.suppress(FilesError):
                 await self._bring(other, held)
-        await self._bring(directory, dict(files))
+        await self._bring(directory, dict(files), deltas)
 
-    async def _bring(self, directory: str, files: dict[str, Content]) -> None:
-        await self._ask(frames.Bring(directory, files), directory)
+    async def _bring(
+        self, directory: str, files: dict[str, Content], deltas: Mapping[str, Delta] | None = None
+    ) -> None:
+        await self._ask(frames.Bring(directory, files, dict(deltas or {})), directory)
         self._brought[directory] = files
 
     async def keep(self, directories: Iterable[str]) -> None:

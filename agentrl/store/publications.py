@@ -15,7 +15,7 @@ import msgspec
 from agentrl.files.pieces import Content
 from agentrl.policies.status_tables import PUBLICATION, Actor, PublicationStatus, check
 from agentrl.store.database import AlreadyThereError, Database
-from agentrl.store.documents import Publication, load, load_if, to_bson
+from agentrl.store.documents import CanaryReading, Publication, load, load_if, to_bson
 from agentrl.store.service_registry import PRESENT
 from agentrl.store.update_expressions import NOW, is_older, setting
 
@@ -89,6 +89,13 @@ async def last_canary(database: Database, engine: Mapping[str, Any]) -> PassedCa
         ],
     )
     return PassedCanary(found[0]["canary"]["engine"], found[0]["_id"], found[0]["canary"]["at"]) if found else None
+
+
+async def first_canary(database: Database) -> CanaryReading | None:
+    """What engines differed at the first publication that they served: the reading with the largest mean."""
+    there = {"canary.0": {"$exists": True}}
+    found = load_if(Publication, await database.find_one("Publication", there, sort=[("_id", 1)]))
+    return None if found is None else max(found.canary, key=lambda reading: reading.mean)
 
 
 async def rejected_version(database: Database) -> int:

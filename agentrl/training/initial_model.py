@@ -9,9 +9,11 @@ Invariants:
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.errors import ConfigError
@@ -23,9 +25,12 @@ from agentrl.training.checkpoints import described
 from agentrl.training.learner import Learner
 from agentrl.training.model_check import refuse_model
 
+log = logging.getLogger("trainer")
 BUILT = "model"
 REFERENCE = Path(checkpoints.REFERENCE)
 """Both within the run's directory."""
+PROMPT_TOKENS = 256
+"""Of a prompt that engines score."""
 MAX_TEXTS = 4_000
 """Enough for the merges of a small vocabulary."""
 
@@ -60,6 +65,22 @@ def keep_reference(run_dir: Path, learner: Learner, *, new_run: bool) -> dict[st
             learner.save(unfinished)
     learner.compare_with(directory)
     return described(directory)
+
+
+def prompts(config: RunConfig, model: Path, count: int) -> list[list[int]]:
+    """The first tasks of the run, as a model gets them: real text for the canary."""
+    try:
+        template = Template.of(model, {} if config.model is None else config.model.template)
+    except ConfigError as without:
+        log.warning("the canary has no real text: %s", without.message)
+        return []
+    rows = (
+        template.first(environment.system, [], row.query)
+        for environment in config.environments.values()
+        for row in datasets.read(Path(environment.dataset))
+    )
+    most = min(PROMPT_TOKENS, config.sampling.context // 2)
+    return [ids[:most] for ids in itertools.islice(rows, count)]
 
 
 def _texts(config: RunConfig, demonstrations: list[Demonstration]) -> Iterator[str]:

@@ -13,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,15 @@ from agentrl.training.optimizers import AdamW, Kind, OptimizerSet, make_optimize
 from agentrl.training.packing import Row, micro_batches, rows
 from agentrl.training.pair_scores import PairScorer, Scored
 from agentrl.training.parallel import Parallelism, Plan, Precision, Sizes
-from agentrl.training.policy_model import layout_of, load_model, read_companions, save_around, save_model
+from agentrl.training.policy_model import (
+    layout_of,
+    load_model,
+    read_companions,
+    save_around,
+    save_model,
+    stored_form,
+)
+from agentrl.training.snapshots import Snapshot, rounded
 from agentrl.training.step_parts import Facts, Objective, Part, facts_of, in_smaller_parts, of_pairs
 
 log = logging.getLogger("trainer")
@@ -108,11 +117,13 @@ class Learner:
         self._tokens = settings.tokens_per_batch
         """The limit of a micro-batch, less once the memory was too small."""
         # Kept in memory for every copy, because the directory may be removed later.
-        self._companions = read_companions(directory)
+        self.companions = read_companions(directory)
         self.accelerator = parallel.start(settings.parallel, settings.precision)
         plan = Plan(settings.parallel, settings.recompute, settings.compiled)
         self._parallelism = Parallelism(plan, self.accelerator)
         self._on_progress = on_progress
+        self._snapshot: Snapshot | None = None
+        """It may still be copied from the weights."""
         self._warned = False
         """Once is enough for a gap between engine and trainer that lasts."""
         # Log-probs are computed in at least float32, for weights of any type.
@@ -200,7 +211,19 @@ class Learner:
         """Writes weights, configuration and tokenizer; returns the names of the files. A call of all ranks; the one
         that leads writes."""
         weights = self.weights()
-        return save_model(self.model, directory, weights, companions=self._companions) if self.leads else []
+        return save_model(self.model, directory, weights, companions=self.companions) if self.leads else []
+
+    def snapshot(self, dtype: torch.dtype) -> Snapshot:
+        """The weights of now, to be published. A call of all ranks; the one that leads gets them."""
+        weights, buffers = self.weights(), {name for name, _ in self.model.named_buffers()}
+        stored = functools.partial(stored_form, self.model)
+        self._snapshot = Snapshot(weights, narrow=weights.keys() - buffers, dtype=dtype, stored=stored)
+        return self._snapshot
+
+    def _before_weights_change(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.take()
+            self._snapshot = None
 
     def save_trained(self, directory: Path) -> list[str]:
         """The same with adapters alone, if they are what is trained."""
@@ -209,7 +232,7 @@ class Learner:
         adapters = self.gathered("trained weights")
         if not self.leads:
             return []
-        save_around(self.model, directory, companions=self._companions)
+        save_around(self.model, directory, companions=self.companions)
         lora.save(directory, adapters, self.settings.adapters, base=self._base)
         return sorted(file.name for file in directory.iterdir())
 
@@ -263,6 +286,7 @@ class Learner:
     def _move(self, *, learns_policy: bool) -> None:
         """An optimizer step of what has a gradient."""
         if learns_policy:
+            self._before_weights_change()
             self.optimizers.step()
         if self.critic is not None:
             self.critic.optimizers.step()
@@ -388,9 +412,19 @@ class Learner:
     def _own_critic_tensors(self) -> dict[str, Tensor]:
         return {} if self.critic is None else self.critic.tensors()
 
+    def log_probs(
+        self, sequences: Sequence[Sequence[int]], *, published: torch.dtype | None = None
+    ) -> list[list[float]]:
+        """Log-probs at temperature 1 of all tokens except the first of each sequence; with the weights as they are
+        published in this type, or with its own."""
+        if published in (None, self.model.dtype):
+            return self._log_probs(sequences)
+        self._before_weights_change()
+        with rounded(self._scorer.parameters(), published):
+            return self._log_probs(sequences)
+
     @torch.no_grad()
-    def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probs at temperature 1 of all tokens except the first of each sequence."""
+    def _log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         packed = rows([_whole_sequence(index, ids) for index, ids in enumerate(sequences)], "linear")
         values: list[list[float]] = [[] for _ in sequences]
         for part in micro_batches(packed, self.settings.tokens_per_batch, self.layout):

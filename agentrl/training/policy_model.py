@@ -8,12 +8,14 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import transformers
+from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.errors import ConfigError
 from agentrl.training import tree_attention
@@ -106,6 +108,34 @@ def save_around(model: transformers.PreTrainedModel, directory: Path, *, compani
         model.generation_config.save_pretrained(directory)
     for name, content in companions.items():
         (directory / name).write_bytes(content)
+
+
+def stored_form(model: transformers.PreTrainedModel, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights of the model's own state with the names and shapes that its files have. Some models join in memory what
+    files keep apart, such as the experts of a layer."""
+    untyped: Any = model
+    ignored = untyped._keys_to_ignore_on_save or ()
+    kept = {name: one for name, one in weights.items() if name not in ignored}
+    stored: dict[str, torch.Tensor] = revert_weight_conversion(model, kept)
+    return stored
+
+
+def save_config(model: transformers.PreTrainedModel, directory: Path, dtype: torch.dtype) -> list[str]:
+    """Writes the configuration of weights in this type; returns the names of its files."""
+    untyped: Any = model
+    config = copy.deepcopy(untyped.config)
+    config.dtype = name_of(dtype)
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    before = set(directory.iterdir())
+    config.save_pretrained(directory)
+    if untyped.can_generate():
+        untyped.generation_config.save_pretrained(directory)
+    return sorted(file.name for file in set(directory.iterdir()) - before)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """`bfloat16`"""
+    return str(dtype).removeprefix("torch.")
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from agentrl.training import checkpoints
 from agentrl.training.batch import Batch
 from agentrl.training.learner import Gathered, Learner, LearnerSettings, StepResult
 from agentrl.training.parallel import start
+from agentrl.training.policy_model import name_of
 from agentrl.training.rank_files import Place, RankFiles
 from agentrl.training.step_parts import Objective
 
@@ -73,6 +74,8 @@ class Train(msgspec.Struct, frozen=True, tag=True, eq=False):
 
 class Score(msgspec.Struct, frozen=True, tag=True):
     sequences: list[list[int]]
+    published: str = ""
+    """The type that weights are rounded to; empty: as they are."""
 
 
 class Gather(msgspec.Struct, frozen=True, tag=True):
@@ -151,9 +154,11 @@ class LeadingLearner(Learner):
         self._channel.send(Gather(what))
         return super().gathered(what)
 
-    def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        self._channel.send(Score([list(one) for one in sequences]))
-        return super().log_probs(sequences)
+    def log_probs(
+        self, sequences: Sequence[Sequence[int]], *, published: torch.dtype | None = None
+    ) -> list[list[float]]:
+        self._channel.send(Score([list(one) for one in sequences], "" if published is None else name_of(published)))
+        return super().log_probs(sequences, published=published)
 
     def train(
         self, batch: Batch, objective: Objective, *, learning_rate: float | None = None, optimizer_steps: int = 1
@@ -231,8 +236,8 @@ def _make(call: Call, learner: Learner, files: RankFiles) -> None:
             checkpoints.restore_optimizers(files.find(place), learner)
         case Fresh(learning_rate):
             learner.new_optimizers(learning_rate)
-        case Score(sequences):
-            learner.log_probs(sequences)
+        case Score(sequences, published):
+            learner.log_probs(sequences, published=getattr(torch, published) if published else None)
         case Gather(what):
             learner.gathered(what)
         case Train(batch, loss, learning_rate, optimizer_steps):

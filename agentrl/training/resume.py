@@ -155,6 +155,8 @@ async def take_over(
     # Without a checkpoint these are the weights of the very first publication again.
     parent = chosen.version or None if chosen else min(versions, default=None)
     probes = [np.concatenate([segment.ids for segment in one.segments]).tolist() for one in trajectories]
+    if not probes:
+        probes = await asyncio.to_thread(initial_model.prompts, config, source, PROBED_DEMONSTRATIONS)
     step = chosen.step if chosen else 0
     unused = bool(chosen and config.training.warmup.steps and trajectories) and not await stored.has_first(database)
     if unused:

@@ -21,9 +21,11 @@ from agentrl.store.documents import Step
 from agentrl.telemetry import learning_metrics
 from agentrl.telemetry.data_plane_metrics import BASE_VERSION, STEP
 from agentrl.telemetry.learning_metrics import MISMATCH_K3_OVER_LIMIT, MISMATCH_OVER_LIMIT, MISMATCH_P99_OVER_LIMIT
+from agentrl.training import weight_files
 from agentrl.training.batch_assembly import Assembled
 from agentrl.training.batch_selection import Look
 from agentrl.training.learner import StepResult
+from agentrl.training.policy_model import name_of
 from agentrl.unit import Unit
 
 log = logging.getLogger("trainer")
@@ -63,9 +65,11 @@ def step_metrics(
 
 
 def mismatch_limit(config: RunConfig) -> float:
-    """The largest mean difference of log-probs between engine and trainer. Embedded engines compute in float32."""
+    """The largest mean difference of log-probs between engine and trainer, whose weights are rounded for engines.
+    Embedded engines compute in float32."""
     engine = "float32" if config.engines.kind == "embedded" else "auto"
-    return max(limit_of(engine), limit_of(config.training.precision))
+    published = name_of(weight_files.published_type(config))
+    return max(map(limit_of, (engine, config.training.precision, published)))
 
 
 async def with_surroundings(

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 
 from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
-from agentrl.engines.manifest import Manifest
+from agentrl.engines.canary import Canary, Noise
 from agentrl.errors import AgentrlError, DiskError
 from agentrl.files.unit_files import UnitFiles
 from agentrl.policies.outcomes import longest_group_s
@@ -56,6 +56,7 @@ from agentrl.training.evaluator import Evaluator, has_held_out_tasks
 from agentrl.training.learner import Learner, StepResult
 from agentrl.training.learning_watch import LearningWatch
 from agentrl.training.poison_trials import Suspicion
+from agentrl.training.publisher import Publisher
 from agentrl.training.ranks import Loader, load_alone
 from agentrl.training.resume import CHECKPOINTS, Start, take_over
 from agentrl.training.scientific_settings import Settings
@@ -126,10 +127,19 @@ class Trainer:
         self._batch_wait = BatchWait(unit, longest_group_s(float(config.rollout.episode_s)))
         self.state = TrainerState(0)
         self._suspicion = Suspicion()
-        self._unannounced: Publication | None = None
-        """A publication whose number is taken and whose announcement is not confirmed: it is retried."""
-        self._written: Manifest | None = None
-        """The manifest of its files, once they are complete: engines may read them already."""
+        self._taken: Publication | None = None
+        """A publication whose number is taken and of which there is no snapshot yet."""
+        self._canary: Canary | None = None
+        """Of the newest version."""
+        self._noise: Noise | None = None
+        self._publisher = Publisher(
+            database,
+            unit.run_dir,
+            config=config,
+            until_done=self._until_done,
+            on_announced=lambda version: setattr(unit, "weights", version),
+            keep=lambda: self._knobs.kept.versions,
+        )
         self._reference: dict[str, CheckpointFile] = {}
         self.learner: Learner
         self._lineage = ""
@@ -145,7 +155,10 @@ class Trainer:
         try:
             async with asyncio.TaskGroup() as group:
                 keeping = group.create_task(self._lease.keep(), name="keep the trainer's lease")
-                await self._work()
+                try:
+                    await self._work()
+                finally:
+                    await self._publisher.close()
                 keeping.cancel()
         except ExceptionGroup as several:
             # One error is enough; the runner knows its exit code.
@@ -370,8 +383,11 @@ class Trainer:
             if not await lineages.report_plan(self._database, self._lineage, wanted):
                 raise steps.closed(self._lineage)
             self._announced_plan = wanted
-        if self._unannounced or (now.trained and (last or now.steps_published >= plan.publish_every)):
+        self._publisher.check()
+        if now.trained and (last or now.steps_published >= plan.publish_every):
             await self._publish(now.version)
+        if last:
+            await self._publisher.settle()
         evaluates = self._evaluates and 0 < plan.evaluate_every <= now.since_evaluation
         # What is evaluated is saved as well, so that the run can go back to its best evaluation.
         due = evaluates or now.step - now.checkpoint >= plan.checkpoint_every
@@ -382,30 +398,30 @@ class Trainer:
         await self._follow_evaluations()
 
     async def _publish(self, parent: int | None) -> None:
-        if self._unannounced is None:
-            self._unannounced = await publications.take_number(
+        """The next step begins at the new version; its files are written and announced beside it."""
+        await self._publisher.settle()
+        if self._noise is None and (measured := await publications.first_canary(self._database)) is not None:
+            self._noise = Noise(measured.mean, measured.limit)
+        if self._taken is None:
+            self._taken = await publications.take_number(
                 self._database, parent=parent, lineage=self._lineage, step=self.state.step
             )
-        taken = self._unannounced
-        self._unit.status(f"writes version {taken.id}")
-        if self._written is None:
-            self._written = await self._computed(
-                "publication", weight_files.write_weights, self._run_dir, taken.id, self.learner, self._probes
-            )
-        # A trainer that was replaced and does not know it must not publish.
-        if not await lineages.is_open(self._database, self._lineage) or not await publications.announce(
-            self._database, taken.id, self._lineage, weight_files.as_document(self._written)
-        ):
-            raise steps.closed(self._lineage)
-        self._unannounced = self._written = None
+        taken, self._taken = self._taken, None
+        self._unit.status(f"prepares version {taken.id}")
+        dtype = weight_files.published_type(self._config)
+        prepared = await self._computed(
+            "publication", weight_files.prepare, self.learner, taken.id, self._probes, dtype, self._canary, self._noise
+        )
+        self._canary = prepared.canary
+        self._publisher.begin(prepared, self.learner, self._lineage)
         self._tree.add(taken.id, parent)
         now = self.state
         now.version, now.trained, now.steps_published = taken.id, False, 0
         now.since_evaluation += 1
-        self._unit.weights = taken.id
-        await disk_retention.tidy_weights(self._database, self._run_dir, taken.id, keep=self._knobs.kept.versions)
 
     async def _checkpoint(self, *, last: bool = False) -> None:
+        # What a checkpoint names is there.
+        await self._publisher.settle()
         now = self.state
         name = checkpoints.name_of(now.step, self._lineage)
         document = await stored_checkpoints.begin(
@@ -450,6 +466,7 @@ class Trainer:
             await stored_checkpoints.keep(self._database, self._saved, f"before {changed}")
 
     async def _evaluate(self) -> None:
+        await self._publisher.settle()
         await self._evaluator.want(self.state.version)
         self.state.since_evaluation = 0
 
@@ -480,6 +497,7 @@ class Trainer:
             await self._until_done(lambda: self._keep_reference(new_run=start.new_run))
         # The parent is its own version, once it has one: a second root of the version tree would have no age.
         await self._until_done(lambda: self._publish(self.state.version or start.parent))
+        await self._publisher.settle()
         first = self.state.version
         await self._until_done(lambda: lineages.set_first_version(self._database, self._lineage, first))
         if start.warmed_up:

@@ -30,6 +30,7 @@ BENCHMARKS = {
     "sandbox": "tests.benchmarks.sandboxes",
     "storage": "tests.benchmarks.storage",
     "step": "tests.benchmarks.packed_step",
+    "publication": "tests.benchmarks.publication",
     "records": "tests.benchmarks.claims",
     "large": "tests.benchmarks.large_run",
     "calls": "tests.benchmarks.call_lists",

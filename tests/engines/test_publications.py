@@ -39,7 +39,8 @@ Database = Any
 
 
 def service_of(slot: int, **more: Any) -> Service:
-    return Service(id=f"engine-{slot}.1", unit=f"engine-{slot}", kind="engine", url="http://127.0.0.1:1", **more)
+    facts = {"unit": f"engine-{slot}", "kind": "engine", "url": "http://127.0.0.1:1", "version": 1}
+    return Service(id=f"engine-{slot}.1", **{**facts, **more})
 
 
 @pytest.fixture
@@ -333,6 +334,36 @@ async def test_a_version_that_an_evaluation_wants_is_held_beside_the_newest(
     await follower.look()
     await follower.look_for_pins()
     assert (await engine.load()).versions_loaded == (1, 2)
+    await engine.close()
+
+
+async def test_an_engine_for_evaluations_serves_their_version_and_changes_no_publication(
+    store: StoredPublications, database: Database, first: Weights, second: Weights, run_dir: Path
+) -> None:
+    engine = EmbeddedEngine(slots=4, context=64)
+    engine.start()
+    follower = PublicationFollower(
+        engine, store, service_of(0), run_dir=run_dir, second=engine, evaluates=False, only_evaluates=True
+    )
+    await publish(database, first, status="retained")
+    await publish(database, second)
+    await follower.look_for_pins()
+    await follower.look()
+    assert follower.version is None
+    for version in (1, 2):
+        await database["Publication"].update_one({"_id": version}, {"$set": {"evaluation": "wanted"}})
+        await follower.look_for_pins()
+        await follower.look()
+        await follower.report()
+        service = await database["Service"].find_one({"_id": "engine-0.1"})
+        assert (service["state"], service["version"], service["versions_loaded"]) == ("serving", None, [version])
+        await database["Publication"].update_one({"_id": version}, {"$set": {"evaluation": "done"}})
+    assert [(await document(database, version))["status"] for version in (1, 2)] == ["retained", "announced"]
+    # It counts for no other engine's permit, and needs none.
+    for number in (1, 2, 3):
+        await store.report(service_of(number, state="serving"))
+    assert await store.permit(2, "engine-1.1")
+    assert not await store.permit(2, "engine-2.1")
     await engine.close()
 
 

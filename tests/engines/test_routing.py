@@ -102,3 +102,10 @@ def test_the_number_of_remembered_conversations_is_bounded(monkeypatch: pytest.M
     for number in range(100):
         chosen(one, [engine("a")], f"r{number}")
     assert list(one._homes) == [f"r{number}" for number in range(90, 100)]
+
+
+def test_an_engine_for_evaluations_gets_only_calls_of_its_version() -> None:
+    engines = [engine("own", version=None, versions_loaded=(2,)), engine("usual")]
+    assert chosen(router(), engines, version=2) == "own"
+    assert chosen(router(), engines) == chosen(router(), engines, oldest=1) == "usual"
+    assert chosen(router(), engines[:1]) == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from agentrl.engines import manifest as manifests
-from agentrl.engines.canary import MEAN_LIMIT_HALF, Canary, compare
+from agentrl.engines.canary import MEAN_LIMIT_HALF, Canary, Noise, compare
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
 from agentrl.engines.embedded.model_loading import load_verified
 from agentrl.engines.embedded.tiny_model import build_tiny
@@ -200,6 +201,37 @@ def test_agreement_measures_the_difference_of_log_probs() -> None:
     assert compare(by_a_trainer_in_half, [[-1.0, -2.004]]).problem() == ""
     assert compare(by_a_trainer_in_half, [[-1.0, -2.1]]).problem()
     assert compare(Canary(), []).problem() == ""
+
+
+def noisy(values: list[float], noise: float, seed: int = 0) -> list[float]:
+    chance = random.Random(seed)
+    return [value + chance.gauss(0, noise) for value in values]
+
+
+def test_the_version_before_is_refused_where_one_step_changes_less_than_the_limit() -> None:
+    ids, now = [list(range(1001))], noisy([-2.0] * 1000, 1.0)
+    before = noisy(now, 3e-3, seed=1)
+    canary = Canary(ids, [now], "bfloat16", [before])
+    for noise in (1e-6, 5e-3):
+        assert compare(canary, [noisy(now, noise, seed=2)]).problem() == ""
+        assert "of the version before" in compare(canary, [noisy(before, noise, seed=2)]).problem()
+    # Where the noise hides a step, nothing is said about it.
+    assert compare(canary, [noisy(before, 1.5e-2, seed=2)]).towards_before == 0.0
+    # Without a step in between both are the same.
+    assert compare(Canary(ids, [now], "float32", [now]), [noisy(now, 1e-6)]).problem() == ""
+
+
+def test_the_limit_follows_the_noise_of_the_first_publication() -> None:
+    ids, now = [list(range(101))], [-2.0] * 100
+    off = [value + 4e-3 for value in now]
+    assert compare(Canary(ids, [now], "bfloat16"), [off]).problem() == ""
+    measured = Canary(ids, [now], "bfloat16", noise=Noise(5e-4, MEAN_LIMIT_HALF))
+    assert compare(measured, [off]).limit == pytest.approx(2e-3)
+    assert "limit 0.002" in compare(measured, [off]).problem()
+    # It is that of engines of this precision, never above its limit and never close to nothing.
+    assert compare(measured, [off], limit=1.0).limit == 1.0
+    for mean, limit in ((1.0, MEAN_LIMIT_HALF), (0.0, 0.05 * MEAN_LIMIT_HALF)):
+        assert compare(Canary(ids, [now], "bfloat16", noise=Noise(mean, MEAN_LIMIT_HALF)), [off]).limit == limit
 
 
 def test_a_manifest_round_trips_through_json(first: Weights, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from agentrl.files import frames, pieces, pulls
 from agentrl.files.cache import Cache
+from agentrl.files.deltas import Delta, write_delta
 from agentrl.files.file_service import FileService
 from agentrl.files.frames import FilesError, WrongListError
 from agentrl.files.peers import Peers
@@ -148,6 +149,40 @@ def count_pieces(hosts: FileHosts, host: str) -> dict[str, int]:
 
     service._send = counted  # type: ignore[method-assign]
     return sent
+
+
+async def test_a_host_with_the_version_before_gets_the_difference_and_others_the_whole(hosts: FileHosts) -> None:
+    name, newer = "model.safetensors", "weights/v000002"
+    before, after = publish(hosts), publish(hosts, directory=newer)
+    former, now = (hosts.run_dir("a") / directory / name for directory in (VERSION, newer))
+    now.write_bytes(former.read_bytes()[:-100] + bytes(100))
+    after[name] = content_of(now)
+
+    def difference(directory: str) -> Delta:
+        file = hosts.run_dir("a") / directory / f"{name}.delta"
+        content = write_delta(former, now, file, most_bytes=SIZE)
+        assert content is not None
+        return Delta(before[name], file.name, content)
+
+    sent = count_pieces(hosts, "a")
+    deltas = {name: difference(newer)}
+    for host in ("b", "c"):
+        unit = hosts.unit(host)
+        if host == "b":
+            await unit.bring(VERSION, before)
+        sent.clear()
+        await unit.bring(newer, after, deltas)
+        assert same(hosts, host, newer)
+        # What c has not, it may get from b.
+        assert sent.get(deltas[name].content.blake2b, 0) == (host == "b")
+        assert (after[name].blake2b in sent) <= (host == "c")
+    # One that gives another file is not used, and no piece of what it gave.
+    third, wrong = "weights/v000003", dict(deltas)
+    (hosts.run_dir("a") / third).mkdir()
+    (hosts.run_dir("a") / third / name).write_bytes(random.Random(3).randbytes(SIZE))
+    (hosts.run_dir("a") / third / f"{name}.delta").write_bytes((now.parent / f"{name}.delta").read_bytes())
+    await hosts.unit("b").bring(third, {name: content_of(hosts.run_dir("a") / third / name)}, wrong)
+    assert same(hosts, "b", third)
 
 
 async def test_corrupt_pieces_and_a_source_that_dies_are_replaced_by_another_source(

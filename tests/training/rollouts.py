@@ -46,6 +46,8 @@ def configuration(run_dir: Path, model: Path, **training: Any) -> RunConfig:
                 "optimizer": "muon",
                 "bound": 100,
                 "checkpoint_every": 2,
+                # Tests compare what engines get with what was trained.
+                "publication": {"precision": "float32"},
                 **training,
             },
         }

@@ -6,31 +6,35 @@ model whose canary does not agree with the writer's is never returned.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import load as load_tensors
 
 from agentrl.engines.canary import Agreement, compare
 from agentrl.engines.embedded.architecture import Architecture, architecture_of
 from agentrl.engines.embedded.decoder import assemble
 from agentrl.engines.embedded.served_model import ServedModel
 from agentrl.engines.interface import WeightsRefusedError
-from agentrl.engines.manifest import CONFIG_FILE, WEIGHTS_FILE, Manifest, read_verified
+from agentrl.engines.manifest import CONFIG_FILE, Manifest, read_verified
+from agentrl.engines.safetensors_layout import ONE_FILE, places_of
 from agentrl.errors import ConfigError
+
+_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""By the names that safetensors has."""
 
 
 def load_verified(directory: Path, version: int, manifest: Manifest) -> tuple[ServedModel, Agreement]:
     """A model whose files and answers agree with the manifest. Raises WeightsRefusedError."""
-    missing = {CONFIG_FILE, WEIGHTS_FILE} - manifest.files.keys()
+    missing = {CONFIG_FILE, *(() if manifest.weights else (ONE_FILE,))} - manifest.files.keys()
     if missing:
         raise WeightsRefusedError(f"The manifest of {directory} does not name {', '.join(sorted(missing))}.")
     contents = read_verified(directory, manifest)
-    model = model_of(directory, version, contents[CONFIG_FILE], contents[WEIGHTS_FILE])
+    shards = {name: contents[name] for name in manifest.weights}
+    model = model_of(directory, version, bytes(contents[CONFIG_FILE]), shards)
     agreement = check_canary(model, manifest)
     return model, agreement
 
@@ -47,18 +51,18 @@ def check_canary(model: ServedModel, manifest: Manifest) -> Agreement:
     return agreement
 
 
-def model_of(directory: Path, version: int, config: bytes, tensors: bytes) -> ServedModel:
+def model_of(directory: Path, version: int, config: bytes, shards: Mapping[str, bytearray]) -> ServedModel:
     """From the contents of its files, whose names and shapes are checked. Raises WeightsRefusedError."""
     try:
         architecture = architecture_of(config, directory / CONFIG_FILE)
     except ConfigError as wrong:
         raise WeightsRefusedError(wrong.message) from wrong
-    try:
-        loaded = load_tensors(tensors)
-    except safetensors.SafetensorError as broken:
-        raise WeightsRefusedError(
-            f"{directory / WEIGHTS_FILE} is not a complete safetensors file: {broken}."
-        ) from broken
+    loaded: dict[str, torch.Tensor] = {}
+    for name, data in shards.items():
+        try:
+            loaded |= tensors_of(data)
+        except ValueError as broken:
+            raise WeightsRefusedError(f"{directory / name} is not a complete safetensors file: {broken}.") from broken
     if architecture is None:
         return _of_transformers(directory, version, config, loaded)
     return _own(directory, version, architecture, loaded)
@@ -107,3 +111,16 @@ def _of_transformers(directory: Path, version: int, config: bytes, loaded: Mappi
 def _refuse_names(directory: Path, wrong: set[str]) -> None:
     listed = ", ".join(sorted(wrong)[:3]) + (", ..." if len(wrong) > 3 else "")
     raise WeightsRefusedError(f"{len(wrong)} tensors in {directory} are not those of its {CONFIG_FILE}: {listed}.")
+
+
+def tensors_of(data: bytearray) -> dict[str, torch.Tensor]:
+    """The tensors of a file, which share its memory. Raises ValueError, with the reason, if it is no such file."""
+    found: dict[str, torch.Tensor] = {}
+    for name, place in places_of(data).items():
+        if (dtype := _TYPES.get(place.dtype)) is None:
+            raise ValueError(f"{name} is of the type {place.dtype}")
+        flat = torch.frombuffer(data, dtype=torch.uint8)[place.begin : place.end].view(dtype)
+        if flat.numel() != math.prod(place.shape):
+            raise ValueError(f"{name} has another size than its shape")
+        found[name] = flat.view(place.shape)
+    return found

@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 
 from agentrl.chat.tokenizer_training import CONTROL_TOKENS, build_tokenizer
 from agentrl.engines.embedded.architecture import Architecture
-from agentrl.engines.manifest import CONFIG_FILE, WEIGHTS_FILE
+from agentrl.engines.manifest import CONFIG_FILE
+from agentrl.engines.safetensors_layout import ONE_FILE
 
 TINY: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -58,7 +59,7 @@ def build_tiny(path: Path | str, texts: Iterable[str], seed: int, **changes: Any
     _write_json(directory / "generation_config.json", {"eos_token_id": end, "pad_token_id": end})
     _write_json(directory / CONFIG_FILE, config)
     shapes = msgspec.convert(config, Architecture).shapes()
-    save_file(_tensors(shapes, config["initializer_range"], seed), directory / WEIGHTS_FILE, {"format": "pt"})
+    save_file(_tensors(shapes, config["initializer_range"], seed), directory / ONE_FILE, {"format": "pt"})
 
 
 def _tensors(shapes: dict[str, tuple[int, ...]], deviation: float, seed: int) -> dict[str, torch.Tensor]:

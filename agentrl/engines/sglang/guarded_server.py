@@ -6,6 +6,8 @@ Invariants:
 - requests without the run's token get no information, and the token is in no argument list, environment or log (SGLang
   writes its own `--api-key` into its log);
 - while the guard is closed, calls to generate get 503, except those of the unit, which compares the canary;
+- while weights are compared, answers of calls that began before are withheld; if the weights are refused, these calls
+  fail, so no token of theirs leaves the server;
 - a request to release memory reaches SGLang only when SGLang can follow it, because it dies of one that it cannot;
 - the server never outlives the process that started it.
 
@@ -18,6 +20,7 @@ import asyncio
 import contextlib
 import ctypes
 import hmac
+import importlib.util
 import json
 import os
 import signal
@@ -26,7 +29,10 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-OPEN, SHUT = "/door/open", "/door/shut"
+OPEN, SHUT, HOLD, SPOIL = "/door/open", "/door/shut", "/door/hold", "/door/spoil"
+PREPARE, SEND = "/door/prepare", "/door/send"
+REFUSED = "The weights that this call began to use were refused; nothing of it counts."
+MOST_BODY = 16 << 20
 RELEASE, RESTORE = "/release_memory_occupation", "/resume_memory_occupation"
 UNIT_HEADER = b"x-agentrl-unit"
 BUSY = "Calls are under way; their cache cannot be released."
@@ -35,6 +41,32 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+class Call:
+    """A call to generate, whose answer may be withheld."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._begun = self._ended = False
+        self.spoiled = False
+
+    async def answer(self, message: Message) -> None:
+        if self.spoiled:
+            await self._fail()
+            return
+        self._begun = True
+        await self._send(message)
+
+    async def _fail(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if not self._begun:
+            await _answer(self._send, 503, REFUSED)
+            return
+        event = b'{"error": ' + json.dumps({"message": REFUSED}).encode() + b"}"
+        await self._send({"type": "http.response.body", "body": b"data: " + event + b"\n\n"})
 
 
 class Guard:
@@ -50,8 +82,12 @@ class Guard:
         self._has_memory = asyncio.Event()
         self._has_memory.set()
         self._one_at_a_time = asyncio.Lock()
-        self._under_way: set[object] = set()
+        self._under_way: set[Call] = set()
         """Calls to generate, including those that have not reached the scheduler yet."""
+        self._released = asyncio.Event()
+        """Answers may leave."""
+        self._released.set()
+        self._sender: Any = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -60,9 +96,11 @@ class Guard:
         headers = dict(scope["headers"])
         if not self._accepts(headers.get(b"authorization", b"")):
             await _answer(send, 401, "This engine requires the token of its run.")
-        elif scope["path"] in (OPEN, SHUT):
-            self._open = scope["path"] == OPEN
+        elif scope["path"] in (OPEN, SHUT, HOLD, SPOIL):
+            self._turn(scope["path"])
             await _answer(send, 200, "")
+        elif scope["path"] in (PREPARE, SEND):
+            await self._weights(scope, receive, send)
         elif scope["path"] == "/generate" and not self._open and UNIT_HEADER not in headers:
             await _answer(send, 503, "The engine loads weights and takes no calls.")
         elif scope["path"] in (RELEASE, RESTORE):
@@ -70,7 +108,7 @@ class Guard:
             async with self._one_at_a_time:
                 await act(scope, receive, send)
         elif scope["path"] == "/generate":
-            await self._generate(scope, receive, send)
+            await self._generate(scope, receive, send, withheld=UNIT_HEADER not in headers)
         else:
             await self._app(scope, receive, send)
 
@@ -83,17 +121,48 @@ class Guard:
                 self._token_seen = (now.st_ino, now.st_mtime_ns)
         return any([hmac.compare_digest(authorization, wanted) for wanted in self._wanted])
 
-    async def _generate(self, scope: Message, receive: Receive, send: Send) -> None:
+    def _turn(self, path: str) -> None:
+        self._open = path == OPEN
+        if path == HOLD:
+            self._released.clear()
+        elif path != SHUT:
+            for call in self._under_way if path == SPOIL else ():
+                call.spoiled = True
+            self._released.set()
+
+    async def _weights(self, scope: Message, receive: Receive, send: Send) -> None:
+        if self._sender is None:
+            self._sender = _sender(_Poster(self._app, scope))
+        # Of the unit, which has the token.
+        body = json.loads(await _body(receive))
+        try:
+            if scope["path"] == PREPARE:
+                await self._sender.prepare(body["directory"], body["files"])
+            else:
+                await self._sender.send(body["version"], body["way"], body["ranks"], flush=body["flush"])
+        except self._sender_error() as failed:
+            await _answer(send, 400, str(failed))
+        else:
+            await _answer(send, 200, "")
+
+    @staticmethod
+    def _sender_error() -> type[Exception]:
+        found: type[Exception] = sys.modules["weight_sender"].SendError
+        return found
+
+    async def _generate(self, scope: Message, receive: Receive, send: Send, *, withheld: bool) -> None:
         while not self._has_memory.is_set():
             await self._has_memory.wait()
-        call = object()
+        call = Call(send)
         self._under_way.add(call)
 
         async def answer(message: Message) -> None:
+            while withheld and not self._released.is_set():
+                await self._released.wait()
             # A caller that has the whole answer may send any request.
             if message["type"] == "http.response.body" and not message.get("more_body", False):
                 self._under_way.discard(call)
-            await send(message)
+            await call.answer(message)
 
         try:
             await self._app(scope, receive, answer)
@@ -145,18 +214,64 @@ class Guard:
 
 async def _status_of(app: App, scope: Message) -> int:
     """The status of the answer to a request without a body."""
-    status = 500
+    return (await _reply_of(app, scope, b""))[0]
+
+
+async def _reply_of(app: App, scope: Message, body: bytes) -> tuple[int, bytes]:
+    """The status and the body of the server's own answer."""
+    status, answer = 500, b""
+    sent = False
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        nonlocal sent
+        if sent:
+            # Whoever asks again waits for a caller that disconnects, and this one does not.
+            await asyncio.Event().wait()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Message) -> None:
-        nonlocal status
+        nonlocal status, answer
         status = message.get("status", status)
+        answer += message.get("body", b"")
 
     headers = [(name, value) for name, value in scope["headers"] if name not in (b"content-length", b"content-type")]
+    if body:
+        headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await app({**scope, "headers": headers}, receive, send)
-    return status
+    return status, answer
+
+
+class _Poster:
+    """Posts requests to the server within its process."""
+
+    def __init__(self, app: App, scope: Message) -> None:
+        self._app, self._scope = app, scope
+
+    async def __call__(self, path: str, body: dict[str, Any]) -> str:
+        scope = {**self._scope, "path": path, "raw_path": path.encode(), "query_string": b""}
+        status, answer = await _reply_of(self._app, scope, json.dumps(body).encode())
+        return "" if status == 200 else f"{path} answers with {status}: {answer[:500].decode(errors='replace')}"
+
+
+async def _body(receive: Receive) -> bytes:
+    body: bytes = b""
+    while True:
+        message = await receive()
+        body += bytes(message.get("body", b""))
+        if not message.get("more_body", False) or len(body) > MOST_BODY:
+            return body
+
+
+def _sender(post: _Poster) -> Any:
+    """From the file beside this one: the directory of a script is not in the path of an isolated Python."""
+    if "weight_sender" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("weight_sender", Path(__file__).with_name("weight_sender.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules["weight_sender"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules["weight_sender"].Sender(post)
 
 
 async def _answer(send: Send, status: int, sentence: str) -> None:
@@ -176,6 +291,8 @@ def main(token_file: str, parent: str, *arguments: str) -> None:
     _die_with(int(parent))
     # Otherwise /health generates a token and reports a paused engine as unhealthy.
     os.environ.setdefault("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "0")
+    # gloo listens without a key, so no other host may reach it.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     from sglang.launch_server import run_server
     from sglang.srt.entrypoints.http_server import app
     from sglang.srt.server_args import prepare_server_args

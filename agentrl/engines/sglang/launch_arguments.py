@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from agentrl.config.data_plane import Engines
-from agentrl.config.sglang_arguments import value_of
+from agentrl.config.sglang_arguments import gpus_of, ranks_of, value_of
 from agentrl.engines.canary import limit_of
 
 
@@ -18,6 +20,18 @@ def arguments(engines: Engines, *, context: int, path: str, version: int) -> lis
         *("--skip-tokenizer-init", "--skip-server-warmup", "--log-level", "warning"),
         *engines.args,
     ]
+
+
+Way = Literal["files", "group", "ipc"]
+"""How weights get into a server that runs: it reads their files, or gets them by a process group or by CUDA IPC."""
+
+
+def way_of(engines: Engines) -> Way:
+    """`auto` takes what has been proven: the group for a server on processors, files for others."""
+    if engines.weights != "auto":
+        return engines.weights
+    alone = gpus_of(engines.args) == 0 and ranks_of(engines.args) is not None
+    return "group" if alone and not value_of(engines.args, "--quantization") else "files"
 
 
 class _Numbers(msgspec.Struct):

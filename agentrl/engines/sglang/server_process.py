@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentrl.config.http_token import RunToken
-from agentrl.engines.http_engine import HttpEngine
-from agentrl.engines.interface import EngineError, EngineGoneError
+from agentrl.engines.http_engine import UPDATE_WITHIN_S, HttpEngine
+from agentrl.engines.interface import CallRefusedError, EngineError, EngineGoneError, WeightsRefusedError
 from agentrl.engines.sglang import guarded_server
+from agentrl.files.pieces import Content
 
 LOOK_EVERY_S = 0.25
 TERM_WITHIN_S = 5.0
@@ -83,6 +84,28 @@ class SglangServer:
 
     async def shut(self) -> None:
         await self.client.order(guarded_server.SHUT)
+
+    async def hold(self) -> None:
+        """Answers of calls under way are withheld until `open` or `spoil`."""
+        await self.client.order(guarded_server.HOLD)
+
+    async def spoil(self) -> None:
+        """Calls under way fail, because they used weights that are refused."""
+        await self.client.order(guarded_server.SPOIL)
+
+    async def prepare(self, directory: Path, files: Mapping[str, Content]) -> None:
+        """Reads and checks files in the server's process. Raises WeightsRefusedError."""
+        entries = {name: {"bytes": one.bytes, "blake2b": one.blake2b} for name, one in files.items()}
+        body = {"directory": str(directory), "files": entries}
+        try:
+            await self.client.order(guarded_server.PREPARE, body, within_s=UPDATE_WITHIN_S)
+        except CallRefusedError as wrong:
+            raise WeightsRefusedError(wrong.message) from wrong
+
+    async def send(self, version: int, way: str, *, ranks: int, flush: bool) -> None:
+        """Sends what was prepared to the ranks of the server. Raises EngineError."""
+        body = {"version": str(version), "way": way, "ranks": ranks, "flush": flush}
+        await self.client.order(guarded_server.SEND, body, within_s=UPDATE_WITHIN_S)
 
     async def close(self) -> None:
         await self.client.close()

@@ -14,9 +14,16 @@ import pytest
 
 from agentrl.engines import manifest as manifests
 from agentrl.engines.http_engine import HttpEngine
-from agentrl.engines.interface import EngineBusyError, EngineGoneError, Generated, Sampling, WeightsRefusedError
+from agentrl.engines.interface import (
+    EngineBusyError,
+    EngineError,
+    EngineGoneError,
+    Generated,
+    Sampling,
+    WeightsRefusedError,
+)
 from agentrl.engines.sglang.server_process import SglangServer
-from agentrl.engines.sglang.sglang_engine import SglangEngine
+from agentrl.engines.sglang.sglang_engine import Held, SglangEngine
 from tests.engines.conftest import Weights
 from tests.engines.contract.fixtures import TOKEN, begun
 from tests.engines.contract.servers import UP_WITHIN_S
@@ -72,9 +79,54 @@ async def test_weights_with_another_canary_are_replaced_by_the_version_before(
     await serves(server, client, second, 2)
 
 
-async def test_calls_end_with_their_tokens_before_a_load_and_none_begins_during_it(
-    server: SglangEngine, client: HttpEngine, first: Weights, second: Weights
+async def test_a_cache_of_the_weights_before_and_those_weights_themselves_are_refused(
+    server: SglangEngine, client: HttpEngine, first: Weights, second: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    await server.update(str(first.path), 1)
+    load, inner = server._load_into, server._server
+    assert inner is not None
+    flush, stale = inner.client.flush, [True]
+
+    async def without_flush(running: SglangServer, wanted: Held, *, flush: bool) -> None:
+        await load(running, wanted, flush=flush and not stale)
+        stale.clear()
+
+    async def no_flush(within_s: float = 60) -> None:
+        if not stale:
+            await flush(within_s)
+
+    monkeypatch.setattr(server, "_load_into", without_flush)
+    monkeypatch.setattr(inner.client, "flush", no_flush)
+    with pytest.raises(WeightsRefusedError, match="with a cache that was computed before"):
+        await server.update(str(second.path), 2)
+    monkeypatch.undo()
+    await serves(server, client, first, 1)
+
+    async def nothing(running: SglangServer, wanted: Held, *, flush: bool) -> None:
+        """The server says that it has the new weights."""
+
+    true = second.manifest()
+    old = [first.log_probs(ids) for ids in true.canary.ids]
+    known = msgspec.structs.replace(true, canary=msgspec.structs.replace(true.canary, before=old))
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "_load_into", nothing)
+        with pytest.raises((WeightsRefusedError, EngineGoneError), match="of the version before"):
+            await server.update(str(second.path), 2, known)
+    await server.update(str(first.path), 1)
+
+
+@pytest.mark.parametrize(("way", "calls"), [("group", "retract"), ("group", "in_place"), ("files", "abort")])
+async def test_calls_go_on_after_a_load_with_the_version_of_each_token_and_none_begins_during_it(
+    server: SglangEngine,
+    client: HttpEngine,
+    first: Weights,
+    second: Weights,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    calls: str,
+) -> None:
+    monkeypatch.setattr(server, "_way", way)
+    monkeypatch.setattr(server, "_engines", server._engines.model_copy(update={"at_update": calls}))
     await server.update(str(first.path), 1)
     call = await begun(client, "long", PROMPT, LONG)
     update = asyncio.create_task(server.update(str(second.path), 2))
@@ -91,10 +143,19 @@ async def test_calls_end_with_their_tokens_before_a_load_and_none_begins_during_
 
     await aeventually(asked_until_it_is_there, within_s=UP_WITHIN_S, every_s=0)
     await update
+    assert server._way == way, "it fell back to files"
     made = await call
-    assert {version for version, _ in made.versions} <= {1}
-    assert all(len({version for version, _ in one.versions}) <= 1 for one in between)
-    assert refusals
+    assert [version for version, _ in made.versions] == ([1] if calls == "abort" else [1, 2])
+    before = made.versions[0][1]
+    if calls == "retract":
+        # What was computed with the weights before is not used any more.
+        ids = [*PROMPT, *made.ids]
+        expected = [first.log_probs(ids, 2.0), second.log_probs(ids, 2.0)]
+        kept = [*expected[0][3 : 3 + before], *expected[1][3 + before :]]
+        assert max(abs(a - b) for a, b in zip(kept, made.log_probs, strict=True)) < 1e-3
+    assert all([version for version, _ in one.versions] in ([1], [1, 2], [2]) for one in between)
+    # Otherwise the first of these calls may wait for the whole update.
+    assert refusals or calls != "abort"
     await serves(server, client, second, 2)
 
 
@@ -125,12 +186,37 @@ async def test_a_paused_engine_is_still_paused_after_an_update(
     before = await begun(client, "stands", PROMPT, LONG)
     await server.pause("in_place")
     await server.update(str(second.path), 2)
-    assert {version for version, _ in (await before).versions} == {1}
     call = asyncio.create_task(client.generate("waits", PROMPT, GREEDY, deadline_s=120))
     done, _ = await asyncio.wait([call], timeout=0.5)
     assert not done
     await server.resume()
     assert (await call).ids
+    assert {version for version, _ in (await before).versions} <= {1, 2}
+
+
+async def test_no_token_of_refused_weights_leaves_the_server(
+    server: SglangEngine, client: HttpEngine, first: Weights, second: Weights
+) -> None:
+    await server.update(str(first.path), 1)
+    wrong = msgspec.structs.replace(second.manifest(), canary=first.manifest().canary)
+    streamed = await begun(client, "streamed", PROMPT, LONG)
+    whole = asyncio.create_task(client.generate("whole", PROMPT, LONG, deadline_s=120))
+    await aeventually(lambda: _running(client, 2))
+    with pytest.raises(WeightsRefusedError, match="the canary differs"):
+        await server.update(str(second.path), 2, wrong)
+    for answer in await asyncio.gather(streamed, whole, return_exceptions=True):
+        if isinstance(answer, EngineError):
+            assert "refused" in answer.message
+        else:
+            # It had its last token before the update.
+            assert isinstance(answer, Generated)
+            assert {version for version, _ in answer.versions} == {1}
+    await serves(server, client, first, 1)
+
+
+async def _running(client: HttpEngine, count: int) -> bool:
+    load = await client.load()
+    return load.running + load.waiting >= count
 
 
 async def test_the_token_is_in_no_command_line(server: SglangEngine) -> None:

@@ -1,0 +1,128 @@
+"""How the tensors of a version are laid out over safetensors files, without torch.
+
+Invariants:
+- the same names, types and shapes give the same files with the same headers, whatever the values are: two versions of a
+  model differ in the bytes of their tensors only;
+- a tensor is in one file; a file is larger than the limit only if it has a single tensor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+INDEX_FILE = "model.safetensors.index.json"
+ONE_FILE = "model.safetensors"
+SUFFIX = ".safetensors"
+_ALIGNMENT = 8
+
+
+class Numbers(NamedTuple):
+    """Type and shape of a tensor."""
+
+    dtype: str
+    """As safetensors writes it: `BF16`, `F32`."""
+    shape: tuple[int, ...]
+    bytes: int
+
+
+class File(NamedTuple):
+    """One file: its header, then its tensors in this order without gaps."""
+
+    name: str
+    header: bytes
+    tensors: tuple[str, ...]
+    bytes: int
+
+
+def files_of(tensors: Mapping[str, Numbers], limit_bytes: int) -> list[File]:
+    """The files of a model, in the order of its tensors."""
+    groups: list[list[str]] = []
+    room = 0
+    # Wider types first, so that every tensor begins at a multiple of its own width.
+    for name in sorted(tensors, key=lambda one: -_width(tensors[one])):
+        size = tensors[name].bytes
+        if not groups or size > room:
+            groups.append([])
+            room = limit_bytes
+        groups[-1].append(name)
+        room -= size
+    count = len(groups)
+    names = [ONE_FILE] if count == 1 else [f"model-{at:05}-of-{count:05}{SUFFIX}" for at in range(1, count + 1)]
+    return [_file(name, group, tensors) for name, group in zip(names, groups, strict=True)]
+
+
+def index_of(files: list[File]) -> bytes:
+    """`model.safetensors.index.json`, by which readers find the file of a tensor."""
+    places = {name: file.name for file in files for name in file.tensors}
+    total = sum(file.bytes - len(file.header) for file in files)
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1, sort_keys=True).encode()
+
+
+class Place(NamedTuple):
+    """Where a file has a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    """In the file."""
+    end: int
+
+
+def places_of(data: bytes | bytearray | memoryview) -> dict[str, Place]:
+    """The tensors of a file, of which `data` is the whole. Raises ValueError, with the reason, for anything else."""
+    length = int.from_bytes(data[:8], "little")
+    if not 8 <= 8 + length <= len(data):
+        raise ValueError("it ends within its header")
+    try:
+        entries = msgspec.json.decode(data[8 : 8 + length], type=dict[str, _Entry])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as broken:
+        raise ValueError(f"its header cannot be read: {broken}") from broken
+    found: dict[str, Place] = {}
+    at = 0
+    for name, entry in entries.items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry.data_offsets
+        if begin != at or end < begin:
+            raise ValueError(f"{name} does not follow the tensor before it")
+        found[name] = Place(entry.dtype, entry.shape, 8 + length + begin, 8 + length + end)
+        at = end
+    if 8 + length + at != len(data):
+        raise ValueError("its size is not that of its tensors")
+    return found
+
+
+class _Entry(msgspec.Struct):
+    """Of a tensor. The metadata of the file has none of these."""
+
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    data_offsets: tuple[int, int] = (0, 0)
+
+
+def _file(name: str, group: list[str], tensors: Mapping[str, Numbers]) -> File:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for one in group:
+        numbers = tensors[one]
+        entries[one] = {
+            "dtype": numbers.dtype,
+            "shape": list(numbers.shape),
+            "data_offsets": [at, at + numbers.bytes],
+        }
+        at += numbers.bytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    header = len(text).to_bytes(8, "little") + text
+    return File(name, header, tuple(group), len(header) + at)
+
+
+def _width(numbers: Numbers) -> int:
+    count = 1
+    for size in numbers.shape:
+        count *= size
+    return numbers.bytes // count if count else 0

@@ -1,0 +1,68 @@
+"""The weights of one moment, for a publication that is written while training goes on.
+
+Invariants:
+- a snapshot has the weights as they were when it was taken: it is copied beside the computation of the next step, and
+  before weights change, whoever changes them waits for the copy;
+- numbers are narrowed to the published type, except buffers, which engines want as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+Weights = dict[str, Tensor]
+
+
+class Snapshot:
+    """Safe for two threads: one that writes it, and one that wants to change the weights."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        narrow: Iterable[str],
+        dtype: torch.dtype,
+        stored: Callable[[Weights], Weights] = lambda weights: weights,
+    ) -> None:
+        """`narrow` names the weights that get the published type, and `stored` gives all of them the names and shapes
+        that files have."""
+        self.dtype = dtype
+        self._live: Weights | None = weights
+        self._narrow = frozenset(narrow)
+        self._stored = stored
+        self._copied: Weights = {}
+        self._lock = threading.Lock()
+
+    def take(self) -> Weights:
+        """The copy, by the names that files have. The first caller makes it, and others wait for that."""
+        with self._lock:
+            if self._live is not None:
+                self._copied = self._stored({name: self._copy(name, one) for name, one in self._live.items()})
+                self._live = None
+            return self._copied
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        dtype = self.dtype if name in self._narrow and tensor.is_floating_point() else tensor.dtype
+        return tensor.detach().to(device="cpu", dtype=dtype, copy=True)
+
+
+@contextlib.contextmanager
+def rounded(parameters: Iterable[Tensor], dtype: torch.dtype) -> Iterator[None]:
+    """Within it, the weights are those that engines get. After it they are the same bits as before."""
+    with torch.no_grad():
+        own = [one.to_local() if isinstance(one, DTensor) else one for one in parameters]
+        before = [one.clone() for one in own]
+        for one in own:
+            one.copy_(one.to(dtype))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for one, kept in zip(own, before, strict=True):
+                one.copy_(kept)

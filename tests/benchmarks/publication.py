@@ -1,0 +1,144 @@
+"""Measures a publication of 1 GB next to a copy of its files: what training and engines wait for, and its difference.
+
+The model is a Qwen3 of random weights with 540 million parameters, which are 1 GB in bfloat16. The copy is made from
+the memory of the file system, from which the engine reads too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from agentrl.engines.embedded.decoder import Model
+from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
+from agentrl.store.publications import path_of
+from agentrl.training import weight_files
+from agentrl.training.batch import Batch, Segment, Trajectory
+from agentrl.training.learner import Learner, LearnerSettings
+from agentrl.training.weight_files import Former
+from tests.benchmarks.report import Outcome
+
+SHARD_BYTES = 512 << 20
+RATE = 1e-6
+MOST_WAIT, MOST_TOTAL, MOST_PAUSE, MOST_DELTA = 0.1, 2.0, 0.2, 0.1
+SHAPE = {
+    "vocab_size": 65_536,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+}
+
+
+def measure() -> Outcome:
+    outcome = Outcome("a publication of 1 GB")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        run_dir = Path(folder)
+        _build(run_dir / "model")
+        learner = Learner(run_dir / "model", LearnerSettings(learning_rate=RATE, tokens_per_batch=64))
+        _step(learner)
+        began = time.perf_counter()
+        prepared = weight_files.prepare(learner, 1, (), torch.bfloat16)
+        canary_s = time.perf_counter() - began
+        began = time.perf_counter()
+        first = weight_files.write_weights(run_dir, prepared, learner, shard_bytes=SHARD_BYTES)
+        write_s = time.perf_counter() - began
+        size = sum(first.files[name].bytes for name in first.weights)
+        copy_s = _copy(run_dir / path_of(1), run_dir / "copy")
+        _step(learner)
+        prepared = weight_files.prepare(learner, 2, (), torch.bfloat16)
+        second, wait_s = _beside_a_step(run_dir, learner, prepared, Former(1, first))
+        del learner, prepared
+        engine_s, pause_s = asyncio.run(_serve(run_dir))
+    copied = "one copy of its files"
+    outcome.within("an optimizer step waits for the snapshot before it", wait_s, "s", copied, copy_s, MOST_WAIT)
+    outcome.within(
+        "files written and hashed, an engine reads and checks them", write_s + engine_s, "s", copied, copy_s, MOST_TOTAL
+    )
+    outcome.plain("of this, written and hashed", write_s, "s")
+    outcome.plain("of this, read, checked and compared", engine_s, "s")
+    outcome.within("an embedded engine stands still", pause_s, "s", copied, copy_s, MOST_PAUSE)
+    deltas = sum(one.content.bytes for one in second.deltas.values())
+    outcome.within(
+        "the difference of a step with the learning rate 1e-6", deltas / 1e6, "MB", "the files", size / 1e6, MOST_DELTA
+    )
+    outcome.plain("the trainer computes the canary, before the snapshot", canary_s, "s")
+    return outcome
+
+
+def _build(directory: Path) -> None:
+    torch.manual_seed(0)
+    transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SHAPE)).save_pretrained(directory)
+
+
+def _step(learner: Learner) -> None:
+    """A step of AdamW on some tokens."""
+    ids = np.random.default_rng(0).integers(0, 1000, 32)
+    rest = ids[1:]
+    trained = Segment(parent=0, ids=rest, trains=True, log_probs=np.zeros(len(rest)), versions=[(0, len(rest))])
+    one = Trajectory(record="r", segments=[Segment(parent=-1, ids=ids[:1]), trained])
+    assert learner.train(Batch(step=1, base_version=0, trajectories=[one], ages={0: 0}), "supervised").applied
+
+
+def _beside_a_step(
+    run_dir: Path, learner: Learner, prepared: weight_files.Prepared, former: Former
+) -> tuple[weight_files.Manifest, float]:
+    """Writes a version while a step trains; returns how long that waits before it changes the weights."""
+    wait, waits = learner._before_weights_change, list[float]()
+
+    def timed() -> None:
+        began = time.perf_counter()
+        wait()
+        waits.append(time.perf_counter() - began)
+
+    learner._before_weights_change = timed  # type: ignore[method-assign]
+    with ThreadPoolExecutor() as pool:
+        write = pool.submit(
+            weight_files.write_weights, run_dir, prepared, learner, shard_bytes=SHARD_BYTES, former=former
+        )
+        _step(learner)
+        return write.result(), sum(waits)
+
+
+def _copy(source: Path, target: Path) -> float:
+    """The fastest of three: what one of them waits for others says nothing about copying."""
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        shutil.copytree(source, target)
+        took.append(time.perf_counter() - began)
+        shutil.rmtree(target)
+    return min(took)
+
+
+async def _serve(run_dir: Path) -> tuple[float, float]:
+    """How long an engine with the first version takes for the second, and how long its thread stands still for it."""
+    engine = EmbeddedEngine(slots=2, context=128)
+    engine.start()
+    await engine.update(str(run_dir / path_of(1)), 1)
+    switch, pauses = engine._slots.switch, list[float]()
+
+    def timed(model: Model) -> None:
+        began = time.perf_counter()
+        switch(model)
+        pauses.append(time.perf_counter() - began)
+
+    engine._slots.switch = timed  # type: ignore[method-assign]
+    began = time.perf_counter()
+    await engine.update(str(run_dir / path_of(2)), 2)
+    took = time.perf_counter() - began
+    await engine.close()
+    return took, sum(pauses)
