@@ -47,7 +47,7 @@ CANARY_LARGEST = Metric(
 )
 CANARY_AT = Metric("canary_at", "", "When the engine passed its last canary, in seconds since 1970.")
 CANARY_OVER_LIMIT = Metric(
-    "canary_over_limit", "", "canary_largest against what is usual: 0.02, or 0.4 where the engine has bf16.", (0.0, 1.0)
+    "canary_over_limit", "", "canary_largest against 20 times the limit of the canary's mean.", (0.0, 1.0)
 )
 
 BREAKER_OPEN = Metric("breaker_open", "", "Whether the circuit breaker of a tool server is open.", (0, 0))
