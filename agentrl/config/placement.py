@@ -86,6 +86,8 @@ class Ray(Section):
     """What the hosts take. A host that none of them names takes one CPU."""
     drain_s: Annotated[int, Field(strict=True, ge=1, le=86_400)] = 60
     """How long a host has to finish its work when its actor has ended."""
+    lost_s: Seconds = 300.0
+    """After this time a node that Ray has lost counts as gone: units that must not run twice start elsewhere too."""
     python: str = ""
     """The Python on the nodes that has agentrl installed. Empty: the path of the Python of the coordinator."""
     start_s: Seconds = 60.0

@@ -7,7 +7,8 @@ in order, so that nothing of the run works where Ray counts the bundle as free.
 Invariants:
 - A bundle is one host. All bundles of one `ensure` are reserved together or not at all.
 - The key of a host goes to its actor in a call, never in the arguments that Ray keeps to start the actor again.
-- A node that Ray has lost is LOST; only a node that Ray or its autoscaler has ended is GONE.
+- A node that Ray or its autoscaler has ended is GONE. One that Ray has lost is LOST for `lost_s`, in which an agent
+  that still lives there notices that its actor has ended, and leaves; then it is GONE, and its host starts elsewhere.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +50,8 @@ class RayNote(msgspec.Struct, frozen=True):
     state_dir: str = ""
     node: str = ""
     """The node on which the agent was started; empty before that."""
+    lost_at: float = 0.0
+    """When this was first seen: Ray has lost that node. 0: it lives."""
 
 
 class RayPlacement:
@@ -59,8 +63,12 @@ class RayPlacement:
     def ensure(self, wanted: Sequence[Wanted]) -> tuple[Placed, ...]:
         # Two starts at once must not reserve two groups.
         with self._notes.locked("ensure"), self._cluster() as ray:
-            self._reserve(ray, wanted)
-            return tuple(_on_all(lambda one: self._ensure(ray, one), wanted))
+            nodes = {node["NodeID"]: node for node in ray.nodes()}
+            notes = self._notes.all()
+            away = [placed for one in wanted if (placed := self._take_out(nodes, one.host, notes.get(one.host)))]
+            there = [one for one in wanted if one.host not in {placed.host for placed in away}]
+            self._reserve(ray, there)
+            return (*away, *_on_all(lambda one: self._ensure(ray, one), there))
 
     def describe(self) -> tuple[Placed, ...]:
         notes = sorted(self._notes.all().items())
@@ -173,22 +181,43 @@ class RayPlacement:
             placed, node, state_dir = self._act(ray, one.host, Order(invitation=leaves), self._settings.start_s)
         except AgentrlError as failed:
             return Placed(one.host, State.LOST, note.group, failed.message, failed.hint)
-        self._notes.update({one.host: msgspec.structs.replace(note, node=node, state_dir=state_dir)})
+        self._notes.update({one.host: msgspec.structs.replace(note, node=node, state_dir=state_dir, lost_at=0.0)})
         return placed
 
-    def _look(self, ray: Any, nodes: Mapping[str, Any], host: str, note: RayNote) -> Placed:
+    def _take_out(self, nodes: Mapping[str, Any], host: str, note: RayNote | None) -> Placed | None:
+        """The answer if the node of the agent is dead. Once that is GONE, the next `ensure` starts another one."""
+        placed = None if note is None else self._dead(nodes, host, note, time.time())
+        if note is None or placed is None:
+            return None
+        if placed.state is State.GONE:
+            self._notes.update({host: msgspec.structs.replace(note, node="", lost_at=0.0)})
+        elif not note.lost_at:
+            self._notes.update({host: msgspec.structs.replace(note, lost_at=time.time())})
+        return placed
+
+    def _dead(self, nodes: Mapping[str, Any], host: str, note: RayNote, now: float) -> Placed | None:
+        """None if the node of the agent lives, or if there is none yet."""
         dead = nodes.get(note.node, {})
-        if note.node and not dead.get("Alive"):
-            state = State.GONE if dead.get("DeathReason") in _ENDED_ON_PURPOSE else State.LOST
-            why = str(dead.get("DeathReasonMessage") or "").strip().rstrip(".") or "Ray has lost it"
-            return Placed(host, state, _where(note.node, dead), f"its node is gone: {why[:200]}.")
+        if not note.node or dead.get("Alive"):
+            return None
+        why = str(dead.get("DeathReasonMessage") or "").strip().rstrip(".") or "Ray has lost it"
+        left_s = self._settings.lost_s - (now - (note.lost_at or now))
+        if dead.get("DeathReason") in _ENDED_ON_PURPOSE or left_s <= 0:
+            return Placed(host, State.GONE, _where(note.node, dead), f"its node is gone: {why[:200]}.")
+        waits = f"its node is lost, and counts as gone in {left_s:.0f} s: {why[:200]}."
+        return Placed(host, State.LOST, _where(note.node, dead), waits)
+
+    def _look(self, ray: Any, nodes: Mapping[str, Any], host: str, note: RayNote) -> Placed:
+        if placed := self._dead(nodes, host, note, time.time()):
+            return placed
         if waits := self._waits(ray, host, note):
             return waits
         order = Order("look", host=host, run=note.run, state_dir=note.state_dir)
         try:
             placed, node, _ = self._act(ray, host, order, _LOOK_WITHIN_S)
         except AgentrlError as failed:
-            return Placed(host, State.LOST, _where(note.node, dead), failed.message, failed.hint)
+            where = _where(note.node, nodes.get(note.node, {}))
+            return Placed(host, State.LOST, where, failed.message, failed.hint)
         if not placed.alive and note.node and node != note.node:
             return msgspec.structs.replace(placed, why="Ray has moved its actor to another node.")
         return placed

@@ -169,3 +169,12 @@ def test_hosts_are_started_kept_replaced_and_ended_over_ssh(machines: Machines) 
     assert code == 0, down
     assert any("b, c: given back" in line for line in down["lines"])
     assert not run.processes()
+
+    # What it left on other hosts goes with its state.
+    assert [path.name for path in machines.disk(B).iterdir()]
+    code, forgotten, _ = machines.agentrl("runs", "forget", run.name, "--yes", "--json")
+    assert code == 0, forgotten
+    left = forgotten["other_hosts"]
+    assert "; remove " in left.pop("nowhere")
+    assert left == {B: "", C: ""}
+    assert not machines.disk(B).exists()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from agentrl.config.placement import Ray
 from agentrl.errors import UnavailableError
-from agentrl.placement import PlacedRun, State, ray_actors
+from agentrl.placement import Placed, PlacedRun, State, ray_actors
 from agentrl.placement.ray_actors import RayNote, RayPlacement
 from tests.placement.sites import ROOT, RaySite, opened
 from tests.ports import free_port
@@ -66,15 +68,30 @@ def test_agent_sees_the_devices_of_its_bundle_and_leaves_when_its_actor_has_ende
 @pytest.mark.parametrize(
     ("reason", "state"), [(1, State.GONE), (2, State.LOST), (3, State.GONE), (4, State.GONE), (None, State.LOST)]
 )
-def test_node_that_was_ended_on_purpose_is_gone_and_one_that_ray_lost_is_lost(
+def test_node_that_was_ended_on_purpose_is_gone_and_one_that_ray_lost_is_lost_for_a_time(
     reason: int | None, state: State, tmp_path: Path
 ) -> None:
-    site = RayPlacement(Ray(), PlacedRun("uuid", "demo", str(tmp_path)))
+    site = RayPlacement(Ray(lost_s=100), PlacedRun("uuid", "demo", str(tmp_path)))
     nodes = {NODE: {"Alive": False, "DeathReason": reason, "NodeManagerAddress": "10.0.0.7"}} if reason else {}
-    placed = site._look(None, nodes, "h1", RayNote("group", 0, "run", "/var/tmp/h1", NODE))
+    site._notes.update({"h1": RayNote("group", 0, "run", "/var/tmp/h1", NODE)})
+
+    def take_out(seen_s_ago: float = 0.0) -> Placed | None:
+        note = site._notes.all()["h1"]
+        if seen_s_ago:
+            note = msgspec.structs.replace(note, lost_at=time.time() - seen_s_ago)
+        return site._take_out(nodes, "h1", note)
+
+    placed = take_out()
+    assert placed is not None
     assert placed.state is state
-    assert placed.why == "its node is gone: Ray has lost it."
     assert NODE[:8] in placed.where
+    if state is State.LOST:
+        assert placed.why == "its node is lost, and counts as gone in 100 s: Ray has lost it."
+        assert site._notes.all()["h1"].lost_at > 0
+        placed = take_out(seen_s_ago=101)
+    assert placed is not None
+    assert (placed.state, placed.why) == (State.GONE, "its node is gone: Ray has lost it.")
+    assert take_out() is None, "the next start is on another node"
 
 
 def test_cluster_that_does_not_answer_is_named(tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from agentrl.placement import State
+from agentrl.files.cache import Cache
+from agentrl.files.pieces import Content
+from agentrl.placement import Left, State
 from tests.placement.sites import ROOT, Site, SshSite, make_ssh_key, opened
 
 HOST = Site.hosts[0]
@@ -47,3 +50,31 @@ def test_each_failure_of_a_start_is_one_sentence(site: SshSite, tmp_path: Path) 
         site.settings = {"ssh": settings | change}
         assert words in why(), change
     assert not site.agents(HOST)
+
+
+def test_what_a_run_left_on_a_released_host_is_removed_over_ssh(site: SshSite, tmp_path: Path) -> None:
+    state, run_dir = site.state_dir(HOST), tmp_path / "run of h1"
+    (placed,) = site.open().ensure([site.wanted(HOST)])
+    assert placed.alive
+    forget = Left(HOST, "", str(state), str(run_dir), wipe=False)
+    cache = Cache(run_dir, HOST)
+    content = Content(3, "5" * 128, ("0" * 32,))
+    part, _ = cache.begin(content)
+    part.write_bytes(b"abc")
+    cache.finish(content)
+    weights = run_dir / "weights" / "v1" / "model.safetensors"
+    cache.name(content, weights)
+    for file in (run_dir / "copied/home/own.py", run_dir / "logs/engine-0.1.log", state / "notes of a person"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x")
+
+    assert f"On host {HOST} these are left" in site.open().clear(forget), "its agent lives"
+    assert weights.exists()
+    site.open().release([HOST])
+    assert site.open().clear(forget) == ""
+    assert {path.name for path in run_dir.rglob("*") if path.is_file()} == {"engine-0.1.log"}, "a result, no copy"
+    assert [path.name for path in state.iterdir()] == ["notes of a person"]
+    assert site.open().clear(msgspec.structs.replace(forget, wipe=True)) == ""
+    assert not (run_dir / "logs").exists()
+    site.ssh["port"] = 1
+    assert "does not take connections of ssh" in site.open().clear(forget)
