@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import termios
-import time
 from pathlib import Path
 
 import psutil
@@ -114,18 +113,6 @@ def test_second_up_replaces_only_changed_units(run: Run) -> None:
     assert f"pid {run.coordinator_pid()} " in second.stderr
     assert "Traceback" not in second.stderr
     assert run.incarnations()["other-0"] == 2
-
-
-def test_up_is_refused_while_another_host_coordinates_the_run_directory(run: Run) -> None:
-    run.sidecar("web", ["sleep", "1000"])
-    run.write()
-    run.dir.mkdir()
-    sign = {"host": "far", "boot_id": "another", "name": run.name, "uuid": "u", "heartbeat_at": time.time()}
-    (run.dir / "coordinator.json").write_text(json.dumps(sign))
-    refused = run.raw("up", str(run.file))
-    assert refused.returncode == ExitCode.CONFLICT
-    assert f"The run {run.name} is up on host far" in refused.stderr
-    assert not run.state_dir.exists()
 
 
 def test_ctrl_c_during_up_ends_the_wait_and_the_run_continues(run: Run) -> None:
