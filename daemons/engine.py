@@ -19,9 +19,12 @@ from pathlib import Path
 from agentrl.config.http_token import TOKEN_FILE, http_token
 from agentrl.config.run import RunConfig
 from agentrl.engines.canary import Agreement
+from agentrl.engines.http_server import build_app
+from agentrl.engines.openai_engine import OpenAiEngine
 from agentrl.engines.publication_follower import PublicationFollower, RunningEngine
 from agentrl.engines.publication_store import StoredPublications
 from agentrl.engines.sglang.sglang_engine import SglangEngine
+from agentrl.engines.vllm.vllm_engine import VllmEngine
 from agentrl.errors import ConfigError
 from agentrl.http.free_ports import free_port
 from agentrl.http.run_hosts import known_as
@@ -136,11 +139,14 @@ async def _engine(config: RunConfig, state_dir: Path, *, of_evaluations: bool) -
         finally:
             await served.close()
         return
-    # Imported here, because torch is heavy and an SGLang server has its own.
+    if config.engines.kind in ("vllm", "openai"):
+        async with _forwarding(config) as forwarding, listening(build_app(forwarding, token)) as url:
+            yield RunningEngine(forwarding, url)
+        return
+    # Imported here, because torch is heavy and servers have their own.
     import torch
 
     from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
-    from agentrl.engines.embedded.http_server import build_app
 
     torch.set_num_threads(config.engines.threads)
     engine = EmbeddedEngine(
@@ -152,6 +158,18 @@ async def _engine(config: RunConfig, state_dir: Path, *, of_evaluations: bool) -
             yield RunningEngine(engine, url, second=engine)
     finally:
         await engine.close()
+
+
+@contextlib.asynccontextmanager
+async def _forwarding(config: RunConfig) -> AsyncIterator[VllmEngine | OpenAiEngine]:
+    """An engine whose calls this unit passes on to a server."""
+    served = (VllmEngine if config.engines.kind == "vllm" else OpenAiEngine)(
+        config.engines, context=config.sampling.context
+    )
+    try:
+        yield served
+    finally:
+        await served.close()
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.config import own_tool_servers, sglang_arguments
+from agentrl.config import own_tool_servers, server_arguments
 from agentrl.config.field_types import (
     LONGEST_S,
     NEXT_STEP,
@@ -306,8 +306,9 @@ class Engines(Section):
 
     count: Positive = 1
     """How many engine units there are."""
-    kind: Literal["embedded", "sglang"] = "embedded"
-    """`embedded` runs small models on processors; `sglang` starts SGLang servers on GPUs."""
+    kind: Literal["embedded", "sglang", "vllm", "openai"] = "embedded"
+    """`embedded` runs small models on processors; `sglang` and `vllm` start such servers on GPUs; `openai` asks
+    a server that somebody else runs, for evaluation only."""
     slots: Positive = 64
     """Sequences that one engine decodes at once."""
     threads: Positive = 1
@@ -316,7 +317,7 @@ class Engines(Section):
     """How long an embedded engine waits for more calls between two rounds while less than half of its slots are used.
     Fewer rounds save processor time for the rest of the run, but each token takes longer by this time."""
     load_s: Seconds = 600.0
-    """How long an engine may take to load a version, or an SGLang server to start with one; then it is replaced."""
+    """How long an engine may take to load a version, or a server to start with one; then it is replaced."""
     weights: Literal["auto", "files", "group", "ipc"] = "auto"
     """How weights get into an SGLang server that runs: it reads their files (`files`), or they are read and checked
     before calls are paused, and sent by a process group (`group`) or on its GPUs (`ipc`). `auto`: `group` on
@@ -326,11 +327,17 @@ class Engines(Section):
     computed with the weights before is computed again. `in_place`: they go on with it, so their log-probs are not
     exact. `abort`: samplers continue them."""
     python: str = "{python}"
-    """The Python of the environment that SGLang is installed in; `{python}` is that of the run."""
+    """The Python of the environment that SGLang or vLLM is installed in; `{python}` is that of the run."""
     gpus: Gpus | None = None
-    """GPUs of one SGLang server; empty: as many as `args` say. A share such as 0.5 leaves the rest to others."""
+    """GPUs of one server; empty: as many as `args` say. A share such as 0.5 leaves the rest to others."""
     args: Command = ()
-    """More arguments of an SGLang server, for its computation, not for what it serves or to whom."""
+    """More arguments of an SGLang or vLLM server, for its computation, not for what it serves or to whom."""
+    url: str = ""
+    """With `kind: openai`: the address of an OpenAI-compatible API with `/completions`, such as `https://HOST/v1`."""
+    token: Secret = None
+    """With `kind: openai`: a reference to its key, `env:NAME` or `file:PATH`."""
+    model: str = ""
+    """With `kind: openai`: the name of the model there."""
 
 
 class Retention(Section):
@@ -373,6 +380,32 @@ class DataPlane(Section):
 Problem = tuple[tuple[str, ...], str]
 
 
+def _problems_of_engines(data: DataPlane) -> Iterator[Problem]:
+    engines = data.engines
+    if problem := server_arguments.problem_of(engines.kind, engines.args):
+        yield ("engines", "args"), problem
+    elif engines.weights in ("group", "ipc") and server_arguments.ranks_of(engines.args) is None:
+        yield (
+            ("engines", "weights"),
+            f"is {engines.weights}, which servers with --dp-size or --pp-size cannot: use files",
+        )
+    elif engines.kind in server_arguments.ALLOWED and (given := engines.gpus) is not None:
+        wanted = server_arguments.gpus_of(engines.kind, engines.args)
+        if given != wanted and not (wanted == 1 and 0 < given < 1):
+            yield ("engines", "gpus"), f"is {given:g}, but the server computes on {wanted}: change its --tp-size"
+    if engines.kind != "openai":
+        if engines.url or engines.token or engines.model:
+            yield ("engines",), "has url, token or model, which are for kind: openai"
+    elif not engines.url:
+        yield ("engines", "url"), "is missing: kind: openai needs the address of a server, such as https://HOST/v1"
+    elif not data.training.frozen:
+        yield (
+            ("engines", "kind"),
+            "is openai: its answers have neither token ids nor log-probs, so nothing can be trained on them; "
+            "set training.frozen: true to evaluate only",
+        )
+
+
 def problem_of_schema(schema: str) -> str:
     """Empty, or why this is not an answer schema. An empty schema means the whole text."""
     if not schema or _TAG_NAME.fullmatch(schema):
@@ -395,17 +428,7 @@ def problems_of(data: DataPlane) -> Iterator[Problem]:
                 yield ("environments", name, "tools"), f"names the unknown tool server {server!r}; known are: {known}"
         if problem := problem_of_schema(environment.answer_schema):
             yield ("environments", name, "answer_schema"), problem
-    if problem := sglang_arguments.problem_of(data.engines.args):
-        yield ("engines", "args"), problem
-    elif data.engines.weights in ("group", "ipc") and sglang_arguments.ranks_of(data.engines.args) is None:
-        yield (
-            ("engines", "weights"),
-            f"is {data.engines.weights}, which servers with --dp-size or --pp-size cannot: use files",
-        )
-    elif data.engines.kind == "sglang" and (given := data.engines.gpus) is not None:
-        wanted = sglang_arguments.gpus_of(data.engines.args)
-        if given != wanted and not (wanted == 1 and 0 < given < 1):
-            yield ("engines", "gpus"), f"is {given:g}, but the server computes on {wanted}: change its --tp-size"
+    yield from _problems_of_engines(data)
     n = data.sampling.n
     if data.training.reference_weight and data.training.reference == "none":
         yield (

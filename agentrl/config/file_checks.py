@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from agentrl.config import server_arguments
 from agentrl.config.data_plane import SHIPPED_AGENTS, SHIPPED_SCORERS, ToolServer
 from agentrl.config.run import RunConfig, nearest
 from agentrl.config.tool_lock import packages_of
@@ -38,8 +39,9 @@ def problems_of(config: RunConfig) -> Iterator[ConfigError]:
         if problem := problem_of_server(name, server, Path(config.dir)):
             yield problem
     python = config.engines.python
-    if config.environments and config.engines.kind == "sglang" and python != "{python}" and not shutil.which(python):
-        yield ConfigError(f"engines.python: there is no program {python}.", hint="Name the Python that has SGLang.")
+    kind = config.engines.kind
+    if config.environments and kind in server_arguments.ALLOWED and python != "{python}" and not shutil.which(python):
+        yield ConfigError(f"engines.python: there is no program {python}.", hint=f"Name the Python that has {kind}.")
     if config.tracing.endpoint and importlib.util.find_spec("opentelemetry.exporter") is None:
         hint = "`pip install 'agentrl[otel]'`"
         yield ConfigError("tracing.endpoint: the package opentelemetry-sdk is not installed.", hint=hint)

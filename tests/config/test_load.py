@@ -212,7 +212,9 @@ def test_error_of_a_value_names_its_variable_or_option(mistakes):
 
 
 def test_error_names_a_set_key_once_and_lists_choices(mistakes):
-    assert mistakes(WEB, ["engines.kind=foo"]) == ["--set engines.kind must be embedded or sglang, not 'foo'."]
+    assert mistakes(WEB, ["engines.kind=foo"]) == [
+        "--set engines.kind must be embedded, sglang, vllm or openai, not 'foo'."
+    ]
     (large,) = mistakes(WEB, ["sidecars.web.drain_grace_s=-1"])
     assert "e+" not in large
 

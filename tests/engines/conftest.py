@@ -14,9 +14,9 @@ from agentrl.engines import manifest as manifests
 from agentrl.engines.canary import Canary
 from agentrl.engines.embedded.decoder import Model
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
-from agentrl.engines.embedded.http_server import build_app
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.engines.http_engine import HttpEngine
+from agentrl.engines.http_server import build_app
 from agentrl.engines.manifest import Manifest
 from agentrl.http.token_server import listening
 from tests.engines import unverified

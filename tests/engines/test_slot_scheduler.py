@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from agentrl.engines.embedded.decoder import Model
-from agentrl.engines.embedded.generation_request import Request, conversation_of, weight_versions
+from agentrl.engines.embedded.generation_request import Request, conversation_of
 from agentrl.engines.embedded.slot_scheduler import SlotEngine
+from agentrl.engines.http_server import weight_versions
 from agentrl.engines.interface import CallRefusedError, EngineBusyError, EngineError, Sampling, WeightsRefusedError
 from tests.engines.conftest import Weights
 from tests.engines.http_requests import ask, assert_exact, engine_of, run

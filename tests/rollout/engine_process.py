@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
-from agentrl.engines.embedded.http_server import build_app
+from agentrl.engines.http_server import build_app
 from agentrl.engines.publication_follower import PublicationFollower
 from agentrl.engines.publication_store import StoredPublications
 from agentrl.http.token_server import listening

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
-from agentrl.engines.embedded.http_server import build_app
+from agentrl.engines.http_server import build_app
 from agentrl.http import http_client
 from agentrl.http.token_server import listening
 from agentrl.rollout.chat_format import ChatFormat

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.chat.tool_specs import ToolSpec
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
-from agentrl.engines.embedded.http_server import build_app
+from agentrl.engines.http_server import build_app
 from agentrl.errors import UsageError
 from agentrl.http.token_server import listening
 from agentrl.protocol import messages

@@ -16,7 +16,7 @@ from agentrl.config.hosts import hosts_that_run, need_tunnels, private_addresses
 from agentrl.config.run import RunConfig
 from agentrl.config.secrets import variable_of
 from agentrl.config.serialization import config_to_plain
-from agentrl.config.sglang_arguments import gpus_of
+from agentrl.config.server_arguments import gpus_of
 from agentrl.protocol.specs import GroupSpec, Life, Resources, Role
 from agentrl.tracing import log_format
 
@@ -130,9 +130,9 @@ def _texts(plain: object) -> Iterator[str]:
 
 
 def _gpus(role: Role, config: RunConfig) -> int | float:
-    of_server = gpus_of(config.engines.args) if config.engines.kind == "sglang" else 0
-    if role is Role.ENGINE and config.engines.kind == "sglang":
-        return of_server if config.engines.gpus is None else config.engines.gpus
+    of_server = gpus_of(config.engines.kind, config.engines.args)
+    if role is Role.ENGINE:
+        return of_server if config.engines.gpus is None or not of_server else config.engines.gpus
     if role is Role.TRAINER:
         # A run whose engines compute on GPUs has a model that no processor trains.
         if config.training.gpus is None:

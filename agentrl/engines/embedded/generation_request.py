@@ -5,7 +5,7 @@ Invariants: `versions` covers exactly the tokens of `output`; a request ends onc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agentrl.engines.embedded.served_model import ServedModel
@@ -73,13 +73,3 @@ class Request:
         if not self.ended:
             self.error = error
             self.on_end(self)
-
-
-def weight_versions(runs: Sequence[tuple[int, int]]) -> list[dict[str, str | int]]:
-    """Runs of (version, tokens) in the form of SGLang: version, and places in the output, `end` exclusive."""
-    spans: list[dict[str, str | int]] = []
-    at = 0
-    for version, count in runs:
-        spans.append({"version": str(version), "start": at, "end": at + count})
-        at += count
-    return spans

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from agentrl.config.data_plane import Engines
-from agentrl.config.sglang_arguments import gpus_of, ranks_of, value_of
+from agentrl.config.server_arguments import gpus_of, ranks_of, value_of
 from agentrl.engines.canary import limit_of
 
 
@@ -30,7 +30,7 @@ def way_of(engines: Engines) -> Way:
     """`auto` takes what has been proven: the group for a server on processors, files for others."""
     if engines.weights != "auto":
         return engines.weights
-    alone = gpus_of(engines.args) == 0 and ranks_of(engines.args) is not None
+    alone = gpus_of(engines.kind, engines.args) == 0 and ranks_of(engines.args) is not None
     return "group" if alone and not value_of(engines.args, "--quantization") else "files"
 
 

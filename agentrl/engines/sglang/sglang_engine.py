@@ -23,7 +23,7 @@ import msgspec
 
 from agentrl.config.data_plane import Engines
 from agentrl.config.http_token import RunToken
-from agentrl.config.sglang_arguments import ranks_of
+from agentrl.config.server_arguments import ranks_of
 from agentrl.engines import manifest as manifests
 from agentrl.engines.canary import Agreement, compare, part_of
 from agentrl.engines.interface import (

@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from agentrl.config.data_plane import Engines
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
-from agentrl.engines.embedded.http_server import build_app
 from agentrl.engines.http_engine import HttpEngine
+from agentrl.engines.http_server import build_app
 from agentrl.engines.interface import Generated, Sampling
 from agentrl.engines.sglang.sglang_engine import SglangEngine
 from agentrl.http.free_ports import free_port

@@ -1,4 +1,4 @@
-"""Lists the arguments of an SGLang server that a run file may add.
+"""Lists the arguments of an SGLang or vLLM server that a run file may add.
 
 Invariants:
 - The list has no argument that changes what is served, to whom, or the meaning of log-probabilities, because the run
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-ALLOWED = frozenset(
+_SGLANG = frozenset(
     {
         # The devices of the server. Which ones, the coordinator decides.
         *("--device", "--numa-node"),
@@ -31,15 +31,32 @@ ALLOWED = frozenset(
         *("--log-level", "--enable-metrics", "--watchdog-timeout", "--soft-watchdog-timeout", "--decode-log-interval"),
     }
 )
-_COUNTS = ("--tp-size", "--tensor-parallel-size", "--pp-size", "--dp-size", "--data-parallel-size")
+_VLLM = frozenset(
+    {
+        # The devices of the server. Which ones, the coordinator decides.
+        *("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--enable-expert-parallel"),
+        "--disable-custom-all-reduce",
+        # Number formats and kernels.
+        *("--dtype", "--quantization", "--kv-cache-dtype", "--attention-backend", "--enforce-eager", "--seed"),
+        # Memory and batches.
+        *("--gpu-memory-utilization", "--max-num-batched-tokens", "--block-size", "--cpu-offload-gb"),
+        *("--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling"),
+        *("--enable-sleep-mode", "--kv-cache-memory-bytes"),
+    }
+)
+ALLOWED = {"sglang": _SGLANG, "vllm": _VLLM}
+_PIPELINE = ("--pp-size", "--pipeline-parallel-size")
+_COUNTS = (*_PIPELINE, "--tp-size", "--tensor-parallel-size", "--dp-size", "--data-parallel-size")
 
 
-def problem_of(arguments: Sequence[str]) -> str:
-    """Empty, or why these arguments are not allowed in `engines.args`."""
+def problem_of(kind: str, arguments: Sequence[str]) -> str:
+    """Empty, or why these arguments are not allowed in `engines.args` of engines of this kind."""
+    allowed = ALLOWED.get(kind, frozenset())
     for argument in arguments:
         name = argument.partition("=")[0]
-        if argument.startswith("-") and name not in ALLOWED and not _is_number(argument):
-            return f"{name} is not an argument that a run file may give SGLang; known are {', '.join(sorted(ALLOWED))}"
+        if argument.startswith("-") and name not in allowed and not _is_number(argument):
+            known = f"known are {', '.join(sorted(allowed))}" if allowed else "there are none"
+            return f"{name} is not an argument that a run file may give engines of the kind {kind}; {known}"
     for name in _COUNTS:
         value = value_of(arguments, name)
         if value and not (value.isdecimal() and int(value) > 0):
@@ -57,12 +74,13 @@ def value_of(arguments: Sequence[str], name: str) -> str:
     return found
 
 
-def gpus_of(arguments: Sequence[str]) -> int:
-    """The number of GPUs of one server."""
-    if value_of(arguments, "--device") == "cpu":
+def gpus_of(kind: str, arguments: Sequence[str]) -> int:
+    """The number of GPUs of one engine."""
+    if kind not in ALLOWED or value_of(arguments, "--device") == "cpu":
         return 0
     tensor = value_of(arguments, "--tp-size") or value_of(arguments, "--tensor-parallel-size") or "1"
-    count = int(tensor) * int(value_of(arguments, "--pp-size") or "1")
+    pipeline = next(filter(None, (value_of(arguments, name) for name in _PIPELINE)), "1")
+    count = int(tensor) * int(pipeline)
     data = int(value_of(arguments, "--dp-size") or value_of(arguments, "--data-parallel-size") or "1")
     # With data-parallel attention the ranks share the GPUs of the tensor-parallel group.
     return count if "--enable-dp-attention" in arguments else count * data

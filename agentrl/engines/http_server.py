@@ -1,10 +1,10 @@
-"""The HTTP server of the embedded engine, with SGLang's native API.
+"""The HTTP server in front of an engine within the process, with SGLang's native API: what samplers call.
 
 Invariants:
 - requests without the run's token get no information;
 - the call of a caller that disconnects is aborted;
 - an aborted call answers 200 with what it has generated;
-- the event loop only moves bytes; the engine's own thread computes.
+- the event loop only moves bytes; the engine computes elsewhere.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from agentrl.config.http_token import RunToken
-from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
-from agentrl.engines.embedded.generation_request import weight_versions
 from agentrl.engines.interface import (
     CallRefusedError,
     EngineBusyError,
     EngineError,
     Generated,
+    Load,
     PauseMode,
     Sampling,
     VersionNotServedError,
@@ -84,7 +83,7 @@ class PinBody(msgspec.Struct, kw_only=True):
 
 
 def build_app(
-    engine: EmbeddedEngine, token: str | RunToken, *, decode: Decode | None = None, model_path: str = ""
+    engine: ServableEngine, token: str | RunToken, *, decode: Decode | None = None, model_path: str = ""
 ) -> Application:
     """`decode` produces the `text` of answers; without it answers have ids only."""
     handlers = _Handlers(engine, decode, model_path)
@@ -106,10 +105,49 @@ def build_app(
     return Application(table, lambda act: _guarded(token, act))
 
 
+class ServableEngine(Protocol):
+    """What this server needs of an engine."""
+
+    async def generate(
+        self,
+        rid: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        deadline_s: float,
+        version: int | None = None,
+        on_progress: Callable[[Generated], None] | None = None,
+    ) -> Generated:
+        """`on_progress` gets the output so far."""
+        ...
+
+    async def score(self, ids: Sequence[int], *, deadline_s: float, version: int | None = None) -> list[float]: ...
+
+    async def abort(self, rid: str) -> None: ...
+
+    async def pause(self, mode: PauseMode) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def release_memory(self) -> None: ...
+
+    async def restore_memory(self) -> None: ...
+
+    async def update(self, path: str, version: int) -> None: ...
+
+    async def pin(self, version: int, path: str = "") -> None: ...
+
+    async def unpin(self) -> None: ...
+
+    async def health(self) -> bool: ...
+
+    async def load(self) -> Load: ...
+
+
 class _Handlers:
     """One method per path."""
 
-    def __init__(self, engine: EmbeddedEngine, decode: Decode | None, model_path: str) -> None:
+    def __init__(self, engine: ServableEngine, decode: Decode | None, model_path: str) -> None:
         self._engine = engine
         self._decode = decode
         self._model_path = model_path
@@ -243,6 +281,16 @@ class _Handlers:
             meta["output_token_logprobs"] = [(value, token, None) for value, token in pairs]
         text = self._decode(made.ids) if self._decode is not None else ""
         return {"text": text, "output_ids": made.ids, "meta_info": meta}
+
+
+def weight_versions(runs: Sequence[tuple[int, int]]) -> list[dict[str, str | int]]:
+    """Runs of (version, tokens) in the form of SGLang: version, and places in the output, `end` exclusive."""
+    spans: list[dict[str, str | int]] = []
+    at = 0
+    for version, count in runs:
+        spans.append({"version": str(version), "start": at, "end": at + count})
+        at += count
+    return spans
 
 
 def _order(act: Callable[[], Awaitable[None]]) -> Act:
