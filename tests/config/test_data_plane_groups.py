@@ -158,7 +158,7 @@ def test_trainer_and_engine_may_share_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ("--api-key, x", "--api-key is not an argument that a run file may give SGLang"),
+        ("--api-key, x", "--api-key is not an argument that a run file may give engines of the kind sglang"),
         ("--host=0.0.0.0", "--host is not an argument"),
         ("--trust-remote-code", "--trust-remote-code is not an argument"),
         ("--base-gpu-id, '1'", "--base-gpu-id is not an argument"),
