@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agentrl.engines.embedded.tiny_model import build_tiny
-from agentrl.engines.manifest import WEIGHTS_FILE
+from agentrl.engines.safetensors_layout import ONE_FILE
 from assets import shop_dataset
 
 HEAD = 64
@@ -36,8 +36,8 @@ def write(directory: Path, *, layers: int, hidden: int) -> int:
         dtype="bfloat16",
         torch_dtype="bfloat16",
     )
-    weights = {name: one.to(torch.bfloat16) for name, one in load_file(directory / WEIGHTS_FILE).items()}
-    save_file(weights, directory / WEIGHTS_FILE, {"format": "pt"})
+    weights = {name: one.to(torch.bfloat16) for name, one in load_file(directory / ONE_FILE).items()}
+    save_file(weights, directory / ONE_FILE, {"format": "pt"})
     return sum(one.numel() for one in weights.values())
 
 
