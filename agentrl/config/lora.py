@@ -49,6 +49,9 @@ def problems_of(training: Training) -> Iterator[tuple[tuple[str, ...], str]]:
             path,
             "cannot be combined with training.advantage: gae, because all weights of its critic would be trained",
         )
+    for kind in ("tensor", "pipeline", "expert"):
+        if getattr(training.parallel, kind) > 1:
+            yield path, f"cannot be combined with training.parallel.{kind}: have shard, replicate or context"
     if training.reference != "none" and training.warmup.steps:
         yield (
             path,

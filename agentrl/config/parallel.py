@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 from agentrl.config.field_types import Positive, Section
 
-_UNBUILT = ("tensor", "context", "pipeline", "expert")
-
 
 class Parallel(Section):
     """Ranks of the trainer along each dimension. Their product is the number of its processes."""
@@ -21,26 +19,38 @@ class Parallel(Section):
     replicate: Positive = 1
     """Copies of these shards, which train other groups."""
     tensor: Positive = 1
-    """Ranks that compute a part of each layer: not available yet."""
+    """Ranks of which each computes a part of every layer: some heads, columns, experts and words."""
     context: Positive = 1
-    """Ranks that have a part of each sequence: not available yet."""
+    """Ranks of which each has a part of every packed sequence."""
     pipeline: Positive = 1
-    """Ranks that have some of the layers: not available yet."""
+    """Stages that have some of the layers each, and pass results on to the next."""
     expert: Positive = 1
-    """Ranks that have some of the experts: not available yet."""
+    """Ranks that have some of the experts each, and train other groups."""
 
     @property
     def ranks(self) -> int:
         return math.prod(self.model_dump().values())
 
+    @property
+    def with_other_groups(self) -> int:
+        """Ranks that train other groups."""
+        return self.shard * self.replicate * self.expert
 
-def problems_of(parallel: Parallel, *, groups: int, gpus: float = 0) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What this run cannot do. `groups`: of one step; 0 if it has none. `gpus`: of all ranks together."""
+
+Problem = tuple[tuple[str, ...], str]
+
+
+def problems_of(parallel: Parallel, *, groups: int, gpus: float = 0) -> Iterator[Problem]:
+    """What this run cannot do. `groups`: of one step; 0 if it has none. `gpus`: of all ranks together. What its model
+    cannot do is found when that is read."""
     path = ("training", "parallel")
-    for kind in _UNBUILT:
-        if getattr(parallel, kind) > 1:
-            yield (*path, kind), "is not available yet; shard and replicate are, for models of every architecture"
-    if 0 < groups < parallel.ranks:
-        yield path, f"has {parallel.ranks} ranks, more than training.groups ({groups}): each group is on one rank"
+    if 0 < groups < parallel.with_other_groups:
+        yield (
+            path,
+            f"has {parallel.with_other_groups} ranks (shard x replicate x expert) with groups of their own, more than "
+            f"training.groups ({groups})",
+        )
+    if parallel.expert > 1 and parallel.tensor > 1:
+        yield (*path, "expert"), "and tensor both divide the experts: have one of them"
     if parallel.ranks > 1 and gpus % parallel.ranks:
         yield ("training", "gpus"), f"is {gpus:g}: its {parallel.ranks} ranks need as many whole GPUs each, or none"

@@ -194,6 +194,8 @@ def _problems_between_sections(config: RunConfig) -> Iterator[data_plane.Problem
         groups=config.training.groups if config.environments else 0,
         gpus=config.training.gpus or 0,
     )
+    if config.training.gather == "bfloat16" != config.training.precision:
+        yield ("training", "gather"), "is bfloat16, which needs precision: bfloat16"
 
 
 def _problems_of_alerts(config: RunConfig) -> Iterator[data_plane.Problem]:

@@ -234,6 +234,11 @@ class Training(LossKeys):
     """On GPUs: compile the layers. The first steps take a minute longer, later ones less."""
     parallel: Parallel = Parallel()
     """How the trainer is spread over processes."""
+    gather: Literal["float32", "bfloat16"] = "float32"
+    """How weights that are spread over ranks are sent to each other; gradients are always summed in float32."""
+    offload: Flag = False
+    """On GPUs: weights, gradients and optimizer state are in the memory of the host, and layers on the GPU in their
+    turn."""
     tokens_per_batch: Positive = 16_384
     """Packed tokens of one forward pass."""
     random: Natural = 0

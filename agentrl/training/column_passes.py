@@ -8,8 +8,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,34 +25,36 @@ from agentrl.training.packing import Row
 from agentrl.training.pair_scores import PairScorer, Scored
 from agentrl.training.step_parts import Facts, Objective, Part
 
+Passes = Callable[[Callable[[Sequence[MicroBatch]], Any], Sequence[list[Row]]], Iterator[tuple[MicroBatch, Any]]]
+
 
 class ColumnPasses:
     def __init__(
         self,
         scorer: PairScorer,
-        reference: Callable[[MicroBatch], Scored] | None,
+        reference: Callable[[Sequence[MicroBatch]], list[Scored]] | None,
         critic: Critic | None,
         *,
-        collated: Callable[[Sequence[Row]], MicroBatch],
+        through: Passes,
         summed: SumOverProcesses,
         autocast: Callable[[], AbstractContextManager[None]],
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """`dtype` is that of log-probs."""
+        """`through` makes the forward passes of a scorer; `dtype` is that of log-probs."""
         self._scorer, self._reference, self._critic = scorer, reference, critic
-        self._collated, self._summed, self._autocast = collated, summed, autocast
+        self._through, self._summed, self._autocast = through, summed, autocast
         self._device, self._dtype = device, dtype
 
     @torch.no_grad()
-    def columns(self, micros: Sequence[Sequence[Row]], facts: Facts, objective: Objective) -> Columns:
+    def columns(self, micros: Sequence[list[Row]], facts: Facts, objective: Objective) -> Columns:
         """What the loss needs besides the policy, before the first gradient of the batch."""
         if objective == "supervised" or not micros:
             return {}
         columns: Columns = {}
         if self._reference is not None:
             with self._autocast():
-                columns["reference"] = [self._reference(self._collated(part)).log_probs for part in micros]
+                columns["reference"] = self._scores(self._reference, micros)
         if objective.needs_proximal:
             columns |= self._before(micros, facts, objective, columns.get("reference"))
         if objective.critic is not None:
@@ -59,11 +62,11 @@ class ColumnPasses:
         return columns
 
     def _before(
-        self, micros: Sequence[Sequence[Row]], facts: Facts, objective: PolicyLoss, reference: list[Tensor] | None
+        self, micros: Sequence[list[Row]], facts: Facts, objective: PolicyLoss, reference: list[Tensor] | None
     ) -> Columns:
         """What follows from the log-probs of the policy before the step."""
         columns: Columns = {}
-        proximal = columns["proximal"] = [self._scorer(self._collated(part)).log_probs for part in micros]
+        proximal = columns["proximal"] = self._scores(self._scorer, micros)
         records = self._records(micros, facts)
         if objective.corrects:
             log_rho = [old - micro for old, micro in zip(proximal, self._behaviour(micros), strict=True)]
@@ -82,14 +85,12 @@ class ColumnPasses:
         return columns
 
     def _expected(
-        self, micros: Sequence[Sequence[Row]], facts: Facts, rule: CriticRule, penalty: list[Tensor] | None
+        self, micros: Sequence[list[Row]], facts: Facts, rule: CriticRule, penalty: list[Tensor] | None
     ) -> Columns:
         """Advantages and targets from the values of the critic before the step."""
-        scorer = required(self._critic).scorer
-        collated = map(self._collated, micros)
         values, places = [], []
-        for micro in collated:
-            values.append(scorer(micro).to(self._dtype))
+        for micro, valued in self._through(required(self._critic).scorer, micros):
+            values.append(valued.values.to(self._dtype))
             places.append((micro.record, micro.order))
         found = targets_of(values, penalty, places, facts, rule, self._summed)
         return {"advantage": found.advantage, "value": found.value, "returns": found.returns}
@@ -100,20 +101,22 @@ class ColumnPasses:
         if objective == "supervised" or objective.kind != "gspo":
             return part
         proximal = part.columns.get("proximal")
-        if moved or proximal is None:
-            now = [self._scorer(self._collated(rows_of)).log_probs for rows_of in part.micros]
-        else:
-            now = proximal
+        now = self._scores(self._scorer, part.micros) if moved or proximal is None else proximal
         decoupled = objective.ratio == "decoupled" and proximal is not None
         before = proximal if decoupled and proximal is not None else self._behaviour(part.micros)
         records = self._records(part.micros, part.facts)
         mean = records.means([one - other for one, other in zip(now, before, strict=True)])
         return part._replace(columns=part.columns | {"sequence": records.spread(mean)})
 
+    def _scores(
+        self, scorer: Callable[[Sequence[MicroBatch]], list[Scored]], micros: Sequence[list[Row]]
+    ) -> list[Tensor]:
+        return [scored.log_probs for _, scored in self._through(scorer, micros)]
+
     def _behaviour(self, micros: Sequence[Sequence[Row]]) -> list[Tensor]:
         columns = (np.concatenate([row.pairs.behaviour for row in part]) for part in micros)
         return [torch.from_numpy(column).to(device=self._device, dtype=self._dtype) for column in columns]
 
-    def _records(self, micros: Sequence[Sequence[Row]], facts: Facts) -> Records:
+    def _records(self, micros: Sequence[list[Row]], facts: Facts) -> Records:
         columns = (np.concatenate([row.pairs.record for row in part]) for part in micros)
         return Records([torch.from_numpy(one).to(self._device) for one in columns], facts.pairs_of_record)

@@ -23,31 +23,32 @@ from agentrl.policies.loss_settings import CriticRule
 from agentrl.training.corrections import SumOverProcesses
 from agentrl.training.micro_batch import MicroBatch
 from agentrl.training.optimizers import OptimizerSet
-from agentrl.training.parallel import like
 from agentrl.training.returns import generalised_advantages
+from agentrl.training.scorers import Scorer
+from agentrl.training.spread_tensors import like
 from agentrl.training.step_parts import Facts
 
 _WEIGHTS = "weights/"
 _OPTIMIZER = "optimizer/"
 
 
-class ValueScorer(torch.nn.Module):
-    """The critic as a function from a micro-batch to the value before each pair's token."""
+class Valued(NamedTuple):
+    values: Tensor
+    """Before each pair's token."""
 
-    def __init__(self, model: transformers.PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
 
-    def forward(self, batch: MicroBatch) -> Tensor:
+class ValueScorer(Scorer[Valued]):
+    """What the critic expects of each pair."""
+
+    columns = Valued
+
+    def scored(self, batch: MicroBatch) -> Valued:
+        hidden = self.decoded(batch)[batch.asked_row, batch.asked_at]
         model: Any = self.model
-        tree = {} if batch.tree is None else {"tree": batch.tree}
-        hidden = model.get_decoder()(
-            input_ids=batch.ids, position_ids=batch.positions, use_cache=False, **tree
-        ).last_hidden_state[batch.asked_row, batch.asked_at]
         head = model.get_output_embeddings()
         with torch.autocast(hidden.device.type, enabled=False):
             values: Tensor = head(hidden.to(head.weight.dtype))[:, 0]
-        return values[batch.asked]
+        return Valued(values[batch.asked])
 
 
 def as_critic(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
@@ -139,7 +140,7 @@ def required(critic: Critic | None) -> Critic:
 class Critic:
     """The scorer with its optimizers. `scorer` may be wrapped; `model` is what is inside."""
 
-    def __init__(self, scorer: torch.nn.Module, model: transformers.PreTrainedModel, optimizers: OptimizerSet) -> None:
+    def __init__(self, scorer: Scorer[Valued], model: transformers.PreTrainedModel, optimizers: OptimizerSet) -> None:
         self.scorer = scorer
         self.model = model
         self.optimizers = optimizers
@@ -170,6 +171,8 @@ class Critic:
         """Restores whole tensors. Raises ConfigError if they are those of another model."""
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
+                if parameter.is_meta:
+                    continue
                 whole = tensors.get(f"{_WEIGHTS}{name}")
                 if whole is None or whole.shape != parameter.shape:
                     raise ConfigError(f"The critic of the checkpoint belongs to another model: {name} does not fit.")

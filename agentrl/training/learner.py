@@ -14,9 +14,10 @@ Invariants:
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -34,11 +35,12 @@ from agentrl.training.column_passes import ColumnPasses
 from agentrl.training.critic import Critic, ValueScorer, as_critic, required, value_loss
 from agentrl.training.lora import Adapters
 from agentrl.training.losses import PairFacts, Terms
+from agentrl.training.mesh import Sizes
 from agentrl.training.micro_batch import MicroBatch, collate
 from agentrl.training.optimizers import AdamW, Kind, OptimizerSet, make_optimizers
 from agentrl.training.packing import Row, micro_batches, rows
 from agentrl.training.pair_scores import PairScorer, Scored
-from agentrl.training.parallel import Parallelism, Plan, Precision, Sizes
+from agentrl.training.parallel import Parallelism, Plan, Precision
 from agentrl.training.policy_model import (
     layout_of,
     load_model,
@@ -47,11 +49,13 @@ from agentrl.training.policy_model import (
     save_model,
     stored_form,
 )
+from agentrl.training.scorers import Scorer
+from agentrl.training.sharding import Keeping
 from agentrl.training.snapshots import Snapshot, rounded
 from agentrl.training.step_parts import Facts, Objective, Part, facts_of, in_smaller_parts, of_pairs
 
 log = logging.getLogger("trainer")
-Scorer = TypeVar("Scorer", PairScorer, ValueScorer)
+AnyScorer = TypeVar("AnyScorer", bound=Scorer[Any])
 
 Gathered = Literal["weights", "trained weights", "optimizers", "critic"]
 """What ranks put together: all weights or those that are trained, optimizer state, or all of the critic."""
@@ -80,6 +84,8 @@ class LearnerSettings:
     """The learning rate of the critic; 0: there is none."""
     adapters: Adapters | None = None
     """What is trained in place of all weights."""
+    keeping: Keeping = field(default_factory=Keeping)
+    """How weights that are spread over ranks are kept and gathered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,7 @@ class Learner:
         # Kept in memory for every copy, because the directory may be removed later.
         self.companions = read_companions(directory)
         self.accelerator = parallel.start(settings.parallel, settings.precision)
-        plan = Plan(settings.parallel, settings.recompute, settings.compiled)
+        plan = Plan(settings.parallel, settings.recompute, settings.compiled, settings.keeping)
         self._parallelism = Parallelism(plan, self.accelerator)
         self._on_progress = on_progress
         self._snapshot: Snapshot | None = None
@@ -141,10 +147,10 @@ class Learner:
         self.optimizers = self._new_optimizers(self.model, settings.learning_rate)
         self.critic = self._new_critic(directory, dtype) if settings.critic_rate else None
 
-    def _prepared(self, scorer: Scorer) -> Scorer:
+    def _prepared(self, scorer: AnyScorer) -> AnyScorer:
         spread = self._parallelism.apply(scorer)
-        # In evaluation mode accelerate adds precision and device, and no parallelism of its own.
-        prepared: Scorer = self.accelerator.prepare_model(spread, evaluation_mode=True)
+        # In evaluation mode accelerate adds precision, and no parallelism of its own.
+        prepared: AnyScorer = self.accelerator.prepare_model(spread, device_placement=False, evaluation_mode=True)
         return prepared
 
     def _new_optimizers(self, model: transformers.PreTrainedModel, learning_rate: float) -> OptimizerSet:
@@ -185,7 +191,7 @@ class Learner:
 
     def agree(self, wish: bool) -> bool:
         """Whether all ranks wish it."""
-        return self._everywhere(int(wish)) == self._parallelism.ranks
+        return self._parallelism.agreed(wish)
 
     def gathered(self, what: Gathered) -> dict[str, Tensor]:
         """Whole tensors on the rank that leads, each once if several modules share it. A call of all ranks."""
@@ -356,54 +362,54 @@ class Learner:
     def _gradient(self, part: Part, objective: Objective, measured: step_metrics.Measures) -> float:
         """Computes the gradient where the optimizers expect it; returns its norm before clipping."""
         self._zero_grad()
-        for number, rows_of in enumerate(part.micros):
-            micro = self._collated(rows_of)
-            own = {name: column[number] for name, column in part.columns.items()}
-            facts, ages = of_pairs(micro, part.facts, objective, own)
-            scored = self._scorer(micro)
-            terms = _terms(scored.log_probs, facts, objective)
-            loss = losses.total(terms, facts.weight)
-            # FSDP averages gradients, but the denominator counts the records of all ranks: the sum is needed.
-            self.accelerator.backward(loss * self._parallelism.ranks)
-            measured.add(loss, scored, terms, facts, ages)
+        columns = ({name: column[at] for name, column in part.columns.items()} for at in range(len(part.micros)))
+        for together in self._parallelism.together(part.micros):
+            micros = [self._collated(rows_of) for rows_of in together]
+            own = list(itertools.islice(columns, len(micros)))
+            for micro, of_micro, scored in zip(micros, own, self._scorer(micros), strict=True):
+                facts, ages = of_pairs(micro, part.facts, objective, of_micro)
+                terms = _terms(scored.log_probs, facts, objective)
+                loss = losses.total(terms, facts.weight)
+                self.accelerator.backward(loss)
+                measured.add(loss, scored, terms, facts, ages)
+                self._on_progress()
             if objective != "supervised" and objective.critic is not None:
-                self._add_gradient_of_values(micro, own, part.facts, objective.critic, measured)
-            self._on_progress()
+                self._add_gradient_of_values(micros, own, part.facts, objective.critic, measured)
         if objective != "supervised" and objective.denominator == "kept":
             self._count_kept_only(measured)
         if self.critic is not None:
             measured.critic_norm = self._clipped(self.critic.scorer)
         return self._clipped(self._scorer)
 
-    def _clipped(self, scorer: torch.nn.Module) -> float:
-        """Scales a gradient that is too long; returns its norm before."""
-        norm = self.accelerator.clip_grad_norm_(scorer.parameters(), self.settings.max_gradient_norm)
-        return parallel.as_number(norm)
+    def _clipped(self, scorer: AnyScorer) -> float:
+        """Completes the gradient, and scales it if it is too long; returns its norm before."""
+        return self._parallelism.clip(self.accelerator.unwrap_model(scorer), self.settings.max_gradient_norm)
 
     def _add_gradient_of_values(
         self,
-        micro: MicroBatch,
-        own: Mapping[str, Tensor],
+        micros: Sequence[MicroBatch],
+        own: Sequence[Mapping[str, Tensor]],
         facts: Facts,
         rule: CriticRule,
         measured: step_metrics.Measures,
     ) -> None:
-        values = required(self.critic).scorer(micro)
-        found = value_loss(values, own["value"], own["returns"], rule)
-        self.accelerator.backward(found.loss.sum() / facts.whole.pairs * self._parallelism.ranks)
-        measured.add_values(found, own["value"], own["returns"])
+        for of_micro, valued in zip(own, required(self.critic).scorer(micros), strict=True):
+            found = value_loss(valued.values, of_micro["value"], of_micro["returns"], rule)
+            self.accelerator.backward(found.loss.sum() / facts.whole.pairs)
+            measured.add_values(found, of_micro["value"], of_micro["returns"])
 
     def _state(self) -> _State:
         # On the processor: the device of the model has the least room.
         trained = {name for name, one in self.model.named_parameters() if one.requires_grad}
         weights = {name: one for name, one in self.model.state_dict().items() if name in trained}
         kept = [
-            {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
+            {name: value.detach().to("cpu", copy=True) for name, value in tensors.items() if not value.is_meta}
             for tensors in (weights, self.optimizers.tensors(), self._own_critic_tensors())
         ]
         return _State(*kept)
 
     def _restore(self, state: _State) -> None:
+        # What other stages of a pipeline have is missing.
         self.model.load_state_dict(state.weights, strict=False)
         self.optimizers.load(state.optimizers)
         if self.critic is not None:
@@ -427,12 +433,19 @@ class Learner:
     def _log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         packed = rows([_whole_sequence(index, ids) for index, ids in enumerate(sequences)], "linear")
         values: list[list[float]] = [[] for _ in sequences]
-        for part in micro_batches(packed, self.settings.tokens_per_batch, self.layout):
-            micro = self._collated(part)
-            scores = self._scorer(micro).log_probs
+        micros = micro_batches(packed, self.settings.tokens_per_batch, self.layout)
+        for micro, scored in self._through(self._scorer, micros):
             for index in {int(one) for one in micro.record.tolist()}:
-                values[index] = scores[micro.record == index].tolist()
+                values[index] = scored.log_probs[micro.record == index].tolist()
         return values
+
+    def _through(
+        self, scorer: Callable[[Sequence[MicroBatch]], Any], micros: Sequence[list[Row]]
+    ) -> Iterator[tuple[MicroBatch, Any]]:
+        """Forward passes without a backward pass."""
+        for together in self._parallelism.together(micros):
+            batches = [self._collated(rows_of) for rows_of in together]
+            yield from zip(batches, scorer(batches), strict=True)
 
     def _count_kept_only(self, measured: step_metrics.Measures) -> None:
         """Scales the whole gradient before it is clipped, so that masked pairs do not count."""
@@ -459,16 +472,16 @@ class Learner:
             self._scorer,
             self._base_scores if self._base_is_reference else self._reference,
             self.critic,
-            collated=self._collated,
+            through=self._through,
             summed=self._parallelism.summed,
             autocast=self.accelerator.autocast,
             device=self.accelerator.device,
             dtype=self._log_dtype,
         )
 
-    def _base_scores(self, micro: MicroBatch) -> Scored:
+    def _base_scores(self, batches: Sequence[MicroBatch]) -> list[Scored]:
         with lora.without(self.model):
-            scores: Scored = self._scorer(micro)
+            scores: list[Scored] = self._scorer(batches)
         return scores
 
 

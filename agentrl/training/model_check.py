@@ -11,20 +11,19 @@ from typing import Any
 
 from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
+from agentrl.engines.embedded.tiny_config import TINY
 from agentrl.errors import ConfigError
+from agentrl.training.architectures import LINEAR_MODELS, TREE_MODELS
+from agentrl.training.parallel_check import refuse_parallel
 
-TREE_MODELS = frozenset({"deepseek_v3", "llama", "mistral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
-"""Full softmax attention in every layer (unless the configuration differs), logits directly from the head."""
-LINEAR_MODELS = frozenset(
-    {"falcon_h1", "gemma2", "gemma3_text", "gpt_oss", "granite", "lfm2", "mamba2", "minimax", "qwen3_next"}
-)
-"""A state, a convolution or a window runs along the row, so only whole branches are correct; or logits are changed
-behind the head."""
 _AGAIN = "Copy or download it again; after `git clone`, `git lfs pull` gets the weights."
 
 
 def refuse_model(config: RunConfig) -> None:
-    """Raise ConfigError if the model directory cannot work in this run. A model that the run builds always can."""
+    """Raise ConfigError if the model cannot work in this run."""
+    sizes = config.training.parallel.model_dump()
+    if config.model is not None and not config.model.path:
+        refuse_parallel(sizes, TINY)
     if config.model is None or not config.model.path:
         return
     directory = Path(config.model.path)
@@ -39,6 +38,7 @@ def refuse_model(config: RunConfig) -> None:
     for file in sorted(directory.glob("*.safetensors")):
         refuse_incomplete(file)
     trainable(str(described.get("model_type") or ""))
+    refuse_parallel(sizes, described)
     Template.of(directory, config.model.template)
 
 

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from agentrl.errors import ConfigError
-from agentrl.training.parallel import like
+from agentrl.training.spread_tensors import like
 
 Kind = Literal["adamw", "muon"]
 _SEPARATOR = "::"
@@ -38,9 +39,13 @@ USUAL = AdamW()
 class OptimizerSet:
     """One or two optimizers that act as one."""
 
-    def __init__(self, parts: dict[str, tuple[torch.optim.Optimizer, list[str]]]) -> None:
-        """Optimizers by name, each with the names of its parameters in its own order."""
+    def __init__(
+        self, parts: dict[str, tuple[torch.optim.Optimizer, list[str]]], elsewhere: dict[str, list[str]]
+    ) -> None:
+        """Optimizers by name, each with the names of its parameters in its own order, and of those that it has on other
+        stages of a pipeline."""
         self._parts = parts
+        self._elsewhere = elsewhere
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -48,8 +53,8 @@ class OptimizerSet:
 
     @property
     def names(self) -> dict[str, list[str]]:
-        """Which parameters each optimizer has."""
-        return {name: list(parameters) for name, (_, parameters) in self._parts.items()}
+        """Which parameters each optimizer has, on all ranks together."""
+        return {name: parameters + self._elsewhere[name] for name, (_, parameters) in self._parts.items()}
 
     def replace(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """By the same ones as accelerate wrapped them."""
@@ -89,7 +94,7 @@ class OptimizerSet:
         for name, value in tensors.items():
             parameter, _, key = name.rpartition(_SEPARATOR)
             by_parameter.setdefault(parameter, {})[key] = value
-        strange = by_parameter.keys() - {name for _, names in self._parts.values() for name in names}
+        strange = by_parameter.keys() - {name for names in self.names.values() for name in names}
         if strange:
             raise ConfigError(f"The optimizer's state has parameters that the model has not: {min(strange)}, ...")
         for optimizer, names in self._parts.values():
@@ -118,37 +123,40 @@ def make_optimizers(
     named = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
     inner = {name for name, parameter in named if parameter.ndim >= 2 and id(parameter) not in embeddings}
     decays = {name for name, _ in named} if decay_all else inner
-    if kind == "adamw":
-        return OptimizerSet({"adamw": _adamw(named, adamw, learning_rate, weight_decay, decays)})
-    hidden = [(name, parameter) for name, parameter in named if name in inner and parameter.ndim == 2]
-    chosen = {name for name, _ in hidden}
-    rest = [(name, parameter) for name, parameter in named if name not in chosen]
-    muon = torch.optim.Muon(
-        [parameter for _, parameter in hidden],
-        lr=learning_rate,
-        weight_decay=weight_decay,
+    hidden = {name for name, one in named if kind == "muon" and name in inner and one.ndim == 2}
+    here = [(name, parameter) for name, parameter in named if not parameter.is_meta]
+    rest = [(name, parameter) for name, parameter in here if name not in hidden]
+    parts = {"adamw": _adamw(rest, adamw, learning_rate, weight_decay, decays)}
+    elsewhere = {"adamw": [name for name, one in named if one.is_meta and name not in hidden]}
+    if kind == "muon":
+        parts = {"muon": _muon([one for one in here if one[0] in hidden], learning_rate, weight_decay), **parts}
+        elsewhere["muon"] = [name for name, one in named if one.is_meta and name in hidden]
+    return OptimizerSet(parts, elsewhere)
+
+
+def _muon(named: Sequence[Named], rate: float, decay: float) -> tuple[torch.optim.Optimizer, list[str]]:
+    optimizer = torch.optim.Muon(
+        [parameter for _, parameter in named],
+        lr=rate,
+        weight_decay=decay,
         # Updates as large as AdamW's, so that one learning rate serves both.
         adjust_lr_fn="match_rms_adamw",
     )
-    return OptimizerSet(
-        {
-            "muon": (muon, [name for name, _ in hidden]),
-            "adamw": _adamw(rest, adamw, learning_rate, weight_decay, decays),
-        }
-    )
+    return optimizer, [name for name, _ in named]
 
 
 def _adamw(
     named: Sequence[Named], settings: AdamW, rate: float, decay: float, decays: set[str]
 ) -> tuple[torch.optim.Optimizer, list[str]]:
-    # Without decay there is one group, in the order of the model.
-    groups = (
-        [named] if not decay else [[one for one in named if (one[0] in decays) is wanted] for wanted in (True, False)]
-    )
+    # One call updates weights that are spread over the same ranks only.
+    groups: dict[tuple[bool, object], list[Named]] = {}
+    for name, parameter in named:
+        spread = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
+        groups.setdefault((bool(decay) and name in decays, spread), []).append((name, parameter))
     optimizer = torch.optim.AdamW(
         [
-            {"params": [parameter for _, parameter in group], "weight_decay": share}
-            for group, share in zip(groups, (decay, 0.0), strict=False)
+            {"params": [parameter for _, parameter in group], "weight_decay": decay if shrinks else 0.0}
+            for (shrinks, _), group in groups.items()
         ],
         lr=rate,
         betas=settings.betas,
@@ -156,7 +164,7 @@ def _adamw(
         # The other ways make temporary copies of all weights, or start a kernel for each tensor.
         fused=True,
     )
-    return optimizer, [name for group in groups for name, _ in group]
+    return optimizer, [name for group in groups.values() for name, _ in group]
 
 
 def _as_tensor(value: Any) -> Tensor:

@@ -3,7 +3,8 @@
 Invariants:
 - at most `CHUNK_LOGITS` logits exist at a time, on a GPU `TIMES_ON_GPU` as many, also in the backward pass, which
   computes them again;
-- log-probs are those of log softmax(logits / temperature), computed in at least float32.
+- log-probs are those of log softmax(logits / temperature), computed in at least float32, also where each rank has some
+  of the words only.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from torch import Tensor
+from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed.tensor import DTensor
 
+from agentrl.training import collectives
 from agentrl.training.micro_batch import MicroBatch
+from agentrl.training.scorers import Scorer
 
 CHUNK_LOGITS = 1 << 26
 """A quarter of a gigabyte in float32."""
@@ -31,23 +36,53 @@ class Scored(NamedTuple):
     """Entropy of the distribution of the token; without gradient."""
 
 
-class PairScorer(torch.nn.Module):
-    """The model as a function from a micro-batch to the log-prob of each pair's token after its own ancestors.
+class Vocabulary:
+    """All words, as a head with the weights of all of them sees them."""
 
-    Every forward pass of training goes through this module, so that what wraps it (precision, parallelism) sees it.
-    """
+    first = 0
+    """The word that the head begins with."""
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        return torch.log_softmax(logits, dim=-1)
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum of what each part of the vocabulary gives."""
+        return value
+
+
+ALL_WORDS = Vocabulary()
+
+
+class PartOfVocabulary(Vocabulary):
+    """The words of one rank; other ranks of its group have the others, and all of them the same hidden states."""
+
+    def __init__(self, first: int, group: ProcessGroup) -> None:
+        self.first = first
+        self._group = group
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        highest = collectives.total(logits.amax(dim=-1, keepdim=True), self._group, ReduceOp.MAX)
+        logits = logits - highest
+        return logits - self.total(logits.exp().sum(dim=-1, keepdim=True)).log()
+
+    def total(self, value: Tensor) -> Tensor:
+        return collectives.total(value, self._group)
+
+
+class PairScorer(Scorer[Scored]):
+    """The log-prob of each pair's token after its own ancestors."""
+
+    columns = Scored
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model)
+        self.vocabulary = ALL_WORDS
 
-    def forward(self, batch: MicroBatch) -> Scored:
+    def scored(self, batch: MicroBatch) -> Scored:
         if batch.tree is None:
             return self._of_logits(batch)
         model: Any = self.model
-        hidden = model.get_decoder()(
-            input_ids=batch.ids, position_ids=batch.positions, use_cache=False, tree=batch.tree
-        ).last_hidden_state[batch.asked_row, batch.asked_at]
+        hidden = self.decoded(batch)[batch.asked_row, batch.asked_at]
         head = model.get_output_embeddings()
         kind = hidden.device.type
         narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
@@ -55,11 +90,12 @@ class PairScorer(torch.nn.Module):
         with torch.autocast(kind, enabled=False):
             log_probs, entropies = pair_scores(
                 hidden.to(narrow),
-                head.weight.to(narrow),
-                None if bias is None else bias.to(narrow),
+                _own(head.weight).to(narrow),
+                None if bias is None else _own(bias).to(narrow),
                 batch.temperatures,
                 batch.asked,
                 batch.target,
+                self.vocabulary,
             )
         return Scored(log_probs, entropies[batch.asked])
 
@@ -74,21 +110,37 @@ class PairScorer(torch.nn.Module):
         return Scored(spread[batch.asked, batch.target], entropy[batch.asked])
 
 
+def _own(weight: Tensor) -> Tensor:
+    """The part of this rank."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
 class _PairScores(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, bias: Tensor | None, temperatures: Tensor, asked: Tensor, target: Tensor
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        bias: Tensor | None,
+        temperatures: Tensor,
+        asked: Tensor,
+        target: Tensor,
+        words: Vocabulary,
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
-        scores = torch.empty(len(asked), dtype=dtype, device=hidden.device)
+        scores = torch.zeros(len(asked), dtype=dtype, device=hidden.device)
         entropies = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
         order = torch.argsort(asked, stable=True)
+        target = target - words.first
         for places, pairs in _chunks(asked[order], len(hidden), len(head)):
-            spread = _log_softmax(hidden[places], head, bias, temperatures[places])
+            spread = words.log_softmax(_logits(hidden[places], head, bias, temperatures[places]))
             which = order[pairs]
+            which = which[(target[which] >= 0) & (target[which] < len(head))]
             scores[which] = spread[asked[which] - places.start, target[which]]
             entropies[places] = -(spread.exp() * spread).sum(dim=-1)
+        scores, entropies = words.total(scores), words.total(entropies)
         ctx.save_for_backward(hidden, head, bias, temperatures, asked, target, order)
+        ctx.words = words
         ctx.mark_non_differentiable(entropies)
         return scores, entropies
 
@@ -104,28 +156,36 @@ class _PairScores(torch.autograd.Function):
             which = order[pairs]
             rows, given = asked[which] - places.start, of_scores[which]
             # d log p(target) / d logits = one at the target - p
-            logits = _log_softmax(chunk, head, bias, temperatures[places]).exp_()
+            logits = ctx.words.log_softmax(_logits(chunk, head, bias, temperatures[places])).exp_()
             logits *= -torch.zeros(len(chunk), dtype=given.dtype, device=given.device).index_add_(0, rows, given)[
                 :, None
             ]
-            logits.index_put_((rows, target[which]), given, accumulate=True)
+            own = (target[which] >= 0) & (target[which] < len(head))
+            logits.index_put_((rows[own], target[which][own]), given[own], accumulate=True)
             logits /= temperatures[places, None]
             narrow = logits.to(head.dtype)
             of_hidden[places] = narrow @ head
             of_head += narrow.T @ chunk
             if of_bias is not None:
                 of_bias += logits.sum(dim=0)
-        return of_hidden, of_head.to(head.dtype), None if of_bias is None else of_bias.to(bias.dtype), None, None, None
+        of_bias = None if of_bias is None else of_bias.to(bias.dtype)
+        return ctx.words.total(of_hidden), of_head.to(head.dtype), of_bias, None, None, None, None
 
 
 def pair_scores(
-    hidden: Tensor, head: Tensor, bias: Tensor | None, temperatures: Tensor, asked: Tensor, target: Tensor
+    hidden: Tensor,
+    head: Tensor,
+    bias: Tensor | None,
+    temperatures: Tensor,
+    asked: Tensor,
+    target: Tensor,
+    words: Vocabulary = ALL_WORDS,
 ) -> tuple[Tensor, Tensor]:
     """The log-prob of each pair, and the entropy of each hidden state, which has no gradient.
 
-    `asked` has the index of each pair's hidden state, `target` its token.
+    `asked` has the index of each pair's hidden state, `target` its token. `words`: those that the head has.
     """
-    found: tuple[Tensor, Tensor] = _PairScores.apply(hidden, head, bias, temperatures, asked, target)  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, Tensor] = _PairScores.apply(hidden, head, bias, temperatures, asked, target, words)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -138,7 +198,6 @@ def _chunks(asked: Tensor, places: int, words: int) -> Iterator[tuple[slice, sli
         yield slice(start, min(start + size, places)), slice(bounds[number], bounds[number + 1])
 
 
-def _log_softmax(hidden: Tensor, head: Tensor, bias: Tensor | None, temperatures: Tensor) -> Tensor:
+def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, temperatures: Tensor) -> Tensor:
     logits = torch.nn.functional.linear(hidden, head, bias)
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return torch.log_softmax(wide / temperatures[:, None], dim=-1)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperatures[:, None]

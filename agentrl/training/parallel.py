@@ -2,11 +2,11 @@
 
 `apply` reads top to bottom: each kind is a function that changes the model in place, and leaves it alone if the plan
 does not have that kind. accelerate owns processes, device and precision. The mesh is made here, with all of its
-dimensions, because accelerate knows FSDP2 on GPUs only.
+dimensions, because accelerate knows FSDP2 on GPUs only, and no pipelines or experts.
 
 Invariants:
 - loss and gradient are those of one process, up to the order of sums;
-- a group is on one rank, because losses compare its records;
+- a group is on one rank along `replicate`, `shard` and `expert`, because losses compare its records;
 - all ranks make the same number of forward passes, because each of them is a collective of all ranks;
 - what leaves the ranks (checkpoints, publications) does not depend on the plan.
 """
@@ -15,61 +15,55 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from agentrl.errors import ConfigError
-from agentrl.training import activation_checkpoints
+from agentrl.training import (
+    activation_checkpoints,
+    context_parallel,
+    expert_parallel,
+    pipeline,
+    sharding,
+    spread_tensors,
+    tensor_parallel,
+)
 from agentrl.training.activation_checkpoints import Recompute
 from agentrl.training.batch import Batch, Trajectory
+from agentrl.training.mesh import Mesh, Sizes
 from agentrl.training.packing import Pairs, Row
-from agentrl.training.policy_model import compile_layers, layers_of
+from agentrl.training.parallel_check import refuse_parallel
+from agentrl.training.policy_model import compile_layers
+from agentrl.training.scorers import Scorer
+from agentrl.training.sharding import Keeping
 
-if TYPE_CHECKING:
-    from agentrl.training.critic import ValueScorer
-    from agentrl.training.pair_scores import PairScorer
-
-    Scorer = TypeVar("Scorer", PairScorer, ValueScorer)
+AnyScorer = TypeVar("AnyScorer", bound=Scorer[Any])
 
 Precision = Literal["float32", "bfloat16"]
 
-MESH = ("replicate", "shard")
+_BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 _NO_INDICES = np.empty(0, dtype=np.int64)
 _NO_NUMBERS = np.empty(0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Ranks along each dimension of the mesh."""
-
-    replicate: int = 1
-    shard: int = 1
-
-    @property
-    def ranks(self) -> int:
-        return self.replicate * self.shard
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is done to a model before it trains."""
 
-    sizes: Sizes = Sizes()
+    sizes: Sizes = field(default_factory=Sizes)
     recompute: Recompute = "none"
     compiled: bool = False
     """On GPUs only."""
+    keeping: Keeping = field(default_factory=Keeping)
 
 
 def start(sizes: Sizes, precision: Precision) -> Accelerator:
@@ -78,7 +72,7 @@ def start(sizes: Sizes, precision: Precision) -> Accelerator:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks != sizes.ranks:
         raise ConfigError(
-            f"training.parallel has {sizes.ranks} ranks ({sizes.replicate} x {sizes.shard}), and {ranks} were started.",
+            f"training.parallel has {sizes.ranks} ranks, and {ranks} were started.",
             hint="Start as many processes as training.parallel has ranks.",
         )
     if ranks > 1 and not torch.distributed.is_initialized():
@@ -97,8 +91,7 @@ def _meet(ranks: int) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, port), family=family, backlog=ranks).detach()
     store = TCPStore(address, port, ranks, rank == 0, master_listen_fd=listener)
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    torch.distributed.init_process_group(_BACKEND, store=store, rank=rank, world_size=ranks)
 
 
 def lead_first(sizes: Sizes, precision: Precision) -> AbstractContextManager[None]:
@@ -113,7 +106,10 @@ class Parallelism:
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         self._plan = plan
         self._device: torch.device = accelerator.device
-        self._mesh = _mesh(plan.sizes, accelerator.device)
+        alone = plan.keeping.on_host and plan.sizes.ranks == 1
+        if alone and not torch.distributed.is_initialized():
+            torch.distributed.init_process_group(_BACKEND, store=HashStore(), rank=0, world_size=1)
+        self._mesh = Mesh(plan.sizes, accelerator.device, alone=alone)
         self.rank: int = accelerator.process_index
         self.ranks = plan.sizes.ranks
 
@@ -122,108 +118,96 @@ class Parallelism:
         """Whether this rank writes files and knows the store."""
         return self.rank == 0
 
-    def apply(self, scorer: Scorer) -> Scorer:
-        """Changes the scorer and its model in place."""
+    def apply(self, scorer: AnyScorer) -> AnyScorer:
+        """Changes the scorer and its model in place. Raises ConfigError if the model cannot be spread like that."""
+        refuse_parallel(asdict(self._plan.sizes), scorer.model.config.to_dict())
         compiled = self._plan.compiled and self._device.type == "cuda"
         # The compiler itself computes again what is cheap.
         recompute = "none" if compiled and self._plan.recompute == "selective" else self._plan.recompute
-        _compile(scorer, wanted=compiled)
+        tensor_parallel.apply(scorer, self._mesh)
+        expert_parallel.apply(scorer, self._mesh)
+        pipeline.apply(scorer, self._mesh)
+        context_parallel.apply(scorer, self._mesh)
         activation_checkpoints.apply(scorer.model, recompute)
-        _shard(scorer, self._mesh)
+        _compile(scorer, wanted=compiled)
+        sharding.apply(scorer, self._mesh, self._plan.keeping, self._device)
         return scorer
+
+    def together(self, micros: Sequence[list[Row]]) -> Iterable[Sequence[list[Row]]]:
+        """Micro-batches of which all forward passes come before the first backward pass."""
+        stages = self._mesh.size("pipeline")
+        count = 1 if stages == 1 else stages * pipeline.AT_ONCE
+        return (micros[start : start + count] for start in range(0, len(micros), count))
+
+    def clip(self, scorer: Scorer[Any], longest: float) -> float:
+        """Completes the gradient and scales it down to a length; returns the length that it had."""
+        return spread_tensors.clip_gradient(scorer, self._mesh, longest)
 
     # ---- what ranks share ----
 
     def share(self, batch: Batch) -> Batch:
         """The groups of this rank, so that all ranks have about as many tokens."""
-        if self.ranks == 1:
+        if self._mesh.sizes.data == 1:
             return batch
         groups: dict[str, list[Trajectory]] = {}
         for one in batch.trajectories:
             groups.setdefault(one.group_key, []).append(one)
-        loads = [0] * self.ranks
+        loads = [0] * self._mesh.sizes.data
         mine: set[str] = set()
         for name, members in sorted(groups.items(), key=lambda item: -sum(one.tokens for one in item[1])):
             lightest = loads.index(min(loads))
             loads[lightest] += sum(one.tokens for one in members)
-            if lightest == self.rank:
+            if lightest == self._mesh.data_place:
                 mine.add(name)
         return msgspec.structs.replace(batch, trajectories=[one for one in batch.trajectories if one.group_key in mine])
 
     def in_step(self, micros: list[list[Row]]) -> list[list[Row]]:
         """The micro-batches of this rank, and as many that train nothing as other ranks have more."""
-        if self.ranks == 1:
+        if self._mesh.sizes.data == 1:
             return micros
         count = torch.tensor(len(micros), device=self._device)
-        torch.distributed.all_reduce(count, torch.distributed.ReduceOp.MAX)
+        torch.distributed.all_reduce(count, torch.distributed.ReduceOp.MAX, group=self._mesh.data_group)
         return micros + [[_idle_row()] for _ in range(int(count) - len(micros))]
 
     def summed(self, values: Tensor) -> Tensor:
-        """The sum over the ranks, each of which has other records."""
+        """The sum over the ranks that have other records."""
         whole = values.to(self._device, copy=True)
-        if self.ranks > 1:
-            torch.distributed.all_reduce(whole)
+        if self._mesh.sizes.data > 1:
+            torch.distributed.all_reduce(whole, group=self._mesh.data_group)
         return whole
 
+    def agreed(self, wish: bool) -> bool:
+        """Whether all ranks wish it."""
+        count = torch.tensor(int(wish), device=self._device)
+        if self.ranks > 1:
+            torch.distributed.all_reduce(count)
+        return int(count) == self.ranks
+
     def joined(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The columns of all ranks, one after another; float64 on the processor."""
-        if self.ranks == 1:
+        """The columns of all ranks that have other records, one after another; float64 on the processor."""
+        ranks = self._mesh.sizes.data
+        if ranks == 1:
             return dict(columns)
         table = torch.stack([columns[name] for name in sorted(columns)]).to(self._device)
-        lengths = [torch.zeros((), dtype=torch.int64, device=self._device) for _ in range(self.ranks)]
-        torch.distributed.all_gather(lengths, torch.tensor(table.shape[1], device=self._device))
+        lengths = [torch.zeros((), dtype=torch.int64, device=self._device) for _ in range(ranks)]
+        group = self._mesh.data_group
+        torch.distributed.all_gather(lengths, torch.tensor(table.shape[1], device=self._device), group=group)
         # Collectives want equal shapes.
         longest = max(int(length) for length in lengths)
         padded = torch.nn.functional.pad(table, (0, longest - table.shape[1]))
-        tables = [torch.empty_like(padded) for _ in range(self.ranks)]
-        torch.distributed.all_gather(tables, padded)
+        tables = [torch.empty_like(padded) for _ in range(ranks)]
+        torch.distributed.all_gather(tables, padded, group=group)
         whole = torch.cat([one[:, :length] for one, length in zip(tables, lengths, strict=True)], dim=1).cpu()
         return dict(zip(sorted(columns), whole, strict=True))
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors without their distribution, on the rank that leads; the others get none. One at a time is
-        gathered, because a device has no room for all."""
-        found: dict[str, Tensor] = {}
-        for name, tensor in tensors.items():
-            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if self.leads:
-                found[name] = full if full is tensor else full.to("cpu")
-        return found
+        """The tensors without their distribution, on the rank that leads; the others get none."""
+        return spread_tensors.whole(tensors, self._mesh, leads=self.leads)
 
 
-def like(parameter: Tensor, whole: Tensor) -> Tensor:
-    """A whole tensor, spread as a parameter of the same shape is. Each rank takes its part of what it has read."""
-    if not isinstance(parameter, DTensor) or parameter.shape != whole.shape or isinstance(whole, DTensor):
-        return whole
-    mesh = parameter.device_mesh
-    return distribute_tensor(whole.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
-
-
-def as_number(norm: Tensor) -> float:
-    """Of a norm over all ranks."""
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-
-
-def _mesh(sizes: Sizes, device: torch.device) -> DeviceMesh | None:
-    if sizes.ranks == 1:
-        return None
-    return init_device_mesh(device.type, (sizes.replicate, sizes.shard), mesh_dim_names=MESH)
-
-
-def _compile(scorer: PairScorer | ValueScorer, *, wanted: bool) -> None:
+def _compile(scorer: Scorer[Any], *, wanted: bool) -> None:
     if wanted:
         compile_layers(scorer.model)
-
-
-def _shard(scorer: PairScorer | ValueScorer, mesh: DeviceMesh | None) -> None:
-    """FSDP2: each rank of a row of the mesh keeps a part of every parameter; rows are replicas of each other."""
-    if mesh is None:
-        return
-    for layer in layers_of(scorer.model):
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-    # What is outside of the layers is gathered again for the backward pass as well: between two forward passes, nothing
-    # may be left that an optimizer step does not reach.
-    fully_shard(scorer, mesh=mesh, reshard_after_forward=True)
 
 
 def _idle_row() -> Row:

@@ -19,7 +19,8 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.errors import ConfigError
 from agentrl.training import tree_attention
-from agentrl.training.model_check import TREE_MODELS, trainable
+from agentrl.training.architectures import packs_trees
+from agentrl.training.model_check import trainable
 from agentrl.training.packing import Layout
 
 COMPANIONS = (
@@ -67,15 +68,15 @@ def layers_of(model: transformers.PreTrainedModel) -> Iterable[Any]:
     return layers
 
 
+def is_elsewhere(module: torch.nn.Module) -> bool:
+    """Whether another stage of a pipeline has it."""
+    return any(parameter.is_meta for parameter in module.parameters())
+
+
 def layout_of(model: transformers.PreTrainedModel) -> Layout:
     """How rows of this model may be packed. Raises ConfigError for an architecture in neither list."""
-    kind = str(model.config.model_type)
-    trainable(kind)
-    layers = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    if kind in TREE_MODELS:
-        windows = getattr(model.config, "use_sliding_window", True) and getattr(model.config, "sliding_window", None)
-        return "linear" if windows or layers != {"full_attention"} else "tree"
-    return "linear"
+    trainable(str(model.config.model_type))
+    return "tree" if packs_trees(model.config.to_dict()) else "linear"
 
 
 def read_companions(directory: Path) -> dict[str, bytes]:

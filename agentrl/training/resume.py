@@ -32,9 +32,10 @@ from agentrl.training.batch import Trajectory
 from agentrl.training.demonstrations import tokenized
 from agentrl.training.learner import Learner, LearnerSettings
 from agentrl.training.lora import Adapters, check_start
+from agentrl.training.mesh import Sizes
 from agentrl.training.optimizers import AdamW
-from agentrl.training.parallel import Sizes
 from agentrl.training.ranks import Loader, load_alone
+from agentrl.training.sharding import Keeping
 from agentrl.training.warmup import warm_up
 
 log = logging.getLogger("trainer")
@@ -82,8 +83,9 @@ def settings_of(config: RunConfig) -> LearnerSettings:
         recompute=training.recompute,
         compiled=training.compile,
         critic_rate=critic_rate(config),
-        parallel=Sizes(shard=training.parallel.shard, replicate=training.parallel.replicate),
         adapters=_adapters(training.lora),
+        parallel=Sizes(**training.parallel.model_dump()),
+        keeping=Keeping(narrow=training.gather == "bfloat16", on_host=training.offload),
     )
 
 

@@ -13,8 +13,9 @@ Invariants:
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,19 +40,51 @@ class Run:
     end: int
 
 
+class Call(NamedTuple):
+    """Queries and keys of one call on slices."""
+
+    queries: slice
+    keys: slice
+    causal: bool
+    """Whether each query sees only the keys up to its own place."""
+
+
+def _whole(part: Tensor) -> Tensor:
+    return part
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Tree:
     """What attention needs to know of a packed sequence."""
 
-    runs: tuple[Run, ...]
+    ends: Array
+    calls: tuple[Call, ...]
+    """On processors."""
     blocks: BlockMask | None
     """For FlexAttention; None on processors."""
+    gathered: Callable[[Tensor], Tensor] = _whole
+    """Makes the keys or values of the whole sequence from those of the queries that are here."""
 
 
 def tree_of(ends: Array, device: torch.device) -> Tree:
     """The tree of one packed sequence, or of several one after another. On a GPU it fills whole blocks."""
-    blocks = block_mask(ends, device) if device.type == "cuda" else None
-    return Tree(runs_of(ends) if blocks is None else (), blocks)
+    return _tree(ends, [], device, _whole)
+
+
+def part_of(
+    tree: Tree, length: int, places: Sequence[slice], gathered: Callable[[Tensor], Tensor], device: torch.device
+) -> Tree:
+    """For the queries at some places of the same sequence, which is filled up to `length` with tokens that see only
+    themselves. On a GPU places are whole blocks."""
+    fill = np.arange(len(tree.ends) + 1, length + 1)
+    return _tree(np.concatenate([tree.ends, fill]), places, device, gathered)
+
+
+def _tree(ends: Array, places: Sequence[slice], device: torch.device, gathered: Callable[[Tensor], Tensor]) -> Tree:
+    """`places`: of the queries; without them, all."""
+    if device.type == "cuda":
+        return Tree(ends, (), block_mask(ends, device, places), gathered)
+    return Tree(ends, tuple(calls_of(runs_of(ends), places or [slice(0, len(ends))])), None, gathered)
 
 
 def padding(length: int, device: torch.device) -> int:
@@ -70,23 +103,27 @@ def runs_of(ends: Array) -> tuple[Run, ...]:
     return tuple(Run(int(start), int(stop), int(ends[start])) for start, stop in zip(starts, stops, strict=True))
 
 
-def block_mask(ends: Array, device: torch.device) -> BlockMask:
-    """Which blocks of keys a block of queries sees wholly or in part, from the ends of each block alone."""
+def block_mask(ends: Array, device: torch.device, places: Sequence[slice] = ()) -> BlockMask:
+    """Which blocks of keys a block of queries sees wholly or in part, from the ends of each block alone. `places`: of
+    the queries; without them, all."""
     length = len(ends)
     in_blocks = ends.reshape(-1, BLOCK)
     count = len(in_blocks)
     latest, earliest = in_blocks.max(axis=1), in_blocks.min(axis=1)
-    first = np.arange(count) * BLOCK
-    before = np.arange(count)[None, :] < np.arange(count)[:, None]
-    whole = before & (earliest[None, :] >= (first + BLOCK)[:, None])
-    part = (before & (latest[None, :] > first[:, None]) & ~whole) | np.eye(count, dtype=bool)
-    last = torch.from_numpy(ends).to(device)
+    at = np.concatenate([np.arange(one.start, one.stop) for one in places or [slice(0, length)]])
+    number = at[::BLOCK] // BLOCK
+    before = np.arange(count)[None, :] < number[:, None]
+    whole = before & (earliest[None, :] >= ((number + 1) * BLOCK)[:, None])
+    own = np.arange(count)[None, :] == number[:, None]
+    part = (before & (latest[None, :] > (number * BLOCK)[:, None]) & ~whole) | own
+    last, place = torch.from_numpy(ends).to(device), torch.from_numpy(at).to(device)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        query = place[query] if places else query
         return (key <= query) & (query < last[key])
 
     return BlockMask.from_kv_blocks(
-        *_listed(part, device), *_listed(whole, device), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(length, length)
+        *_listed(part, device), *_listed(whole, device), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(len(at), length)
     )
 
 
@@ -116,6 +153,7 @@ def attention(
     if torch.is_autocast_enabled(query.device.type):
         narrow = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(narrow), key.to(narrow), value.to(narrow)
+    key, value = tree.gathered(key), tree.gathered(value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if tree.blocks is not None:
         # Within a compiled layer it is compiled with the layer.
@@ -127,7 +165,7 @@ def attention(
         width = value.shape[-1]
         value = torch.nn.functional.pad(value, (0, query.shape[-1] - width))
         keys, values = _repeated(key, groups), _repeated(value, groups)
-        found = _ByRuns.apply(query, keys, values, tree.runs, scale)[..., :width]  # type: ignore[no-untyped-call]
+        found = _ByRuns.apply(query, keys, values, tree.calls, scale)[..., :width]  # type: ignore[no-untyped-call]
     return found.transpose(1, 2).contiguous(), None
 
 
@@ -157,16 +195,16 @@ class _ByRuns(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...], scale: float) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, calls: tuple[Call, ...], scale: float) -> Tensor:
         result = torch.zeros_like(query, dtype=torch.promote_types(query.dtype, torch.float32))
         sums = torch.full(query.shape[:-1], -torch.inf, dtype=result.dtype)
-        for rows, keys, causal in _calls(runs):
+        for rows, keys, causal in calls:
             of, over = (..., rows, slice(None)), (..., keys, slice(None))
             found, logs = _flash(query[of], key[over], value[over], 0.0, causal, scale=scale)
             _merge(result[of], sums[..., rows], found, logs)
         result = result.to(query.dtype)
         ctx.save_for_backward(query, key, value, result, sums)
-        ctx.runs, ctx.scale = runs, scale
+        ctx.calls, ctx.scale = calls, scale
         return result
 
     @staticmethod
@@ -175,7 +213,7 @@ class _ByRuns(torch.autograd.Function):
         gradient = gradients[0].contiguous()
         wide = torch.promote_types(query.dtype, torch.float32)
         of_query, of_key, of_value = (torch.zeros_like(one, dtype=wide) for one in (query, key, value))
-        for rows, keys, causal in _calls(ctx.runs):
+        for rows, keys, causal in ctx.calls:
             of, over = (..., rows, slice(None)), (..., keys, slice(None))
             parts = _flash_backward(
                 gradient[of], query[of], key[over], value[over], result[of], sums[..., rows], 0.0, causal,
@@ -187,10 +225,24 @@ class _ByRuns(torch.autograd.Function):
         return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None, None
 
 
-def _calls(runs: tuple[Run, ...]) -> list[tuple[slice, slice, bool]]:
-    """Queries, keys, and whether each query sees only the keys up to its own place."""
-    within = [(slice(run.start, run.stop), slice(run.start, run.stop), True) for run in runs]
-    below = [(slice(run.stop, run.end), slice(run.start, run.stop), False) for run in runs if run.end > run.stop]
+def calls_of(runs: Sequence[Run], places: Sequence[slice]) -> list[Call]:
+    """The calls of the queries at some places of a sequence, in the order of their places."""
+    within: list[Call] = []
+    below: list[Call] = []
+    start = 0
+    for place in places:
+        for run in runs:
+            first, last = max(run.start, place.start), min(run.stop, place.stop)
+            if first < last:
+                queries = slice(first - place.start + start, last - place.start + start)
+                within.append(Call(queries, slice(first, last), causal=True))
+                if first > run.start:
+                    below.append(Call(queries, slice(run.start, first), causal=False))
+            first, last = max(run.stop, place.start), min(run.end, place.stop)
+            if first < last:
+                queries = slice(first - place.start + start, last - place.start + start)
+                below.append(Call(queries, slice(run.start, run.stop), causal=False))
+        start += place.stop - place.start
     return [*within, *below]
 
 

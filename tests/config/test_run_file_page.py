@@ -51,23 +51,22 @@ def test_the_page_of_training_has_every_kind_of_parallelism() -> None:
         assert f"`{kind}`" in TRAINING, kind
 
 
-def test_a_kind_that_is_not_available_is_refused_with_those_that_are() -> None:
-    job = {"name": "shown", "training": {"loss": "sft", "demonstrations": "shown.jsonl"}}
-    for kind in ("tensor", "context", "pipeline", "expert"):
-        job["training"]["parallel"] = {kind: 2}  # type: ignore[index]
-        with pytest.raises(ValidationError, match=f"parallel.{kind} is not available yet; shard and replicate are"):
-            RunConfig.model_validate(job)
-
-
-def test_a_run_has_no_more_ranks_than_groups_of_a_step() -> None:
+def test_ranks_that_a_run_cannot_have_are_refused() -> None:
     run = {
         "name": "spread",
         "model": {"build": "tiny"},
         "environments": {"shop": {"dataset": "rows.jsonl"}},
-        "training": {"groups": 3, "parallel": {"shard": 2, "replicate": 2}},
+        "training": {"groups": 3, "parallel": {"shard": 2, "replicate": 2, "context": 2}},
     }
-    with pytest.raises(ValidationError, match=r"parallel has 4 ranks, more than training.groups \(3\)"):
+    with pytest.raises(ValidationError, match=r"parallel has 4 ranks .* more than training.groups \(3\)"):
         RunConfig.model_validate(run)
+    for training, refused in (
+        ({"parallel": {"tensor": 2, "expert": 2}}, "parallel.expert and tensor both divide the experts"),
+        ({"gather": "bfloat16"}, "gather is bfloat16, which needs precision: bfloat16"),
+    ):
+        job = {"name": "shown", "training": {"loss": "sft", "demonstrations": "shown.jsonl", **training}}
+        with pytest.raises(ValidationError, match=refused):
+            RunConfig.model_validate(job)
 
 
 def test_page_has_every_section_group_key_and_placeholder() -> None:

@@ -33,8 +33,8 @@ def with_memory_for(learner: Learner, tokens: int, sizes: list[int]) -> Learner:
     layer = learner.model.get_decoder().layers[0]  # type: ignore[union-attr]
     scorer = learner._scorer
 
-    def remember(module: torch.nn.Module, given: tuple[MicroBatch, ...]) -> None:
-        sizes.append(given[0].ids.numel())
+    def remember(module: torch.nn.Module, given: tuple[list[MicroBatch]]) -> None:
+        sizes.append(given[0][0].ids.numel())
 
     def full(*_: object) -> None:
         if sizes[-1] > tokens:

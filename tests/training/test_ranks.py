@@ -1,9 +1,8 @@
-"""Several ranks learn what one process learns, and leave the same files."""
+"""Several ranks learn what one process learns, whatever each of them has, and leave the same files."""
 
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import socket
 from pathlib import Path
@@ -11,14 +10,26 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from agentrl.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
 from agentrl.training.lora import ADAPTER_FILE, Adapters
-from tests.training.rank_program import train_as_rank
+from tests.training.rank_program import run_job, run_jobs
+from tests.training.test_architectures import EXPERTS, SIZES
 
 STEPS = 5
-SETTINGS = {"learning_rate": 1e-3, "tokens_per_batch": 128, "weight_decay": 0.01}
+ENOUGH_S = 400
+TWO: dict[str, tuple[str, dict[str, Any]]] = {
+    "shard": ("dense", {"recompute": "full"}),
+    "tensor": ("dense", {}),
+    "context": ("dense", {"recompute": "selective"}),
+    "pipeline": ("dense", {}),
+    "expert": ("experts", {}),
+}
+"""The model of each kind of parallelism, and settings that should change nothing."""
+ADAPTERS = Adapters(rank=4, alpha=8.0)
+FOUR = ("tensor", "context", "pipeline", "expert")
 
 
 class Outcome:
@@ -35,48 +46,68 @@ class Outcome:
         return load_file(weights) | load_file(self.place / name / OPTIMIZER_FILE)
 
 
+class Jobs:
+    """Of any number of ranks; each number is started once."""
+
+    def __init__(self, place: Path, models: dict[str, Path]) -> None:
+        self._place, self._models = place, models
+        self._context = multiprocessing.get_context("forkserver")
+        # A process that has imported torch once for all of them.
+        self._context.set_forkserver_preload(["tests.training.rank_program", "peft"])
+
+    def job(
+        self,
+        name: str,
+        model: str,
+        parallel: dict[str, int],
+        *,
+        start: Path | None = None,
+        steps: int = STEPS,
+        **settings: Any,
+    ) -> dict[str, Any]:
+        """With `start` it goes on from that checkpoint."""
+        (self._place / name).mkdir()
+        reference = self._models[model]
+        return {
+            "out": str(self._place / name), "start": str(start or reference), "reference": str(reference),
+            "parallel": parallel, "first": STEPS if start else 0, "steps": steps, "settings": settings,
+        }  # fmt: skip
+
+    def alone(self, name: str, model: str, **more: Any) -> Outcome:
+        job = self.job(name, model, {}, **more)
+        run_job(job)
+        return Outcome(Path(job["out"]))
+
+    def of_ranks(self, count: int, jobs: dict[str, dict[str, Any]]) -> dict[str, Outcome]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(count)}
+        together["GLOO_SOCKET_IFNAME"] = "lo"
+        processes = [
+            self._context.Process(
+                target=run_jobs, args=(list(jobs.values()), together | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            )
+            for rank in range(count)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            for process in processes:
+                process.join(ENOUGH_S)
+            assert [process.exitcode for process in processes] == [0] * count
+        finally:
+            for process in processes:
+                process.kill()
+        return {name: Outcome(Path(job["out"])) for name, job in jobs.items()}
+
+
 @pytest.fixture(scope="module")
-def ranks() -> Any:
-    """Where processes of ranks come from: a process that has imported torch once for all of them."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.rank_program", "peft"])
-    return context
-
-
-def run(
-    ranks: Any,
-    place: Path,
-    start: Path,
-    parallel: dict[str, int],
-    *,
-    resumes: bool = False,
-    first: int = 0,
-    steps: int = STEPS,
-    **settings: Any,
-) -> Outcome:
-    """Trains with as many processes as the plan has ranks."""
-    place.mkdir()
-    request = {"out": str(place), "start": str(start), "reference": str(start), "parallel": parallel}
-    request |= {"resumes": resumes, "first": first, "steps": steps, "settings": SETTINGS | settings}
-    count = math.prod(parallel.values())
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(count)}
-    together["GLOO_SOCKET_IFNAME"] = "lo"
-    processes = [
-        ranks.Process(target=train_as_rank, args=(request, together | {"RANK": str(rank), "LOCAL_RANK": str(rank)}))
-        for rank in range(count)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        for process in processes:
-            process.join(240)
-        assert [process.exitcode for process in processes] == [0] * count
-    finally:
-        for process in processes:
-            process.kill()
-    return Outcome(place)
+def jobs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    experts = tmp_path_factory.mktemp("experts")
+    torch.manual_seed(7)
+    config = transformers.AutoConfig.for_model("qwen3_moe", **{**SIZES, **EXPERTS, "vocab_size": 319})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(experts)
+    return Jobs(tmp_path_factory.mktemp("jobs"), {"dense": tiny, "experts": experts})
 
 
 def agree(some: Outcome, one: Outcome) -> None:
@@ -88,11 +119,11 @@ def agree(some: Outcome, one: Outcome) -> None:
             for name, value in expected.items()
             if name != "packed_tokens" and mine[name] != pytest.approx(value, abs=1e-5, rel=1e-4)
         }
-        assert not differing, step
+        assert not differing, (some.place.name, step)
     together, expected_tensors = some.tensors("after"), one.tensors("after")
     assert together.keys() == expected_tensors.keys()
     worst = {name: float((together[name] - value).abs().max()) for name, value in expected_tensors.items()}
-    assert max(worst.values()) < 1e-5, max(worst.items(), key=lambda item: item[1])
+    assert max(worst.values()) < 1e-5, (some.place.name, max(worst.items(), key=lambda item: item[1]))
     for left, right in zip(some.scores, one.scores, strict=True):
         assert left == pytest.approx(right, abs=1e-5)
 
@@ -101,20 +132,22 @@ def same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> 
     return left.keys() == right.keys() and all(torch.equal(right[name], value) for name, value in left.items())
 
 
-def test_two_ranks_with_shards_train_as_one_process_and_four_go_on_from_their_checkpoint(
-    ranks: Any, tiny: Path, tmp_path: Path
-) -> None:
-    one = run(ranks, tmp_path / "one", tiny, {})
-    two = run(ranks, tmp_path / "two", tiny, {"shard": 2}, recompute="full")
-    agree(two, one)
-    assert set(two.listens) == {"127.0.0.1"}, "where the ranks meet, and not all addresses of the host"
-    after = {"start": tmp_path / "two" / "after", "resumes": True, "first": STEPS}
-    four = run(ranks, tmp_path / "four", parallel={"replicate": 2, "shard": 2}, **after)
-    assert same_bits(two.tensors("after"), four.tensors("before"))
-    agree(four, run(ranks, tmp_path / "again", parallel={}, **after))
-
-
-def test_two_ranks_train_adapters_as_one_process(ranks: Any, tiny: Path, tmp_path: Path) -> None:
-    adapters = Adapters(rank=4, alpha=8.0)
-    one = run(ranks, tmp_path / "one", tiny, {}, steps=3, adapters=adapters)
-    agree(run(ranks, tmp_path / "two", tiny, {"shard": 2}, steps=3, adapters=adapters), one)
+def test_ranks_train_as_one_process_and_go_on_from_the_checkpoints_of_others(jobs: Jobs) -> None:
+    one = {model: jobs.alone(model, model) for model in ("dense", "experts")}
+    again = {model: jobs.alone(f"{model} again", model, start=one[model].place / "after") for model in one}
+    adapted = jobs.alone("adapters", "dense", steps=3, adapters=ADAPTERS)
+    of_two = {kind: jobs.job(f"two {kind}", model, {kind: 2}, **more) for kind, (model, more) in TWO.items()}
+    of_two["adapters"] = jobs.job("two adapters", "dense", {"context": 2}, steps=3, adapters=ADAPTERS)
+    two = jobs.of_ranks(2, of_two)
+    agree(two.pop("adapters"), adapted)
+    for kind, outcome in two.items():
+        agree(outcome, one[TWO[kind][0]])
+        assert set(outcome.listens) == {"127.0.0.1"}, "where the ranks meet, and not all addresses of the host"
+    plans = {kind: {"shard": 2, kind: 2} for kind in FOUR} | {"shard": {"replicate": 2, "shard": 2}}
+    starts = {kind: two[kind].place / "after" for kind in plans}
+    four = jobs.of_ranks(
+        4, {kind: jobs.job(f"four {kind}", TWO[kind][0], plan, start=starts[kind]) for kind, plan in plans.items()}
+    )
+    for kind, outcome in four.items():
+        assert same_bits(two[kind].tensors("after"), outcome.tensors("before")), kind
+        agree(outcome, again[TWO[kind][0]])

@@ -1,0 +1,28 @@
+"""What is known of the architectures that can be trained.
+
+Invariant: the file imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+TREE_MODELS = frozenset({"deepseek_v3", "llama", "mistral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+"""Full softmax attention in every layer (unless the configuration differs), logits directly from the head."""
+LINEAR_MODELS = frozenset(
+    {"falcon_h1", "gemma2", "gemma3_text", "gpt_oss", "granite", "lfm2", "mamba2", "minimax", "qwen3_next"}
+)
+"""A state, a convolution or a window runs along the row, so only whole branches are correct; or logits are changed
+behind the head."""
+FUSED_MODELS = frozenset({"phi3"})
+"""With queries, keys and values, or gates and columns, in one matrix."""
+EXPERT_MODELS = frozenset({"deepseek_v3", "qwen2_moe", "qwen3_moe"})
+"""With layers of experts whose weights are one tensor."""
+
+
+def packs_trees(described: Mapping[str, Any]) -> bool:
+    """Whether rows of a model may be packed trees; `described` is its configuration."""
+    windows = described.get("use_sliding_window", True) and described.get("sliding_window")
+    layers = set(described.get("layer_types") or ["full_attention"])
+    return described.get("model_type") in TREE_MODELS and not windows and layers == {"full_attention"}
