@@ -56,14 +56,15 @@ def reference(learner: Learner, batch: Batch, loss: PolicyLoss = LOSS) -> tuple[
 def packed(learner: Learner, batch: Batch, loss: PolicyLoss = LOSS) -> tuple[float, dict[str, torch.Tensor]]:
     """The loss and gradient of the learner, before the optimizer uses them."""
     caught: dict[str, torch.Tensor] = {}
-    clip = learner.accelerator.clip_grad_norm_
-    learner.accelerator.clip_grad_norm_ = lambda *_: caught.update(gradients(learner)) or 0.0
+    parallelism = learner._parallelism
+    clip = parallelism.clip
+    parallelism.clip = lambda *_: caught.update(gradients(learner)) or 0.0  # type: ignore[method-assign]
     step = learner.optimizers.step
     learner.optimizers.step = lambda: None  # type: ignore[method-assign]
     try:
         result = learner.train(batch, loss)
     finally:
-        learner.accelerator.clip_grad_norm_ = clip
+        parallelism.clip = clip  # type: ignore[method-assign]
         learner.optimizers.step = step  # type: ignore[method-assign]
     return result.metrics["loss"], caught
 
