@@ -84,7 +84,8 @@ def _owners(places: Tensor, piece: int, ranks: int) -> tuple[Tensor, Tensor]:
 
 
 def _cut(row: Tensor, piece: int, ranks: int, own: tuple[int, int]) -> Tensor:
-    pieces = torch.nn.functional.pad(row, (0, 2 * ranks * piece - row.shape[1])).split(piece, dim=1)
+    filled = torch.nn.functional.pad(row, (0, 2 * ranks * piece - row.shape[1]))
+    pieces = torch.split(filled, piece, dim=1)
     return torch.cat([pieces[one] for one in own], dim=1)
 
 
@@ -134,8 +135,7 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         gradient, ranks = gradients[0], ctx.group.size()
         pieces = gradient.to(torch.promote_types(gradient.dtype, torch.float32)).chunk(2 * ranks, dim=2)
-        # One after another along the first dimension, as the collective wants them.
-        of_ranks = torch.cat([torch.cat([pieces[one], pieces[2 * ranks - 1 - one]], dim=2) for one in range(ranks)])
-        own = torch.empty_like(of_ranks[: len(gradient)])
-        torch.distributed.reduce_scatter_tensor(own, of_ranks, group=ctx.group)
+        of_ranks = [torch.cat([pieces[one], pieces[2 * ranks - 1 - one]], dim=2) for one in range(ranks)]
+        own = torch.empty_like(of_ranks[0])
+        torch.distributed.reduce_scatter(own, of_ranks, group=ctx.group)
         return own.to(gradient.dtype), None

@@ -9,7 +9,7 @@ Invariant: one process needs no groups; whoever has a dimension of size 1 is alo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import torch
@@ -44,8 +44,8 @@ class Sizes:
         """Ranks that train other groups."""
         return self._product(_DATA)
 
-    def _product(self, names: Sequence[str] | object) -> int:
-        return math.prod(getattr(self, name) for name in names)  # type: ignore[attr-defined]
+    def _product(self, names: Iterable[str]) -> int:
+        return math.prod(getattr(self, name) for name in names)
 
 
 class Mesh:

@@ -32,7 +32,8 @@ class Keeping:
 def apply(scorer: Scorer[Any], mesh: Mesh, keeping: Keeping, device: torch.device) -> None:
     """The model is on the device afterwards, or in the memory of the host."""
     if mesh.spread is None:
-        scorer._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+        module: Any = scorer
+        module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
         return
     untyped: Any = scorer.model
     precision = MixedPrecisionPolicy()

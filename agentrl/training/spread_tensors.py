@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,9 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from agentrl.training.mesh import Mesh
 from agentrl.training.scorers import Scorer
+
+# It warns of tensors that are made whole in several exchanges, which is what is wanted here.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 def like(parameter: Tensor, whole: Tensor) -> Tensor:
@@ -105,7 +109,7 @@ def _complete(parts: list[Tensor], complete: Callable[[Tensor], object]) -> None
         return
     row = torch.cat([part.reshape(-1) for part in parts])
     complete(row)
-    for part, values in zip(parts, row.split([part.numel() for part in parts]), strict=True):
+    for part, values in zip(parts, torch.split(row, [part.numel() for part in parts]), strict=True):
         part.copy_(values.view_as(part))
 
 

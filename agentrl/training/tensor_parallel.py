@@ -34,7 +34,8 @@ def apply(scorer: Scorer[Any], mesh: Mesh) -> None:
     if mesh.size("tensor") == 1:
         return
     ranks, group = mesh.along("tensor"), mesh.group("tensor")
-    decoder: Any = scorer.model.get_decoder()
+    model: Any = scorer.model
+    decoder = model.get_decoder()
     plan: dict[str, str] = decoder.config.base_model_tp_plan
     partial: list[str] = []
     names = {id(parameter): name for name, parameter in scorer.model.named_parameters()}
@@ -65,7 +66,11 @@ def divide(module: torch.nn.Module, name: str, ranks: DeviceMesh, dimension: int
 @contextlib.contextmanager
 def parts_of(module: torch.nn.Module) -> Iterator[None]:
     """Within it, the module's parameters are this rank's parts of them, as plain tensors."""
-    parts = {name: one.to_local() for name, one in module._parameters.items() if isinstance(one, DTensor)}
+    parts: dict[str, Tensor] = {}
+    for name, parameter in module._parameters.items():
+        spread: Tensor | None = parameter
+        if isinstance(spread, DTensor):
+            parts[name] = spread.to_local()
     # Attributes of the object come before parameters, so the module's own code finds them.
     module.__dict__.update(parts)
     try:
@@ -125,10 +130,10 @@ def divide_experts(module: Any, ranks: DeviceMesh) -> tuple[int, int]:
 
 def computed(module: Any, inner: Any, rows: Tensor, experts: Tensor) -> Tensor:
     """What this rank's experts make of rows, each for one of them."""
-    # Without rows the weights would get no gradient, while other ranks wait for one.
+    # Without rows neither they nor the weights would get a gradient, while other ranks wait for one.
     empty = not len(rows)
     if empty:
-        rows, experts = rows.new_zeros((1, rows.shape[1])), experts.new_zeros(1)
+        rows, experts = torch.cat([rows, rows.new_zeros((1, rows.shape[1]))]), experts.new_zeros(1)
     with parts_of(module):
         found: Tensor = inner(rows, experts[:, None], rows.new_ones((len(rows), 1)))
     return found[:0] if empty else found

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from agentrl.training.batch import Array
-from agentrl.training.tree_attention import BLOCK, Run, Tree, attention, block_mask, padding, runs_of, tree_of
+from agentrl.training.tree_attention import BLOCK, Run, Tree, attention, block_mask, padding, part_of, runs_of, tree_of
 
 CPU = torch.device("cpu")
 
@@ -93,6 +93,24 @@ def test_result_and_gradients_are_those_of_the_dense_computation(number: int, dt
         assert float((one - other).abs().max()) <= 10 * limit
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_queries_of_each_rank_along_context_find_what_the_whole_sequence_finds(ranks: int) -> None:
+    ends = random_ends(random.Random(ranks), 61)
+    piece = -(-61 // (2 * ranks))
+    length = 2 * ranks * piece
+    given = inputs(length, torch.float64)
+    query, key, value = given
+    expected = dense(*given, np.concatenate((ends, np.arange(62, length + 1))))
+    for rank in range(ranks):
+        own = [slice(one * piece, (one + 1) * piece) for one in (rank, 2 * ranks - 1 - rank)]
+        # What the ranks gather is here already.
+        part = part_of(tree(ends), length, own, lambda whole: whole, CPU)
+        mine = torch.cat([query[:, :, one] for one in own], dim=2)
+        found, _ = attention(torch.nn.Module(), mine, key, value, None, tree=part)
+        wanted = torch.cat([expected[:, one] for one in own], dim=1)
+        assert float((found - wanted).detach().abs().max()) <= 1e-10
+
+
 def test_trees_one_after_another_do_not_see_each_other() -> None:
     one, other = random_ends(random.Random(1), 20), random_ends(random.Random(2), 30)
     given = inputs(50, torch.float64)
@@ -117,25 +135,30 @@ def test_runs_are_maximal(ends: list[int], runs: list[Run]) -> None:
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_blocks_are_whole_partial_or_left_out_as_the_rule_says(number: int) -> None:
+@pytest.mark.parametrize("own", [None, (1, 3)])
+def test_blocks_are_whole_partial_or_left_out_as_the_rule_says(number: int, own: tuple[int, ...] | None) -> None:
+    """`own`: the blocks of a rank along context."""
     chance = random.Random(number)
     ends = whole_blocks(random_ends(chance, chance.choice([5, BLOCK, 3 * BLOCK + 7, 6 * BLOCK])))
-    mask = block_mask(ends, CPU)
     count = len(ends) // BLOCK
+    rows = range(count) if own is None else [one for one in own if one < count]
+    places = [slice(one * BLOCK, (one + 1) * BLOCK) for one in rows] if own and rows else []
+    mask = block_mask(ends, CPU, places)
+    rows = rows if places else range(count)
     rule = sees(ends)
     partial, whole = (
         _blocks(mask.kv_num_blocks, mask.kv_indices),
         _blocks(mask.full_kv_num_blocks, mask.full_kv_indices),
     )
     assert not partial & whole
-    for row in range(count):
+    for number_of_row, row in enumerate(rows):
         for column in range(count):
             part = rule[row * BLOCK : (row + 1) * BLOCK, column * BLOCK : (column + 1) * BLOCK]
             if part.any():
-                assert (row, column) in partial | whole
+                assert (number_of_row, column) in partial | whole
             elif row != column:
-                assert (row, column) not in partial | whole
-            assert ((row, column) in whole) <= bool(part.all())
+                assert (number_of_row, column) not in partial | whole
+            assert ((number_of_row, column) in whole) <= bool(part.all())
 
 
 def _blocks(numbers: Tensor | None, indices: Tensor | None) -> set[tuple[int, int]]:
