@@ -79,7 +79,11 @@ def start(sizes: Sizes, precision: Precision) -> Accelerator:
         _meet(ranks)
     # Without the flag, accelerate starts gloo on no processor: it looks for the collectives of a GPU.
     mixed = "bf16" if precision == "bfloat16" else "no"
-    return Accelerator(mixed_precision=mixed, cpu=ranks > 1 and not torch.cuda.is_available())
+    threads = torch.get_num_threads()
+    accelerator = Accelerator(mixed_precision=mixed, cpu=ranks > 1 and not torch.cuda.is_available())
+    # It gives every rank the threads of the whole host, which then wait for each other.
+    torch.set_num_threads(threads)
+    return accelerator
 
 
 def _meet(ranks: int) -> None:
