@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from agentrl.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
 from agentrl.training.lora import ADAPTER_FILE, Adapters
+from tests.training.families import EXPERTS, SIZES
 from tests.training.rank_program import run_job, run_jobs
-from tests.training.test_architectures import EXPERTS, SIZES
 
 STEPS = 5
 ENOUGH_S = 400
