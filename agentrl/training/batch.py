@@ -162,3 +162,10 @@ def version_of_each_token(segments: Sequence[Segment]) -> Array:
     """The versions of the tokens of these segments."""
     runs = [run for segment in segments for run in segment.versions]
     return np.repeat([version for version, _ in runs], [count for _, count in runs]).astype(np.int64)
+
+
+def whole_sequence(index: int, ids: Sequence[int]) -> Trajectory:
+    """Of which all tokens but the first are scored."""
+    first, rest = np.asarray(ids[:1]), np.asarray(ids[1:])
+    scored = Segment(parent=0, ids=rest, trains=True, log_probs=np.zeros(len(rest)), versions=[(0, len(rest))])
+    return Trajectory(record=str(index), segments=[Segment(parent=-1, ids=first), scored])

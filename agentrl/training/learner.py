@@ -20,9 +20,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 import transformers
 from torch import Tensor
@@ -30,7 +29,7 @@ from torch import Tensor
 from agentrl.policies.loss_settings import CriticRule
 from agentrl.training import lora, losses, memory_limits, parallel, step_metrics
 from agentrl.training.activation_checkpoints import Recompute
-from agentrl.training.batch import Batch, Segment, Trajectory, split_by_groups
+from agentrl.training.batch import Batch, Trajectory, split_by_groups, whole_sequence
 from agentrl.training.column_passes import ColumnPasses
 from agentrl.training.critic import Critic, ValueScorer, as_critic, required, value_loss
 from agentrl.training.lora import Adapters
@@ -52,7 +51,7 @@ from agentrl.training.policy_model import (
 from agentrl.training.scorers import Scorer
 from agentrl.training.sharding import Keeping
 from agentrl.training.snapshots import Snapshot, rounded
-from agentrl.training.step_parts import Facts, Objective, Part, facts_of, in_smaller_parts, of_pairs
+from agentrl.training.step_parts import Facts, Objective, Part, State, facts_of, in_smaller_parts, of_pairs
 
 log = logging.getLogger("trainer")
 AnyScorer = TypeVar("AnyScorer", bound=Scorer[Any])
@@ -95,14 +94,6 @@ class StepResult:
     applied: bool
     """False if something was not finite; then nothing was changed."""
     metrics: dict[str, float] = field(default_factory=dict)
-
-
-class _State(NamedTuple):
-    """A copy of the trained weights and of the optimizer state."""
-
-    weights: dict[str, Tensor]
-    optimizers: dict[str, Tensor]
-    critic: dict[str, Tensor]
 
 
 class Learner:
@@ -398,7 +389,7 @@ class Learner:
             self.accelerator.backward(found.loss.sum() / facts.whole.pairs)
             measured.add_values(found, of_micro["value"], of_micro["returns"])
 
-    def _state(self) -> _State:
+    def _state(self) -> State:
         # On the processor: the device of the model has the least room.
         trained = {name for name, one in self.model.named_parameters() if one.requires_grad}
         weights = {name: one for name, one in self.model.state_dict().items() if name in trained}
@@ -406,9 +397,9 @@ class Learner:
             {name: value.detach().to("cpu", copy=True) for name, value in tensors.items() if not value.is_meta}
             for tensors in (weights, self.optimizers.tensors(), self._own_critic_tensors())
         ]
-        return _State(*kept)
+        return State(*kept)
 
-    def _restore(self, state: _State) -> None:
+    def _restore(self, state: State) -> None:
         # What other stages of a pipeline have is missing.
         self.model.load_state_dict(state.weights, strict=False)
         self.optimizers.load(state.optimizers)
@@ -431,7 +422,7 @@ class Learner:
 
     @torch.no_grad()
     def _log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        packed = rows([_whole_sequence(index, ids) for index, ids in enumerate(sequences)], "linear")
+        packed = rows([whole_sequence(index, ids) for index, ids in enumerate(sequences)], "linear")
         values: list[list[float]] = [[] for _ in sequences]
         micros = micro_batches(packed, self.settings.tokens_per_batch, self.layout)
         for micro, scored in self._through(self._scorer, micros):
@@ -505,9 +496,3 @@ def _optimizers_of(
         decay_all=settings.decay_all,
         embeddings={id(parameter) for module in ends for parameter in module.parameters()},
     )
-
-
-def _whole_sequence(index: int, ids: Sequence[int]) -> Trajectory:
-    first, rest = np.asarray(ids[:1]), np.asarray(ids[1:])
-    scored = Segment(parent=0, ids=rest, trains=True, log_probs=np.zeros(len(rest)), versions=[(0, len(rest))])
-    return Trajectory(record=str(index), segments=[Segment(parent=-1, ids=first), scored])
