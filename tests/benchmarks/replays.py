@@ -17,7 +17,7 @@ from agentrl.store.database import Database, connect
 from agentrl.store.documents import call_id, record_id, task_id, tool_call_id
 from agentrl.toolbox.client import ToolboxClient
 from tests.benchmarks.report import Outcome
-from tests.steward.test_replays import House
+from tests.steward.replaying import House
 from tests.store.server import shared_server
 from tests.toolbox.conftest import TOKEN, faulty
 
