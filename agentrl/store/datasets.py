@@ -340,9 +340,20 @@ def _conversation(messages: list[Any], name: str, where: str) -> tuple[Conversat
                 f"{where}: {name} may have one message of the system, the first; others are of the user or of the "
                 f"assistant, and number {place + 1} is of {message['role']!r}."
             )
+        if images := sorted(_other_than_text(message.get("content"))):
+            raise DatasetError(
+                f"{where}: {name} must be of texts, and number {place + 1} has a part of the type {images[0]!r}: images "
+                "and other media are not supported."
+            )
         if not isinstance(message.get("content"), str) or message.get("tool_calls"):
             raise DatasetError(f"{where}: {name} must be of texts, and number {place + 1} is not.")
     return tuple(ConversationMessage(message["role"], message["content"]) for message in messages[: last + 1])
+
+
+def _other_than_text(content: Any) -> set[str]:
+    """The types of the parts of a message that are no text."""
+    parts = content if isinstance(content, list) else []
+    return {str(part.get("type")) for part in parts if isinstance(part, Mapping)} - {"text"}
 
 
 def _name(fields: Mapping[str, Any], name: str | None, where: str) -> str:

@@ -37,7 +37,14 @@ def refuse_model(config: RunConfig) -> None:
         raise ConfigError(f"model.path: {directory} has no *.safetensors.", hint="Other formats are not read.")
     for file in sorted(directory.glob("*.safetensors")):
         refuse_incomplete(file)
-    trainable(str(described.get("model_type") or ""))
+    kind = str(described.get("model_type") or "")
+    if "vision_config" in described:
+        raise ConfigError(
+            f"model.path: {directory} reads images ({kind}), and images are not supported: not in prompts, by engines "
+            "or in training.",
+            hint="Name a text model of the same family.",
+        )
+    trainable(kind)
     refuse_parallel(sizes, described)
     Template.of(directory, config.model.template)
 

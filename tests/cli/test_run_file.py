@@ -278,6 +278,11 @@ def test_warm_up_that_cannot_be_read_is_an_error_with_its_place(shell: Shell) ->
         ({"config.json": QWEN3, **CUT_OFF}, "embedded", " is cut off: it has 79 of 86 bytes."),
         ({"config.json": QWEN3, **POINTER}, "embedded", " is no file of weights, or is cut off."),
         ({"config.json": '{"model_type": "bert"}', **WEIGHTS}, "sglang", "Models of the type 'bert' cannot be trained"),
+        (
+            {"config.json": '{"model_type": "qwen2_5_vl", "vision_config": {}}', **WEIGHTS},
+            "sglang",
+            "reads images (qwen2_5_vl), and images are not supported",
+        ),
         ({"config.json": QWEN3, **WEIGHTS}, "embedded", "The tokenizer {folder}/model/tokenizer.json cannot be read"),
         (
             {"config.json": QWEN3.replace("qwen3", "llama"), "tokenizer.json": PLAIN_TOKENIZER, **WEIGHTS},

@@ -155,6 +155,10 @@ def test_what_a_row_says_of_itself_is_kept(tmp_path: Path) -> None:
             "line 1: messages may have .* number 1 is of 'tool'",
         ),
         (
+            '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a.png"}}]}]}\n',
+            "line 1: messages must be of texts, and number 1 has a part of the type 'image_url'",
+        ),
+        (
             '{"messages": [{"role": "user", "content": ["x"]}, {"role": "user", "content": "y"}]}\n',
             "line 1: messages must be of texts, and number 1 is not",
         ),
