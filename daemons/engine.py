@@ -19,6 +19,7 @@ from pathlib import Path
 from agentrl.config.http_token import TOKEN_FILE, http_token
 from agentrl.config.run import RunConfig
 from agentrl.engines.canary import Agreement
+from agentrl.engines.device_turns import DeviceTurns
 from agentrl.engines.http_server import build_app
 from agentrl.engines.openai_engine import OpenAiEngine
 from agentrl.engines.publication_follower import PublicationFollower, RunningEngine
@@ -29,7 +30,7 @@ from agentrl.errors import ConfigError
 from agentrl.http.free_ports import free_port
 from agentrl.http.run_hosts import known_as
 from agentrl.http.token_server import listening
-from agentrl.store import run_database
+from agentrl.store import run_database, service_registry
 from agentrl.store.documents import Service
 from agentrl.telemetry.data_plane_metrics import (
     CANARY_AT,
@@ -83,7 +84,9 @@ async def main(unit: Unit) -> None:
             )
             unit.status(f"serves at {running.url} once it has weights")
             unit.incomplete("" if _only_evaluates(unit, config) else NO_VERSION)
-            async with _following(follower) as following:
+            asked = functools.partial(service_registry.turn_is_taken, database)
+            turns = DeviceTurns(follower, running.engine, asked, paused=lambda: unit.paused)
+            async with _following(follower, turns if config.engines.takes_turns else None) as following:
                 unit.ready()
                 with unit.phase("serving", at_most_s=NO_PROGRESS_AT_MOST_S):
                     await _serve(unit, running, following)
@@ -173,8 +176,9 @@ async def _forwarding(config: RunConfig) -> AsyncIterator[VllmEngine | OpenAiEng
 
 
 @contextlib.asynccontextmanager
-async def _following(follower: PublicationFollower) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(follower.follow(), name="follow publications")
+async def _following(follower: PublicationFollower, turns: DeviceTurns | None) -> AsyncIterator[asyncio.Task[None]]:
+    also = [] if turns is None else [turns.look]
+    task = asyncio.create_task(follower.follow(also), name="follow publications")
     try:
         yield task
     finally:

@@ -330,6 +330,9 @@ class Engines(Section):
     """The Python of the environment that SGLang or vLLM is installed in; `{python}` is that of the run."""
     gpus: Gpus | None = None
     """GPUs of one server; empty: as many as `args` say. A share such as 0.5 leaves the rest to others."""
+    takes_turns: Flag = False
+    """The engines leave their device to the trainer when it has a batch, and come back when it waits for one: for one
+    GPU that has no room for both at the same time."""
     args: Command = ()
     """More arguments of an SGLang or vLLM server, for its computation, not for what it serves or to whom."""
     url: str = ""
@@ -393,6 +396,13 @@ def _problems_of_engines(data: DataPlane) -> Iterator[Problem]:
         wanted = server_arguments.gpus_of(engines.kind, engines.args)
         if given != wanted and not (wanted == 1 and 0 < given < 1):
             yield ("engines", "gpus"), f"is {given:g}, but the server computes on {wanted}: change its --tp-size"
+    saver = {"sglang": "--enable-memory-saver", "vllm": "--enable-sleep-mode"}.get(engines.kind, "")
+    if engines.takes_turns and engines.kind == "openai":
+        yield ("engines", "takes_turns"), "is for engines of this run; those of the kind openai are elsewhere"
+    elif engines.takes_turns and saver and saver not in engines.args:
+        yield ("engines", "takes_turns"), f"needs args: {saver}, with which a server can release its memory"
+    elif engines.takes_turns and data.training.parallel.ranks > 1:
+        yield ("engines", "takes_turns"), "is for a trainer of one process; training.parallel has several"
     if engines.kind != "openai":
         if engines.url or engines.token or engines.model:
             yield ("engines",), "has url, token or model, which are for kind: openai"

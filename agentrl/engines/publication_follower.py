@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,7 +42,8 @@ MAX_WAIT_S = 5.0
 LEAVE_WITHIN_S = 5.0
 LOOK_FOR_NEWER_S = 1.0
 """While files are on their way."""
-State = Literal["starting", "loading", "serving", "draining", "gone"]
+State = Literal["starting", "loading", "serving", "parked", "draining", "gone"]
+"""`parked`: it has left its device to the trainer."""
 
 
 class Announced(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +108,13 @@ class UnitEngine(Protocol):
     async def pause(self, mode: PauseMode) -> None: ...
 
     async def resume(self) -> None: ...
+
+    async def release_memory(self) -> None:
+        """Releases the memory of the cache, so that another process can use it. Raises EngineBusyError if calls are
+        under way."""
+        ...
+
+    async def restore_memory(self) -> None: ...
 
 
 class TwoVersionEngine(Protocol):
@@ -207,24 +215,30 @@ class PublicationFollower:
         """When, for people."""
         self.version: int | None = None
         self.state: State = "starting"
+        self.loading = asyncio.Lock()
+        """Held while weights are loaded; who holds it keeps others from being loaded."""
 
-    async def follow(self) -> None:
-        """Loads and reports until cancelled."""
+    async def follow(self, also: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
+        """Loads and reports until cancelled. `also` is done as often as it looks for weights."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._repeat(self.look, LOOK_EVERY_S), name="pull weights")
+            for act in (self.look, *also):
+                tasks.create_task(self._repeat(act, LOOK_EVERY_S), name=act.__name__)
             tasks.create_task(self._repeat(self.look_for_pins, LOOK_FOR_PINS_EVERY_S), name="pin weights")
             tasks.create_task(self._repeat(self.report, REPORT_EVERY_S), name="report engine")
 
     async def look(self) -> None:
         """Looks at the publications once and loads what is newer."""
         await self._report_decision()
+        if self.loading.locked():
+            return
         wanted = await self._wanted()
         # The files come before the permit: an engine on its way takes nothing out of routing, and hosts that get a
         # version at the same time pass it on to each other.
         if wanted is None or not await self._has_files(wanted):
             return
         if self._only_evaluates or await self._publications.permit(wanted.version, self._service.id):
-            await self._take(wanted)
+            async with self.loading:
+                await self._take(wanted)
             await self._report_decision()
             await self._keep({version for version in (self.version, self._pinned) if version is not None})
 

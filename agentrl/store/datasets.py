@@ -342,8 +342,8 @@ def _conversation(messages: list[Any], name: str, where: str) -> tuple[Conversat
             )
         if images := sorted(_other_than_text(message.get("content"))):
             raise DatasetError(
-                f"{where}: {name} must be of texts, and number {place + 1} has a part of the type {images[0]!r}: images "
-                "and other media are not supported."
+                f"{where}: {name} must be of texts, and number {place + 1} has a part of the type {images[0]!r}: "
+                "images and other media are not supported."
             )
         if not isinstance(message.get("content"), str) or message.get("tool_calls"):
             raise DatasetError(f"{where}: {name} must be of texts, and number {place + 1} is not.")

@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from agentrl.store.database import Database
 from agentrl.store.documents import Service, load, to_bson
 from agentrl.store.update_expressions import NOW, from_now, is_older, setting
 
-PRESENT = ["starting", "loading", "serving", "draining"]
+PRESENT = ["starting", "loading", "serving", "parked", "draining"]
+ON_THE_DEVICE = ("starting", "loading", "serving")
+TURN = "turn"
+"""The kind of the row by which a trainer has its turn on a device that it shares with engines."""
 SILENT_S = 8.0
 FORGOTTEN_S = 60.0
 
@@ -30,6 +35,25 @@ async def alive(database: Database, kind: str, *, state: str = "serving") -> lis
     """Those that may be called now."""
     fresh = {"kind": kind, "state": state, "$expr": {"$gt": ["$seen_at", from_now(-SILENT_S)]}}
     return [load(Service, document) for document in await database.find("Service", fresh, sort=[("_id", 1)])]
+
+
+async def take_turn(database: Database, turn: Service) -> None:
+    """To be repeated every two seconds; a turn that is not ends by itself."""
+    await report(database, msgspec.structs.replace(turn, state="training"))
+
+
+async def give_turn(database: Database, turn: Service) -> None:
+    await report(database, msgspec.structs.replace(turn, state="gone"))
+
+
+async def turn_is_taken(database: Database) -> bool:
+    """Whether a trainer has its turn on the device of the engines, or wants it."""
+    return bool(await alive(database, TURN, state="training"))
+
+
+async def on_the_device(database: Database) -> bool:
+    """Whether any engine has not left for the turn of the trainer."""
+    return any([await alive(database, "engine", state=state) for state in ON_THE_DEVICE])
 
 
 async def seen(database: Database, kind: str, states: Sequence[str]) -> list[Service]:

@@ -204,6 +204,26 @@ class Learner:
         ranks."""
         self.optimizers.load(dict(tensors))
 
+    def leave_device(self) -> None:
+        """Moves weights and optimizer state to the memory of the host, for a trainer of one process."""
+        if self.accelerator.device.type != "cpu":
+            self._move_to(torch.device("cpu"))
+            torch.cuda.empty_cache()
+
+    def return_to_device(self) -> None:
+        if self.accelerator.device.type != "cpu":
+            self._move_to(self.accelerator.device)
+
+    def _move_to(self, device: torch.device) -> None:
+        optimizers = [*self.optimizers.optimizers, *(self.critic.optimizers.optimizers if self.critic else ())]
+        for module in (self._scorer, self._reference, self.critic.scorer if self.critic else None):
+            if module is not None:
+                module.to(device)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+            for state in optimizer.state.values():
+                state |= {name: one.to(device) for name, one in state.items() if isinstance(one, Tensor)}
+
     def save(self, directory: Path) -> list[str]:
         """Writes weights, configuration and tokenizer; returns the names of the files. A call of all ranks; the one
         that leads writes."""

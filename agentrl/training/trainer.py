@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from agentrl.config import policy_rules
 from agentrl.config.run import RunConfig
@@ -39,6 +39,7 @@ from agentrl.training import (
     batch_assembly,
     batch_selection,
     checkpoints,
+    device_turn,
     disk_retention,
     initial_model,
     poison_trials,
@@ -52,6 +53,7 @@ from agentrl.training.batch_selection import Look, Place
 from agentrl.training.checkpoints import Progress
 from agentrl.training.curve_sinks import RunName
 from agentrl.training.curves import Curves, undone_by
+from agentrl.training.device_turn import DeviceTurn
 from agentrl.training.evaluator import Evaluator, has_held_out_tasks
 from agentrl.training.learner import Learner, StepResult
 from agentrl.training.learning_watch import LearningWatch
@@ -62,7 +64,7 @@ from agentrl.training.resume import CHECKPOINTS, Start, take_over
 from agentrl.training.scientific_settings import Settings
 from agentrl.training.trainer_knobs import Knobs, Plan
 from agentrl.training.trainer_state import DivergedError, TrainerState, ending
-from agentrl.training.waiting import BatchWait, Retrying
+from agentrl.training.waiting import BatchWait, NoBatch, Retrying
 from agentrl.unit import Unit
 
 log = logging.getLogger("trainer")
@@ -80,16 +82,6 @@ AWAY_AT_MOST_S = 600.0
 MAX_NOT_FINITE = 3
 
 T = TypeVar("T")
-
-
-class _Waiting(NamedTuple):
-    """A look that found no batch."""
-
-    plan: Plan
-    hold: str
-    ready: int
-    looked_at: float
-    why: str
 
 
 class Trainer:
@@ -123,9 +115,10 @@ class Trainer:
         self._settings: Settings = {}
         """The scientific settings of the last step."""
         self._meter = Meter(time.monotonic())
-        self._waiting: _Waiting | None = None
+        self._waiting: NoBatch | None = None
         self._batch_wait = BatchWait(unit, longest_group_s(float(config.rollout.episode_s)))
         self.state = TrainerState(0)
+        self._turn = DeviceTurn(database, life) if config.engines.takes_turns else None
         self._suspicion = Suspicion()
         self._taken: Publication | None = None
         """A publication whose number is taken and of which there is no snapshot yet."""
@@ -223,17 +216,18 @@ class Trainer:
                 if look.decision.held:
                     self._held_since = self._held_since or time.monotonic()
                 else:
-                    self._waiting = _Waiting(plan, self._hold, len(look.ready), time.monotonic(), look.decision.why)
+                    self._waiting = NoBatch(plan, self._hold, len(look.ready), time.monotonic(), look.decision.why)
                 await self._wait(look.decision.why)
             case "step":
                 self._held_since = None
                 self._wait_is_over()
+                await device_turn.begin(self._turn, self._unit, self.learner)
                 with spans.span("step", root=trace_context.new(), agentrl__lineage=self._lineage) as span:
                     await self._step(look, plan)
                     span.set(agentrl__step=self.state.step, agentrl__version=self.state.version)
         return ""
 
-    async def _still_waiting(self, waiting: _Waiting, plan: Plan) -> bool:
+    async def _still_waiting(self, waiting: NoBatch, plan: Plan) -> bool:
         """Whether a look would find what the last one found: a count costs a fraction of it."""
         if (waiting.plan, waiting.hold) != (plan, self._hold):
             return False
@@ -247,6 +241,7 @@ class Trainer:
 
     async def _park(self) -> None:
         """Begins nothing while paused; evaluations under way continue."""
+        await device_turn.end(self._turn, self._unit, self.learner)
         parked = asyncio.create_task(self._unit.park_while_paused_async(), name="park")
         try:
             while not parked.done():
@@ -257,6 +252,7 @@ class Trainer:
             await asyncio.wait([parked])
 
     async def _wait(self, why: str) -> None:
+        await device_turn.end(self._turn, self._unit, self.learner)
         if self._batch_wait.begin():
             self._meter.set(0, 1, time.monotonic())
         self._unit.status(f"version {self.state.version}, step {self.state.step}: {why}")
@@ -558,6 +554,7 @@ class Trainer:
             # Nothing admitted from here on would be trained.
             self._hold, self._trial = f"complete: {why}", False
         await self._until_done(lambda: self._do_what_is_due(plan, last=True))
+        await device_turn.end(self._turn, self._unit, self.learner)
         if why and not self._unit.draining:
             log.info("complete: %s", why)
             self._unit.status(f"complete but for evaluations: {why}")

@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from statistics import median
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from agentrl.errors import DiskError
 from agentrl.store.database import StoreUnavailableError
 from agentrl.store.owners import Lease, OwnerLostError
+from agentrl.training.trainer_knobs import Plan
 from agentrl.unit import Unit
 
 log = logging.getLogger("trainer")
@@ -37,6 +38,16 @@ def late_after_s(waits_s: Collection[float], group_s: float) -> float:
     """`waits_s`: the waits before this one; `group_s`: how long a group may take."""
     usual_s = median(waits_s) if waits_s else 0.0
     return max(LATE_AFTER_S, group_s, LATE_FACTOR * usual_s)
+
+
+class NoBatch(NamedTuple):
+    """A look that found no batch."""
+
+    plan: Plan
+    hold: str
+    ready: int
+    looked_at: float
+    why: str
 
 
 class BatchWait:

@@ -156,8 +156,8 @@ class SlotEngine:
         self.paused = False
 
     def release_memory(self) -> None:
-        """Releases the memory of the cache. Requests that come meanwhile wait."""
-        if self._requests:
+        """Releases the memory of the cache. Requests that come meanwhile wait, as those of a paused engine do."""
+        if self.running or (self._requests and not self.paused):
             raise EngineBusyError(f"{len(self._requests)} calls are under way; their cache cannot be released.")
         self.released = True
         for slot in self.slots:

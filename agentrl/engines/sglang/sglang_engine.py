@@ -111,6 +111,14 @@ class SglangEngine:
         if self._server is not None:
             await self._server.client.pause(mode)
 
+    async def release_memory(self) -> None:
+        if self._server is not None:
+            await self._server.client.release_memory()
+
+    async def restore_memory(self) -> None:
+        if self._server is not None:
+            await self._server.client.restore_memory()
+
     async def resume(self) -> None:
         self._parked = False
         if self._server is not None:
