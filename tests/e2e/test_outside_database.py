@@ -28,6 +28,7 @@ from tests.waiting import PATIENCE_S
 FILES = DEPLOY / "mongodb"
 MONGOSH = Path(__file__).with_name("programs") / "mongosh.py"
 ABSENT = "nowhere"
+READY_WITHIN_S = 3 * PATIENCE_S
 
 
 def service(name: str) -> dict[str, Any]:
@@ -114,8 +115,8 @@ def test_other_hosts_get_the_url_and_its_certificates_from_the_coordinator(
     hosts.up()
     run.environ = agents
     hosts.join(TOOLS)
-    run.wait_state("steward-0", "ready")
-    assert run.wait_state("toolbox-0", "ready").host == TOOLS, "it is ready when it has written to the database"
+    run.wait_state("steward-0", "ready", within_s=READY_WITHIN_S)
+    assert run.wait_state("toolbox-0", "ready", within_s=READY_WITHIN_S).host == TOOLS, "it is ready when it has written to the database"
 
     state = tmp_path / TOOLS / "state"
     there = state / "mongo" / "url"
