@@ -3,21 +3,48 @@
 Importing this package is free: everything heavier is loaded when it is first used.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentrl.client.blocking import connect as connect
+    from agentrl.environments.conversation import Conversation as Conversation
+    from agentrl.environments.conversation import Reply as Reply
+    from agentrl.environments.environment import Environment as Environment
+    from agentrl.environments.environment import agent as agent
+    from agentrl.environments.episodes import Episode as Episode
+    from agentrl.environments.episodes import ToolCall as ToolCall
+    from agentrl.environments.rubric import Score as Score
+    from agentrl.environments.rubric import metric as metric
+    from agentrl.environments.rubric import scorer as scorer
+    from agentrl.toolservers.user_names import Session as Session
+    from agentrl.toolservers.user_names import ToolError as ToolError
+    from agentrl.toolservers.user_names import tool as tool
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "connect"]
+_PLACES = {
+    "Conversation": "environments.conversation",
+    "Environment": "environments.environment",
+    "Episode": "environments.episodes",
+    "Reply": "environments.conversation",
+    "Score": "environments.rubric",
+    "Session": "toolservers.user_names",
+    "ToolCall": "environments.episodes",
+    "ToolError": "toolservers.user_names",
+    "agent": "environments.environment",
+    "connect": "client.blocking",
+    "metric": "environments.rubric",
+    "scorer": "environments.rubric",
+    "tool": "toolservers.user_names",
+}
+"""The module that each public name is in. It is imported when the name is first used."""
+__all__ = ["__version__", *sorted(_PLACES)]
 
 
 def __getattr__(name: str) -> object:
-    if name == "connect":
-        from agentrl.client.blocking import connect
-
-        return connect
-    raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
+    if (place := _PLACES.get(name)) is None:
+        raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
+    return getattr(import_module(f"agentrl.{place}"), name)
 
 
 def __dir__() -> list[str]:

@@ -90,6 +90,9 @@ Parser = Literal[
 class Environment(Section):
     """A family of tasks with its tools, agent loop and scorer."""
 
+    code: str = ""
+    """A Python file that declares this environment with `agentrl.Environment`, and so the keys that are not given here;
+    relative to the run file. `NAME: FILE.py` is short for it."""
     dataset: str
     """File or directory of the tasks to train on: JSONL, JSON, Parquet, or a dataset on disk; relative to the run
     file."""

@@ -78,9 +78,10 @@ def _problems_of_names(config: RunConfig) -> Iterator[ConfigError]:
     loops, scorers = registered
     files = ", ".join(Path(path).name for path in config.rollout.code)
     for name, environment in config.environments.items():
+        own = [each for each, declared in config.environments.items() if declared.code]
         for key, named, known in (
-            ("agent", environment.agent, (*SHIPPED_AGENTS, *loops)),
-            ("scorer", environment.scorer, (*SHIPPED_SCORERS, *scorers)),
+            ("agent", environment.agent, (*SHIPPED_AGENTS, *loops, *own)),
+            ("scorer", environment.scorer, (*SHIPPED_SCORERS, *scorers, *own)),
         ):
             if named not in known:
                 yield ConfigError(

@@ -74,7 +74,10 @@ def _data_paths(config: RunConfig, beside: Beside) -> dict[str, object]:
     """The sections of the data plane that name files."""
     environments = {
         name: each.model_copy(
-            update={key: beside(("environments", name, key), getattr(each, key)) for key in ("dataset", "evaluation")}
+            update={
+                key: beside(("environments", name, key), getattr(each, key))
+                for key in ("code", "dataset", "evaluation")
+            }
         )
         for name, each in config.environments.items()
     }

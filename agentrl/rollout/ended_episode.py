@@ -26,6 +26,8 @@ class EndedEpisode:
     """What the model wrote, turn by turn."""
     tool_calls: Sequence[ToolCall]
     """With arguments, status and result, turn by turn, in the order in which they were requested."""
+    turns_of_calls: Sequence[int]
+    """The turn of each of them."""
 
 
 async def from_calls(
@@ -48,4 +50,5 @@ async def from_calls(
             for turn in turns
             for call in turn.tool_calls
         ],
+        turns_of_calls=[number for number, turn in enumerate(turns) for _ in turn.tool_calls],
     )

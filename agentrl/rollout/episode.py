@@ -30,6 +30,7 @@ from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.model_calls import ModelCalls, Wanted
 from agentrl.rollout.tool_calls import ToolCalls
 from agentrl.store.documents import ParsedCall, Task
+from agentrl.toolservers.user_names import STATE_TOOL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,13 @@ class Episode:
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        return self._tools.offer.specs
+        """What the model is offered."""
+        return tuple(spec for spec in self._tools.offer.specs if spec.name != STATE_TOOL)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether there is a tool that says what the functions of a file keep for this episode."""
+        return STATE_TOOL in self._tools.offer.places
 
     @property
     def turns(self) -> int:

@@ -15,6 +15,7 @@ from agentrl.config.file_checks import problem_of_code
 from agentrl.config.run import RunConfig
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.rollout import agent_loops, scorers
+from agentrl.rollout.declared_environments import register_declared
 from agentrl.store import datasets
 
 
@@ -22,6 +23,7 @@ def load(config: RunConfig) -> None:
     """Import the run's files, which register what they define, and see that nothing is missing."""
     for number, path in enumerate(config.rollout.code):
         _run(Path(path), f"agentrl_own_{number}")
+    register_declared()
     for name, environment in config.environments.items():
         _see(config, f"environments.{name}", environment.agent, environment.scorer)
         for place in filter(None, (environment.dataset, environment.evaluation)):

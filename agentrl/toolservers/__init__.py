@@ -9,6 +9,6 @@ A file of functions imports its names from here: `from agentrl.toolservers impor
 
 from __future__ import annotations
 
-from agentrl.toolservers.user_names import Session, ToolError, effect
+from agentrl.toolservers.user_names import Session, ToolError, effect, tool
 
-__all__ = ["Session", "ToolError", "effect"]
+__all__ = ["Session", "ToolError", "effect", "tool"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 
 SERVERS = {
     "functions": "functions",
@@ -20,18 +19,17 @@ SERVERS = {
 
 
 def _make_importable() -> None:
-    """Let `agentrl.toolservers` be imported, also where agentrl is not installed."""
+    """Let `agentrl` be imported, also where it is not installed; what needs its dependencies cannot be used there."""
     here = Path(__file__).parent
     if sys.path and Path(sys.path[0] or ".").resolve() == here.resolve():
         del sys.path[0]  # A file here must not hide a module of the same name.
     if find_spec("agentrl") is not None:
         return
-    package = sys.modules["agentrl"] = ModuleType("agentrl")
-    package.__path__ = []
-    spec = spec_from_file_location("agentrl.toolservers", here / "__init__.py", submodule_search_locations=[str(here)])
+    root = here.parent
+    spec = spec_from_file_location("agentrl", root / "__init__.py", submodule_search_locations=[str(root)])
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules["agentrl.toolservers"] = module_from_spec(spec)
+    module = sys.modules["agentrl"] = module_from_spec(spec)
     spec.loader.exec_module(module)
 
 

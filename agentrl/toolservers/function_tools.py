@@ -1,4 +1,5 @@
-"""Finds the tools of a Python file by its source: every public function with a docstring.
+"""Finds the tools of a Python file by its source: every function under `@tool`, or every public function with a
+docstring if there is none.
 
 `agentrl config check` and the server that offers the functions use this module, so what one accepts the other serves.
 """
@@ -76,8 +77,10 @@ def _tools(tree: ast.Module) -> Iterator[FunctionTool]:
     hints = Hints(tree)
     # The last definition of a name is the one that the module has.
     last = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    for node in last.values():
-        if not node.name.startswith("_") and (docstring := ast.get_docstring(node)):
+    marked = [node for node in last.values() if _mark(node) is not None]
+    for node in marked or last.values():
+        docstring = ast.get_docstring(node) or ""
+        if marked or (docstring and not node.name.startswith("_")):
             yield _tool(node, docstring, hints)
 
 
@@ -120,13 +123,30 @@ def _parameters(args: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr | None]
     yield from zip(args.kwonlyargs, args.kw_defaults, strict=True)
 
 
+def _mark(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.expr | None:
+    """The decorator that makes it a tool: `@tool`, `@rl.tool` or `@rl.tool(effect=...)`."""
+    for decorator in node.decorator_list:
+        match decorator:
+            case ast.Name(id="tool") | ast.Attribute(attr="tool"):
+                return decorator
+            case ast.Call(func=ast.Name(id="tool") | ast.Attribute(attr="tool")):
+                return decorator
+    return None
+
+
 def _effect(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Effect | None:
+    match _mark(node):
+        case ast.Call(keywords=[ast.keyword(arg="effect", value=value)]):
+            return _effect_named(value)
     for decorator in node.decorator_list:
         match decorator:
             case ast.Call(func=ast.Name(id="effect") | ast.Attribute(attr="effect"), args=[value]):
-                for each in get_args(Effect):
-                    if isinstance(value, ast.Constant) and value.value == each:
-                        return each  # type: ignore[no-any-return]
-                known = ", ".join(get_args(Effect))
-                raise HintError(value, f"there is no effect {ast.unparse(value)}", f"Effects are {known}.")
+                return _effect_named(value)
     return None
+
+
+def _effect_named(value: ast.expr) -> Effect:
+    for each in get_args(Effect):
+        if isinstance(value, ast.Constant) and value.value == each:
+            return each  # type: ignore[no-any-return]
+    raise HintError(value, f"there is no effect {ast.unparse(value)}", f"Effects are {', '.join(get_args(Effect))}.")

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentrl.toolservers.argument_types import converted_fields
+from agentrl.toolservers.argument_types import converted_fields, schema_of
 from agentrl.toolservers.function_tools import FunctionFileError, FunctionTool, tools_of
 from agentrl.toolservers.mcp_stdio import Call, Server, Tool
-from agentrl.toolservers.user_names import DEFAULT_EFFECT, Session, ToolError
+from agentrl.toolservers.user_names import DEFAULT_EFFECT, STATE_TOOL, Session, ToolError
 
 MOST_SESSIONS = 20_000
 """The state of the session that was used longest ago is dropped."""
@@ -45,6 +45,11 @@ class SessionStates:
                     self._states.popitem(last=False)
             self._states.move_to_end(key)
             return self._states[key]
+
+    def kept(self, session: str) -> dict[str, Session]:
+        """What there is of a session, by the name of the class."""
+        with self._lock:
+            return {kind.__name__: state for (of, kind), (state, _) in self._states.items() if of == session}
 
 
 class EventLoop:
@@ -89,6 +94,14 @@ class FunctionRunner:
             return as_text(self._call(found, function, arguments, call))
 
         return Tool(found.name, found.description, found.schema, run, found.effect or DEFAULT_EFFECT)
+
+    def state_tool(self) -> Tool:
+        """Reads what the session keeps, as JSON."""
+
+        def run(arguments: dict[str, Any], call: Call) -> str:
+            return as_text({name: vars(state) for name, state in self._sessions.kept(call.session).items()})
+
+        return Tool(STATE_TOOL, "What the tools keep for this episode.", schema_of(()), run, DEFAULT_EFFECT)
 
     def _call(self, found: FunctionTool, function: Callable[..., Any], arguments: dict[str, Any], call: Call) -> Any:
         by_name = converted_fields(found.fields, arguments, "", self._class)
@@ -155,6 +168,8 @@ def main(arguments: list[str]) -> None:
     try:
         runner = FunctionRunner(imported(path))
         tools = [runner.tool(each) for each in found]
+        if any(each.session_class for each in found):
+            tools.append(runner.state_tool())
     except BaseException as broken:  # noqa: BLE001 - the code of a user may raise anything, SystemExit too
         own = [frame for frame in traceback.extract_tb(broken.__traceback__) if frame.filename == str(path)]
         place = f", line {own[-1].lineno}" if own else ""

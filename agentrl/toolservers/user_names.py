@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, overload
 
 Effect = Literal["pure", "session", "outside"]
 """What a call changes: nothing; the session of its episode; something that outlives the session."""
 DEFAULT_EFFECT: Effect = "session"
 EFFECT_ATTRIBUTE = "agentrl_effect"
+TOOL_ATTRIBUTE = "agentrl_tool"
+STATE_TOOL = "agentrl_state"
+"""The tool that says what the functions of a file keep for a session. Only agent loops may call it."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -34,3 +37,28 @@ def effect(name: Effect) -> Callable[[_Function], _Function]:
         return function
 
     return mark
+
+
+_declared = effect
+"""The argument of `tool` has the same name."""
+
+
+@overload
+def tool(function: _Function) -> _Function: ...
+@overload
+def tool(*, effect: Effect = DEFAULT_EFFECT) -> Callable[[_Function], _Function]: ...
+def tool(
+    function: _Function | None = None, *, effect: Effect = DEFAULT_EFFECT
+) -> _Function | Callable[[_Function], _Function]:
+    """Mark a function as a tool. In a file with such a mark, functions without one are no tools."""
+    declare = _declared(effect)
+
+    def mark(marked: _Function) -> _Function:
+        setattr(marked, TOOL_ATTRIBUTE, True)
+        return declare(marked)
+
+    return mark if function is None else mark(function)
+
+
+def is_tool(function: object) -> bool:
+    return bool(getattr(function, TOOL_ATTRIBUTE, False))

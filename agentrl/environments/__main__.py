@@ -1,0 +1,64 @@
+"""Says what a file declares: `python -m agentrl.environments FILE` writes one line of JSON.
+
+Invariants:
+- The file runs here, so that what it computes counts, and nothing that it prints or raises comes into the answer of
+  another process as anything but a text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from agentrl.environments.environment import declared
+
+MODULE = "environment_of_the_run"
+
+
+def described(path: Path) -> dict[str, Any]:
+    """The environments of the file, or `error` with the `line` of the file that is to blame."""
+    sys.path.insert(0, str(path.parent))
+    spec = spec_from_file_location(MODULE, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[MODULE] = module_from_spec(spec)  # dataclasses look for their module by its name
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
+    except BaseException as broken:  # noqa: BLE001 - the code of a user may raise anything, SystemExit too
+        return _error_of(broken, path)
+    return {
+        "environments": {
+            each.name: {
+                "line": each.line,
+                "keys": each.keys,
+                "tools": list(each.tools),
+                "scored": bool(each.scorers),
+            }
+            for each in declared()
+        }
+    }
+
+
+def _error_of(broken: BaseException, path: Path) -> dict[str, Any]:
+    own = [frame.lineno for frame in traceback.extract_tb(broken.__traceback__) if frame.filename == str(path)]
+    line = broken.lineno if isinstance(broken, SyntaxError) and broken.filename == str(path) else (own or [0])[-1]
+    message = broken.msg if isinstance(broken, SyntaxError) else " ".join(str(broken).split())
+    return {"error": f"{type(broken).__name__}: {message}".rstrip(": "), "line": line or 0}
+
+
+def main() -> None:
+    answer = described(Path(sys.argv[1]).absolute())
+    sys.stdout.write(json.dumps(answer, default=str) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # threads that the file started do not hold this up
+
+
+if __name__ == "__main__":
+    main()
