@@ -13,23 +13,20 @@ from dataclasses import dataclass
 
 import msgspec
 
-from agentrl.chat.template import Template
-from agentrl.config.run import RunConfig
 from agentrl.errors import AgentrlError, UnknownNameError
 from agentrl.policies import outcomes
-from agentrl.policies.outcomes import Blame, Outcome, OutcomeClass, tool_call_within_s
-from agentrl.policies.sampling_rule import SamplingRule
+from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.rollout import agent_loops
 from agentrl.rollout.agent_loops import AgentLoop
-from agentrl.rollout.episode import Episode, Limits
+from agentrl.rollout.episode import Episode
 from agentrl.rollout.episode_clock import EpisodeClock
 from agentrl.rollout.episode_errors import DroppedError, EndedError, EpisodeExit, HandedOverError
 from agentrl.rollout.episode_recorder import Recorder, ending_errors
-from agentrl.rollout.model_calls import ModelCalls, Wait
+from agentrl.rollout.episode_run import EpisodeSettings, Surroundings, act, make_episode
+from agentrl.rollout.model_calls import ModelCalls
 from agentrl.rollout.record_ending import RecordEnder, structure
-from agentrl.rollout.service_directory import ServiceDirectory
 from agentrl.rollout.tool_calls import ToolCalls
-from agentrl.rollout.user_code_faults import UserCodeFaults, described
+from agentrl.rollout.user_code_faults import UserCodeFaults
 from agentrl.store import claims
 from agentrl.store.call_writer import Writer
 from agentrl.store.claims import Claim, Ending
@@ -44,31 +41,13 @@ _BY_MALFORMED_CALLS = (Outcome.MALFORMED_CALL, Outcome.INVALID_CALL_LIMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeSettings:
-    """What an episode goes by; taken at its claim."""
-
-    max_turns: int = 0
-    """0: as the environment says."""
-    call_s: float = 120.0
-    tool_s: float = 0.0
-    """0: as each tool server says."""
-    episode_s: float = 600.0
-    episode_timeout_means: Blame = "policy"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplerContext:
+class SamplerContext(Surroundings):
     """What all episodes of a sampler share."""
 
-    config: RunConfig
     database: Database
     writer: Writer
     lease: Lease
-    directory: ServiceDirectory
     endings: RecordEnder
-    template: Template
-    vocabulary: int
-    wait: Wait
     faults: UserCodeFaults
 
 
@@ -142,11 +121,11 @@ class Attempt:
             await endings.fail(record, not_begun.outcome, not_begun.error, free=not_begun.free)
             return True
         clock = EpisodeClock(self.settings.episode_s)
-        episode = self._episode(recorder, clock)
+        episode, self._model_calls, self._tool_calls = make_episode(self.context, task, recorder, self.settings, clock)
         if self._leaving:
             await self._leave_calls()
         try:
-            ended = await self._act(self.loop, episode, clock)
+            ended = await act(self.loop, episode, self._tool_calls, self.settings, clock)
             episode.over()
             recorder.give_up_open(ended.error or ended.outcome)
             ended = await _settled(recorder, _reproducing(episode, ended))
@@ -168,80 +147,6 @@ class Attempt:
             if not right and not await claims.mark_resumable(context.database, record.id, owner, loop.resumable):
                 raise DroppedError
             return await Recorder.begin(context.database, context.writer, self.claim, owner)
-
-    def _episode(self, recorder: Recorder, clock: EpisodeClock) -> Episode:
-        context, task, settings = self.context, self.claim.task, self.settings
-        environment = context.config.environments[task.environment]
-        servers = [context.config.tools[name] for name in task.servers if name in context.config.tools]
-        longest_s = settings.tool_s or max((float(server.timeout_s) for server in servers), default=0.0)
-        self._model_calls = ModelCalls(
-            context.directory,
-            recorder,
-            call_s=settings.call_s,
-            vocabulary=context.vocabulary,
-            wait=context.wait,
-            clock=clock,
-        )
-        self._tool_calls = ToolCalls(
-            context.directory,
-            recorder,
-            task.servers,
-            repeatable=[name for name, server in context.config.tools.items() if server.try_again],
-            effects={
-                name: server.effects for name, server in context.config.tools.items() if server.session != "shared"
-            },
-            tool_s=settings.tool_s,
-            wait_s=tool_call_within_s(longest_s),
-            stateless=all(server.session == "shared" for server in servers),
-            wait=context.wait,
-            parked=clock.parked,
-        )
-        return Episode(
-            task,
-            environment,
-            limits=_limits(task.sampling, context.config, settings.max_turns or environment.max_turns),
-            template=context.template,
-            recorder=recorder,
-            model_calls=self._model_calls,
-            tool_calls=self._tool_calls,
-            random=context.config.training.random,
-        )
-
-    async def _act(self, loop: AgentLoop, episode: Episode, clock: EpisodeClock) -> EndedError:
-        """Run the loop; the answer is why it ended."""
-        assert self._tool_calls is not None
-        try:
-            async with clock.running():
-                await self._tool_calls.prepare()
-                outcome = await loop.run(episode)
-        except EndedError as ended:
-            return ended
-        except (EpisodeExit, asyncio.CancelledError):
-            raise
-        except BaseExceptionGroup as several:
-            # A loop with tasks of its own; the first reason is the reason.
-            if isinstance(exit_ := _first_exit(several), EndedError):
-                return exit_
-            if exit_ is not None:
-                raise exit_ from several
-            return _loop_failed(episode, several)
-        except Exception as broken:  # noqa: BLE001 - logged where the answer is made
-            # The boundary to code of users. Only the clock's own timeout is the episode's.
-            if isinstance(broken, TimeoutError) and clock.expired:
-                return self._timed_out(episode)
-            return _loop_failed(episode, broken)
-        finally:
-            episode.stop()
-        try:
-            return EndedError(Outcome(outcome))
-        except ValueError:
-            returned = "nothing" if outcome is None else repr(outcome)
-            return EndedError(Outcome.LOOP_FAILED, f"`run` returned {returned}, and must return an Outcome"[:2000])
-
-    def _timed_out(self, episode: Episode) -> EndedError:
-        settings, generated = self.settings, episode.recorder.own_tokens
-        outcome = outcomes.at_deadline(settings.episode_timeout_means, generated)
-        return EndedError(outcome, f"it took longer than {settings.episode_s:g} s")
 
     async def _end(self, loop: AgentLoop, episode: Episode, ended: EndedError) -> bool:
         record, recorder = self.claim.record, episode.recorder
@@ -291,21 +196,6 @@ def _loop(name: str) -> AgentLoop:
         raise EndedError(Outcome.LOOP_FAILED, str(unknown)) from unknown
 
 
-def _limits(sampling: dict[str, object], config: RunConfig, max_turns: int) -> Limits:
-    """What was frozen at admission; the configuration where an older document says nothing."""
-
-    def number(name: str, default: float) -> float:
-        value = sampling.get(name)
-        return float(value) if isinstance(value, int | float) else default
-
-    return Limits(
-        max_turns=max_turns,
-        max_tokens=int(number("max_tokens_per_call", config.sampling.max_tokens)),
-        context=int(number("context", config.sampling.context)),
-        rule=SamplingRule.of({"temperature": float(config.sampling.temperature), **sampling}),
-    )
-
-
 def _reproducing(episode: Episode, ended: EndedError) -> EndedError:
     """A fork that ended inside of its trunk did not repeat it."""
     trunk = episode.recorder.trunk_turns
@@ -322,16 +212,3 @@ async def _settled(recorder: Recorder, ended: EndedError) -> EndedError:
     except EndedError as not_stored:
         return not_stored
     return ended
-
-
-def _loop_failed(episode: Episode, broken: BaseException) -> EndedError:
-    log.error("the agent loop of %s failed", episode.recorder.record.id, exc_info=broken)
-    return EndedError(Outcome.LOOP_FAILED, described(broken)[:2000])
-
-
-def _first_exit(several: BaseExceptionGroup[BaseException]) -> EpisodeExit | None:
-    found = several.subgroup(EpisodeExit)
-    inner: BaseException | None = found
-    while isinstance(inner, BaseExceptionGroup):
-        inner = inner.exceptions[0]
-    return inner if isinstance(inner, EpisodeExit) else None

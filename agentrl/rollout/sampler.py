@@ -21,8 +21,9 @@ from agentrl.http import kept_traces
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import RecordStatus
 from agentrl.rollout import agent_loops, single_turn, tool_agent
-from agentrl.rollout.attempt import Attempt, EpisodeSettings, SamplerContext
+from agentrl.rollout.attempt import Attempt, SamplerContext
 from agentrl.rollout.episode_errors import EpisodeExit
+from agentrl.rollout.episode_run import EpisodeSettings
 from agentrl.rollout.user_code_faults import scoring_of
 from agentrl.store import cancellations, claims
 from agentrl.store.claims import Claim

@@ -12,7 +12,7 @@ from agentrl.config.knobs import unit_knobs
 from agentrl.config.run import RunConfig
 from agentrl.policies.outcomes import Blame
 from agentrl.protocol.specs import Role
-from agentrl.rollout.attempt import EpisodeSettings
+from agentrl.rollout.episode_run import EpisodeSettings
 from agentrl.rollout.sampler import Sampler
 from agentrl.unit import LiveKnob, Unit
 

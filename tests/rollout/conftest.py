@@ -19,7 +19,8 @@ from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.http.token_server import listening
 from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.rollout import chat_format
-from agentrl.rollout.attempt import EpisodeSettings, SamplerContext
+from agentrl.rollout.attempt import SamplerContext
+from agentrl.rollout.episode_run import EpisodeSettings
 from agentrl.rollout.record_ending import RecordEnder
 from agentrl.rollout.sampler import Sampler
 from agentrl.rollout.scorers import close_scorers

@@ -20,7 +20,7 @@ from agentrl.engines.embedded.decoder import Model
 from agentrl.engines.embedded.tiny_model import build_tiny
 from agentrl.engines.http_engine import HttpEngine
 from agentrl.engines.interface import EngineGoneError
-from agentrl.rollout.attempt import EpisodeSettings
+from agentrl.rollout.episode_run import EpisodeSettings
 from agentrl.store import service_registry
 from agentrl.store.documents import Record
 from agentrl.tokens.binary_format import unpack_floats, unpack_ids

@@ -10,8 +10,8 @@ import pytest
 
 from agentrl.policies.outcomes import Blame, Outcome
 from agentrl.rollout.agent_loops import AgentLoop, register_loop
-from agentrl.rollout.attempt import EpisodeSettings
 from agentrl.rollout.episode import SECOND_CALL, Episode, Reply
+from agentrl.rollout.episode_run import EpisodeSettings
 from agentrl.rollout.scorers import Scores
 from agentrl.store import calls as stored_calls
 from agentrl.store.documents import Record

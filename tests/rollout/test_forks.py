@@ -19,8 +19,8 @@ from agentrl.protocol.messages.served_commands import AskUnit
 from agentrl.protocol.wire import raw
 from agentrl.queries.dispatcher import Dispatcher
 from agentrl.rollout.agent_loops import AgentLoop, register_loop
-from agentrl.rollout.attempt import EpisodeSettings
 from agentrl.rollout.episode import Episode
+from agentrl.rollout.episode_run import EpisodeSettings
 from agentrl.steward import admission, group_upkeep
 from agentrl.steward.replays import ReplayRunner
 from agentrl.steward.settings import EnvironmentSettings, StewardSettings

@@ -14,9 +14,9 @@ from agentrl.chat.tool_call_parsers import Call
 from agentrl.config.tracing import Tracing
 from agentrl.policies.outcomes import Outcome
 from agentrl.rollout.agent_loops import AgentLoop, register_loop
-from agentrl.rollout.attempt import EpisodeSettings
 from agentrl.rollout.ended_episode import EndedEpisode
 from agentrl.rollout.episode import Episode
+from agentrl.rollout.episode_run import EpisodeSettings
 from agentrl.rollout.scorers import UnscoredError
 from agentrl.rollout.tool_calls import RETRY_S, offer
 from agentrl.steward import dead_owners

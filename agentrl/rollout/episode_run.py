@@ -1,0 +1,160 @@
+"""One run of an agent loop in an episode: what it is made of, and why it ended.
+
+Invariants: the deadline of an episode covers all that the loop does; whatever the code of a user raises is one outcome
+with one sentence. What comes before and after (claims, scores, the end of a record) is of no concern here, so an
+episode can be tried without them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from agentrl.chat.template import Template
+from agentrl.config.run import RunConfig
+from agentrl.policies import outcomes
+from agentrl.policies.outcomes import Blame, Outcome, tool_call_within_s
+from agentrl.policies.sampling_rule import SamplingRule
+from agentrl.rollout.agent_loops import AgentLoop
+from agentrl.rollout.episode import Episode, Limits
+from agentrl.rollout.episode_clock import EpisodeClock
+from agentrl.rollout.episode_errors import EndedError, EpisodeExit
+from agentrl.rollout.episode_recorder import Recorder
+from agentrl.rollout.model_calls import ModelCalls, Wait
+from agentrl.rollout.service_directory import ServiceDirectory
+from agentrl.rollout.tool_calls import ToolCalls
+from agentrl.rollout.user_code_faults import described
+from agentrl.store.documents import Task
+
+log = logging.getLogger("sampler")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSettings:
+    """What an episode goes by; taken at its claim."""
+
+    max_turns: int = 0
+    """0: as the environment says."""
+    call_s: float = 120.0
+    tool_s: float = 0.0
+    """0: as each tool server says."""
+    episode_s: float = 600.0
+    episode_timeout_means: Blame = "policy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What an episode needs around it."""
+
+    config: RunConfig
+    directory: ServiceDirectory
+    template: Template
+    vocabulary: int
+    wait: Wait
+
+
+def make_episode(
+    around: Surroundings, task: Task, recorder: Recorder, settings: EpisodeSettings, clock: EpisodeClock
+) -> tuple[Episode, ModelCalls, ToolCalls]:
+    environment = around.config.environments[task.environment]
+    servers = [around.config.tools[name] for name in task.servers if name in around.config.tools]
+    longest_s = settings.tool_s or max((float(server.timeout_s) for server in servers), default=0.0)
+    model_calls = ModelCalls(
+        around.directory,
+        recorder,
+        call_s=settings.call_s,
+        vocabulary=around.vocabulary,
+        wait=around.wait,
+        clock=clock,
+    )
+    tool_calls = ToolCalls(
+        around.directory,
+        recorder,
+        task.servers,
+        repeatable=[name for name, server in around.config.tools.items() if server.try_again],
+        effects={name: server.effects for name, server in around.config.tools.items() if server.session != "shared"},
+        tool_s=settings.tool_s,
+        wait_s=tool_call_within_s(longest_s),
+        stateless=all(server.session == "shared" for server in servers),
+        wait=around.wait,
+        parked=clock.parked,
+    )
+    episode = Episode(
+        task,
+        environment,
+        limits=_limits(task.sampling, around.config, settings.max_turns or environment.max_turns),
+        template=around.template,
+        recorder=recorder,
+        model_calls=model_calls,
+        tool_calls=tool_calls,
+        random=around.config.training.random,
+    )
+    return episode, model_calls, tool_calls
+
+
+async def act(
+    loop: AgentLoop, episode: Episode, tool_calls: ToolCalls, settings: EpisodeSettings, clock: EpisodeClock
+) -> EndedError:
+    """Run the loop; the answer is why it ended."""
+    try:
+        async with clock.running():
+            await tool_calls.prepare()
+            outcome = await loop.run(episode)
+    except EndedError as ended:
+        return ended
+    except (EpisodeExit, asyncio.CancelledError):
+        raise
+    except BaseExceptionGroup as several:
+        # A loop with tasks of its own; the first reason is the reason.
+        if isinstance(exit_ := _first_exit(several), EndedError):
+            return exit_
+        if exit_ is not None:
+            raise exit_ from several
+        return _loop_failed(episode, several)
+    except Exception as broken:  # noqa: BLE001 - logged where the answer is made
+        # The boundary to code of users. Only the clock's own timeout is the episode's.
+        if isinstance(broken, TimeoutError) and clock.expired:
+            return _timed_out(episode, settings)
+        return _loop_failed(episode, broken)
+    finally:
+        episode.stop()
+    try:
+        return EndedError(Outcome(outcome))
+    except ValueError:
+        returned = "nothing" if outcome is None else repr(outcome)
+        return EndedError(Outcome.LOOP_FAILED, f"`run` returned {returned}, and must return an Outcome"[:2000])
+
+
+def _timed_out(episode: Episode, settings: EpisodeSettings) -> EndedError:
+    generated = episode.recorder.own_tokens
+    outcome = outcomes.at_deadline(settings.episode_timeout_means, generated)
+    return EndedError(outcome, f"it took longer than {settings.episode_s:g} s")
+
+
+def _limits(sampling: dict[str, object], config: RunConfig, max_turns: int) -> Limits:
+    """What was frozen at admission; the configuration where an older document says nothing."""
+
+    def number(name: str, default: float) -> float:
+        value = sampling.get(name)
+        return float(value) if isinstance(value, int | float) else default
+
+    return Limits(
+        max_turns=max_turns,
+        max_tokens=int(number("max_tokens_per_call", config.sampling.max_tokens)),
+        context=int(number("context", config.sampling.context)),
+        rule=SamplingRule.of({"temperature": float(config.sampling.temperature), **sampling}),
+    )
+
+
+def _loop_failed(episode: Episode, broken: BaseException) -> EndedError:
+    log.error("the agent loop of %s failed", episode.recorder.record.id, exc_info=broken)
+    return EndedError(Outcome.LOOP_FAILED, described(broken)[:2000])
+
+
+def _first_exit(several: BaseExceptionGroup[BaseException]) -> EpisodeExit | None:
+    found = several.subgroup(EpisodeExit)
+    inner: BaseException | None = found
+    while isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[0]
+    return inner if isinstance(inner, EpisodeExit) else None
