@@ -26,6 +26,7 @@ from agentrl.cli import (
     diagnosis,
     down,
     events,
+    example,
     forks,
     hosts,
     keys,
@@ -43,6 +44,7 @@ from agentrl.cli import (
     tasks,
     tools,
     train,
+    trial,
     tui,
     tune,
     units,
@@ -87,7 +89,7 @@ def root(
 # The order of the help: the most used first.
 for module in (
     *(up, down, status, wait, tui, units, tune, logs, events, alerts),
-    *(diagnosis, tools, calls, tasks, records, review, replays, forks, steps, train, database),
+    *(diagnosis, tools, calls, tasks, records, review, replays, forks, steps, train, example, trial, database),
     *(runs, programs, mcp, keys, hosts, run_file, completion),
 ):
     module.register(app)

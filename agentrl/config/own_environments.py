@@ -40,6 +40,11 @@ def fill_in(written: Written, base: Path) -> None:
             _fill_in(written, str(name), given, base)
 
 
+def names_in(path: Path) -> tuple[str, ...]:
+    """The environments that a file declares. Raises ConfigError."""
+    return tuple(_described(path, path.name))
+
+
 def _fill_in(written: Written, name: str, given: dict[str, Any], base: Path) -> None:
     at = ("environments", name)
     where = written.sources.get((*at, KEY)) or f"environments.{name}.{KEY}"
@@ -79,6 +84,7 @@ def _server(path: Path, tools: list[FunctionTool], wanted: list[str]) -> dict[st
     unwanted = [tool.name for tool in tools if tool.name not in wanted]
     return {
         "functions": str(path),
+        "cwd": str(path.parent),
         "session": "keyed" if stateful else "shared",
         **({"block": unwanted} if unwanted else {}),
     }

@@ -85,7 +85,7 @@ async def score_of(scorers: Sequence[Scorer], episode: Episode) -> Score:
         found = await _found(each, episode)
         total += each.weight * found.value
         parts[each.name] = found.value
-        parts |= {f"{each.name}.{name}": float(value) for name, value in found.parts.items()}
+        parts |= {f"{each.name}/{name}": float(value) for name, value in found.parts.items()}
         if len(found.turns) > len(turns):
             raise ValueError(
                 f"the scorer {each.name} gives {len(found.turns)} rewards of turns to an episode of {len(turns)} turns"

@@ -74,7 +74,7 @@ def structure(
     )
 
 
-async def _judged(
+async def judged(
     made: Callable[[], AgentLoop], texts: Sequence[str], task: Task, stored: Callable[[], Awaitable[EndedEpisode]]
 ) -> Scores:
     """The boundary to code of users: whatever it raises is its inability to say, and ends at the same deadline.
@@ -145,13 +145,13 @@ class RecordEnder:
         async def stored() -> EndedEpisode:
             return await self._insist(lambda: self._stored_episode(claim, ending.outcome))
 
-        judging = asyncio.ensure_future(_judged(lambda: loop, texts, claim.task, stored))
+        judging = asyncio.ensure_future(judged(lambda: loop, texts, claim.task, stored))
         try:
             await asyncio.wait([judging], timeout=JUDGED_SOON_S)
             if judging.done() and judging.exception() is None:
                 self._scoring_worked(claim.task)
                 found = judging.result()
-                scored = Scored(record.id, ending, found.score, data, found.turns)
+                scored = Scored(record.id, ending, found.score, data, found.turns, found.parts)
                 await self._held(lambda: self._together.act(scored))
                 return True
             # What was done is not lost while the scorer thinks.
@@ -192,12 +192,12 @@ class RecordEnder:
         # If it is another's by now, so much the better.
         await (claims.hand_back if record.resumable else claims.abandon)(self._database, record.id, owner)
 
-    async def _score(self, judged: Awaitable[Scores], claim: Claim, data: DBRecordData) -> bool:
+    async def _score(self, judging: Awaitable[Scores], claim: Claim, data: DBRecordData) -> bool:
         """False if the scorer cannot say now."""
         record, task = claim.record, claim.task
         try:
             with self._wait(f"the score of {record.id}", f"scorer {task.scorer}", SCORED_AT_MOST_S):
-                found = await judged
+                found = await judging
         except UnscoredError as cannot:
             log.warning("%s is not scored: %s", record.id, cannot)
             at_fault = f"scorer {cannot.scorer}" if cannot.scorer else scoring_of(task.agent_name)
@@ -209,7 +209,9 @@ class RecordEnder:
         self._scoring_worked(task)
         owner = self._lease.incarnation
         await self._held(
-            lambda: claims.score(self._database, record.id, owner, found.score, data, turn_rewards=found.turns)
+            lambda: claims.score(
+                self._database, record.id, owner, found.score, data, turn_rewards=found.turns, parts=found.parts
+            )
         )
         await self._insist(lambda: groups.close(self._database, task.id, self._rule, Actor.SAMPLER))
         return True
@@ -236,8 +238,8 @@ class RecordEnder:
         async def ended() -> EndedEpisode:
             return episode
 
-        judged = _judged(lambda: agent_loops.loop_named(claim.task.agent_name)(), episode.texts, claim.task, ended)
-        if await self._score(judged, claim, data):
+        judging = judged(lambda: agent_loops.loop_named(claim.task.agent_name)(), episode.texts, claim.task, ended)
+        if await self._score(judging, claim, data):
             return True
         if await self._is_overdue(record):
             why = f"it could not be scored within {UNSCORED_AT_MOST_S:g} s"
@@ -258,7 +260,7 @@ class RecordEnder:
 
         with self._wait(f"another score of {record.id}", f"scorer {task.scorer}", SCORED_AT_MOST_S):
             made = agent_loops.loop_named(task.agent_name)
-            return (await _judged(lambda: made(), episode.texts, task, ended)).score
+            return (await judged(lambda: made(), episode.texts, task, ended)).score
 
     async def _stored_episode(self, claim: Claim, outcome: str) -> EndedEpisode:
         record = claim.record.id

@@ -14,8 +14,8 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.errors import AgentrlError, ConfigError, UnknownNameError
@@ -28,15 +28,17 @@ log = logging.getLogger("scorer")
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """A score, with rewards of single turns."""
+    """A score, with rewards of single turns and the parts that it was computed from."""
 
     score: float
     turns: Sequence[float] = ()
     """What each turn of the model is worth by itself, besides the score. Turns beyond the last one given have 0."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Numbers by name that are stored and shown."""
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        return (self.score, *self.turns)
+        return (self.score, *self.turns, *self.parts.values())
 
 
 Scorer = Callable[[str, str, Task], Awaitable[float | Scores] | float | Scores]
@@ -75,7 +77,8 @@ def scorer_named(name: str) -> Scorer:
 def scores_of(returned: object) -> Scores:
     """What code of users returned, with its numbers as numbers. Raises what `float` raises."""
     if isinstance(returned, Scores):
-        return Scores(float(returned.score), tuple(map(float, returned.turns)))
+        parts = {str(name): float(part) for name, part in returned.parts.items()}
+        return Scores(float(returned.score), tuple(map(float, returned.turns)), parts)
     value: Any = returned
     return Scores(float(value))
 
@@ -114,7 +117,7 @@ async def _scored(name: str, answer: str, task: Task) -> float | Scores:
     for number in found.numbers:
         if not math.isfinite(number):
             raise UnscoredError(f"The scorer {name} answered {number}, which is no score.")
-    return found if found.turns else found.score
+    return found if found.turns or found.parts else found.score
 
 
 @register_scorer("exact")

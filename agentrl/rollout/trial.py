@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,7 +16,8 @@ from typing import Any, cast
 import msgspec
 from pymongo import UpdateOne
 
-from agentrl.engines.interface import Engine
+from agentrl.chat.template import Template
+from agentrl.engines.interface import Engine, Generated, Sampling
 from agentrl.engines.routing import Candidate
 from agentrl.policies import outcomes
 from agentrl.policies.outcomes import OutcomeClass
@@ -80,14 +82,25 @@ def _done() -> asyncio.Future[None]:
 class TrialDirectory(ServiceDirectory):
     """One engine of this process, and one toolbox."""
 
-    def __init__(self, engine: Engine, toolbox: ToolboxClient | None, *, version: int, slots: int) -> None:
+    def __init__(
+        self, engine: Engine | ToldReplies, toolbox: ToolboxClient | None, *, version: int, slots: int
+    ) -> None:
         super().__init__(_NO_STORE, "", lambda url: cast(ToolboxClient, toolbox))
-        self._engine = engine
+        self._engine = cast(Engine, engine)
         self._toolbox = toolbox
-        self._candidate_of_trial = Candidate("engine", "", True, version, (version,), slots, 0, time.monotonic())
+        self._only = Candidate(
+            name="engine",
+            url="",
+            serving=True,
+            version=version,
+            versions_loaded=(version,),
+            slots=slots,
+            running=0,
+            seen_at=time.monotonic(),
+        )
 
     def engine(self, affinity: str, version: int | None = None, avoid: Collection[str] = ()) -> Candidate | None:
-        return self._candidate_of_trial
+        return self._only
 
     def client(self, engine: Candidate) -> Engine:
         return self._engine
@@ -97,6 +110,31 @@ class TrialDirectory(ServiceDirectory):
 
     async def look(self) -> None:
         """Nothing comes or goes."""
+
+
+class ToldReplies:
+    """An engine that says what it was told, in each episode from the beginning; the last reply again and again."""
+
+    def __init__(self, template: Template, replies: Sequence[str], version: int) -> None:
+        self._replies = [template.assistant(reply) for reply in replies]
+        self._version = version
+        self._said: Counter[str] = Counter()
+        """By record."""
+
+    async def generate(
+        self, rid: str, ids: Sequence[int], sampling: Sampling, *, deadline_s: float, version: int | None = None
+    ) -> Generated:
+        record = rid.rpartition("/")[0]
+        number = min(self._said[record], len(self._replies) - 1)
+        self._said[record] += 1
+        said = self._replies[number][: sampling.max_new_tokens]
+        whole = len(said) == len(self._replies[number])
+        return Generated(
+            ids=said,
+            log_probs=[0.0] * len(said),
+            versions=[(self._version, len(said))],
+            finish="stop" if whole else "length",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,7 +22,7 @@ from agentrl.policies import outcomes
 from agentrl.policies.outcomes import Outcome, OutcomeClass
 from agentrl.policies.status_tables import RECORD, Actor, RecordStatus, check
 from agentrl.store.database import Database, Plain, Write
-from agentrl.store.documents import DBRecordData, Record, Task, load, to_bson
+from agentrl.store.documents import DBRecordData, Record, Task, load, storable, to_bson
 from agentrl.store.update_expressions import NOW, seconds_since, setting
 
 S = RecordStatus
@@ -174,6 +175,7 @@ class Scored(NamedTuple):
     score: float
     data: DBRecordData
     turn_rewards: Sequence[float] = ()
+    parts: Mapping[str, float] = MappingProxyType({})
 
 
 async def finish_scored(database: Database, owner: str, ended: Sequence[Scored]) -> set[str]:
@@ -187,7 +189,9 @@ async def finish_scored(database: Database, owner: str, ended: Sequence[Scored])
     at_hand = [one for one in ended if one.record in held]
     await database.insert_new("DBRecordData", [to_bson(one.data) for one in at_hand])
     writes: list[Write] = [
-        UpdateOne(_held(one.record, owner), _ended(_finished(one.ending) | _scored(one.score, one.turn_rewards)))
+        UpdateOne(
+            _held(one.record, owner), _ended(_finished(one.ending) | _scored(one.score, one.turn_rewards, one.parts))
+        )
         for one in at_hand
     ]
     done = await database.write("Record", writes, ordered=False)
@@ -248,6 +252,7 @@ async def score(
     data: DBRecordData,
     *,
     turn_rewards: Sequence[float] = (),
+    parts: Mapping[str, float] = MappingProxyType({}),
 ) -> bool:
     """Its structure, then its score. Closing the group is the caller's next act: `groups.close`."""
     if data.id != record:
@@ -258,11 +263,13 @@ async def score(
     if await database.find_one("Record", held, projection=["_id"]) is None:
         return False
     await database.insert_new("DBRecordData", [to_bson(data)])
-    return await database.update_one("Record", held, {"$set": _scored(score, turn_rewards)})
+    return await database.update_one("Record", held, {"$set": _scored(score, turn_rewards, parts)})
 
 
-def _scored(score: float, turn_rewards: Sequence[float]) -> Plain:
-    rewards = {"turn_rewards": list(turn_rewards)} if any(turn_rewards) else {}
+def _scored(score: float, turn_rewards: Sequence[float], parts: Mapping[str, float]) -> Plain:
+    rewards: Plain = {"turn_rewards": list(turn_rewards)} if any(turn_rewards) else {}
+    if parts:
+        rewards["score_parts"] = storable(dict(parts))
     return {"status": S.SCORED, "score": score, **rewards}
 
 

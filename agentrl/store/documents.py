@@ -231,6 +231,8 @@ class Record(Named):
     score: float | None = None
     turn_rewards: list[float] = []
     """What the scorer gave to each turn, besides the score."""
+    score_parts: dict[str, float] = {}
+    """What the score was computed from, by name, and numbers that only watch. Emptied when it is scored again."""
     scores_before: list[float] = []
     oldest_version: int | None = None
     newest_version: int | None = None

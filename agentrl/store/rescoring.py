@@ -126,4 +126,5 @@ async def _note(database: Database, claimed: Record, owner: str, fields: Plain) 
     before: Plain = {}
     if "score" in fields and fields["score"] != claimed.score:
         before = {"scores_before": {"$concatArrays": [{"$ifNull": ["$scores_before", []]}, ["$score"]]}}
+        fields = {**fields, "score_parts": {}}  # those of the former score
     return await database.update_one("Record", mine, setting({**fields, "rescore.wanted": False}, **before))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins as to_plain
 
 from agentrl.config.load import load_config
 from agentrl.environments import environment
+from agentrl.formatting.record_text import decisions
 from agentrl.rollout import agent_loops, scorers, user_code
 from tests.environments.page import blocks
 from tests.rollout.conftest import Stage
@@ -25,7 +28,7 @@ def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def begin(stage: Stage, folder: Path, code: str) -> None:
     (folder / "shop.py").write_text(code)
-    (folder / "shop.jsonl").write_text("")
+    (folder / "shop.jsonl").write_text(json.dumps({"query": "what costs a pear?", "answer": "3"}) + "\n")
     (folder / "run.yaml").write_text(RUN)
     stage.config = load_config(folder / "run.yaml", environ={}).config
     user_code.load(stage.config)
@@ -43,6 +46,7 @@ async def test_the_example_of_the_page_acts_and_is_scored_by_what_its_tools_keep
     assert (record.outcome, record.turns) == ("answered", 2), record.error
     assert record.score == pytest.approx(1.2), "total and bought, by their weights"
     assert record.score_parts == {"total": 1.0, "bought": 1.0, "failed_calls": 1.0}
+    assert decisions(to_plain(record)) == ["score of total 1, bought 1, failed_calls 1"]
     assert "agentrl_state" not in stage.words.template.tokenizer.decode(engine.prompts[0].ids)
     assert [call.tool for call in await stage.tool_calls()] == ["put", "put", "agentrl_state"]
 

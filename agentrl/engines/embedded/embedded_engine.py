@@ -24,7 +24,7 @@ import torch
 from agentrl.engines import manifest as manifests
 from agentrl.engines.canary import Agreement
 from agentrl.engines.embedded.generation_request import Request
-from agentrl.engines.embedded.model_loading import load_verified
+from agentrl.engines.embedded.model_loading import load_verified, read_unpublished
 from agentrl.engines.embedded.served_model import ServedModel
 from agentrl.engines.embedded.slot_scheduler import SlotEngine
 from agentrl.engines.interface import (
@@ -199,6 +199,12 @@ class EmbeddedEngine:
             model, agreement = await asyncio.to_thread(_load, directory, version, manifest)
             await self._order(lambda: self._slots.switch(model))
             self.agreement = agreement
+
+    async def serve_unpublished(self, directory: Path, version: int) -> None:
+        """Serves weights that no trainer published, so that nothing says what they should answer."""
+        async with self._updating:
+            model = await asyncio.to_thread(read_unpublished, directory, version)
+            await self._order(lambda: self._slots.switch(model))
 
     async def pin(self, version: int, path: str = "") -> None:
         """Holds a version beside the current one, for calls that name it. Without `path` it must be held already."""

@@ -39,6 +39,11 @@ def load_verified(directory: Path, version: int, manifest: Manifest) -> tuple[Se
     return model, agreement
 
 
+def read_unpublished(directory: Path, version: int) -> ServedModel:
+    """A model without a manifest. Raises WeightsRefusedError if its tensors are not those of its configuration."""
+    return model_of(directory, version, (directory / CONFIG_FILE).read_bytes(), (directory / WEIGHTS_FILE).read_bytes())
+
+
 @torch.inference_mode()
 def check_canary(model: ServedModel, manifest: Manifest) -> Agreement:
     """Raises WeightsRefusedError if the model gives other log-probs for the canary than its writer."""
