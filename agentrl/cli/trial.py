@@ -18,7 +18,7 @@ import typer
 
 from agentrl.cli.options import Cli, add_command
 from agentrl.cli.run_file import Sets
-from agentrl.errors import AgentrlError, ConfigError, ExitCode, ToldError
+from agentrl.errors import AgentrlError, ConfigError, ExitCode, ToldError, UsageError
 from agentrl.formatting.amounts import counted
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def try_episodes(
     environment: Annotated[
         str, typer.Option("--environment", metavar="NAME", help="One of several.", show_default=False)
     ] = "",
-    episodes: Annotated[int, typer.Option("-n", "--episodes", min=1, max=10_000, help="How many.")] = 4,
+    episodes: Annotated[int, typer.Option("-n", "--episodes", metavar="NUMBER", help="How many; at least 1.")] = 4,
     model: Annotated[
         Path | None,
         typer.Option("--model", metavar="DIR", help="The model; else that of the run file.", show_default=False),
@@ -57,6 +57,8 @@ def try_episodes(
 
     It shows each turn, what the parser made of it, what tools gave, and the score by its parts.
     """
+    if episodes < 1:
+        raise UsageError(f"-n {episodes}: at least one episode is tried.")
     if not file.exists():
         raise ConfigError(f"There is no file {file}.", hint="Name a Python file with an environment, or a run file.")
     while True:
