@@ -37,7 +37,10 @@ def init(
         Path, typer.Option("--dir", metavar="DIR", help="Where the files are written.", show_default=False)
     ] = Path(),
 ) -> ExitCode:
-    """Write an environment to begin with: its file, data, a run file, a test."""
+    """Write an environment to begin with.
+
+    Its Python file, data, a run file, and a test.
+    """
     from agentrl.cli import output
 
     if not name.isidentifier() or keyword.iskeyword(name):

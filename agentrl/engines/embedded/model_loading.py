@@ -41,7 +41,8 @@ def load_verified(directory: Path, version: int, manifest: Manifest) -> tuple[Se
 
 def read_unpublished(directory: Path, version: int) -> ServedModel:
     """A model without a manifest. Raises WeightsRefusedError if its tensors are not those of its configuration."""
-    return model_of(directory, version, (directory / CONFIG_FILE).read_bytes(), (directory / WEIGHTS_FILE).read_bytes())
+    shards = {file.name: bytearray(file.read_bytes()) for file in sorted(directory.glob("*.safetensors"))}
+    return model_of(directory, version, (directory / CONFIG_FILE).read_bytes(), shards)
 
 
 @torch.inference_mode()
