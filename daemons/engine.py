@@ -129,7 +129,8 @@ def _report_canary(unit: Unit, agreement: Agreement) -> None:
 async def _engine(config: RunConfig, state_dir: Path, *, of_evaluations: bool) -> AsyncIterator[RunningEngine]:
     """Start the engine of the configured kind; returns it with its address."""
     token = http_token(state_dir)
-    if config.engines.kind == "sglang" and not (of_evaluations and config.evaluation.engine == "embedded"):
+    kind = "embedded" if of_evaluations and config.evaluation.engine == "embedded" else config.engines.kind
+    if kind == "sglang":
         served = SglangEngine(
             config.engines,
             context=config.sampling.context,
@@ -142,7 +143,7 @@ async def _engine(config: RunConfig, state_dir: Path, *, of_evaluations: bool) -
         finally:
             await served.close()
         return
-    if config.engines.kind in ("vllm", "openai"):
+    if kind in ("vllm", "openai"):
         async with _forwarding(config) as forwarding, listening(build_app(forwarding, token)) as url:
             yield RunningEngine(forwarding, url)
         return
