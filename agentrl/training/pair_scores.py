@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.tensor import DTensor
 
 from agentrl.training import collectives
+from agentrl.training.logit_shape import PLAIN, LogitShape, shape_of
 from agentrl.training.micro_batch import MicroBatch
 from agentrl.training.scorers import Scorer
 
@@ -77,9 +78,11 @@ class PairScorer(Scorer[Scored]):
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         super().__init__(model)
         self.vocabulary = ALL_WORDS
+        self.shape = shape_of(model.config)
+        """What the model does to logits; None if that is not known."""
 
     def scored(self, batch: MicroBatch) -> Scored:
-        if batch.tree is None:
+        if self.shape is None:
             return self._of_logits(batch)
         model: Any = self.model
         hidden = self.decoded(batch)[batch.asked_row, batch.asked_at]
@@ -95,12 +98,13 @@ class PairScorer(Scorer[Scored]):
                 batch.temperatures,
                 batch.asked,
                 batch.target,
+                self.shape,
                 self.vocabulary,
             )
         return Scored(log_probs, entropies[batch.asked])
 
     def _of_logits(self, batch: MicroBatch) -> Scored:
-        """For architectures that build their own masks, and of which some transform logits after the head."""
+        """For architectures of which it is not known what they do to logits after the head."""
         whole = self.model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False).logits
         logits = whole[batch.asked_row, batch.asked_at]
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -125,6 +129,7 @@ class _PairScores(torch.autograd.Function):
         temperatures: Tensor,
         asked: Tensor,
         target: Tensor,
+        shape: LogitShape,
         words: Vocabulary,
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -133,14 +138,14 @@ class _PairScores(torch.autograd.Function):
         order = torch.argsort(asked, stable=True)
         target = target - words.first
         for places, pairs in _chunks(asked[order], len(hidden), len(head)):
-            spread = words.log_softmax(_logits(hidden[places], head, bias, temperatures[places]))
+            spread = words.log_softmax(_logits(hidden[places], head, bias, shape, temperatures[places]))
             which = order[pairs]
             which = which[(target[which] >= 0) & (target[which] < len(head))]
             scores[which] = spread[asked[which] - places.start, target[which]]
             entropies[places] = -(spread.exp() * spread).sum(dim=-1)
         scores, entropies = words.total(scores), words.total(entropies)
         ctx.save_for_backward(hidden, head, bias, temperatures, asked, target, order)
-        ctx.words = words
+        ctx.words, ctx.shape = words, shape
         ctx.mark_non_differentiable(entropies)
         return scores, entropies
 
@@ -156,20 +161,24 @@ class _PairScores(torch.autograd.Function):
             which = order[pairs]
             rows, given = asked[which] - places.start, of_scores[which]
             # d log p(target) / d logits = one at the target - p
-            logits = ctx.words.log_softmax(_logits(chunk, head, bias, temperatures[places])).exp_()
+            logits = ctx.words.log_softmax(_logits(chunk, head, bias, ctx.shape, temperatures[places])).exp_()
             logits *= -torch.zeros(len(chunk), dtype=given.dtype, device=given.device).index_add_(0, rows, given)[
                 :, None
             ]
             own = (target[which] >= 0) & (target[which] < len(head))
             logits.index_put_((rows[own], target[which][own]), given[own], accumulate=True)
             logits /= temperatures[places, None]
+            if ctx.shape.cap:
+                logits *= ctx.shape.slope(_shaped(chunk, head, bias, ctx.shape))
+            elif ctx.shape.factor != 1:
+                logits *= ctx.shape.factor
             narrow = logits.to(head.dtype)
             of_hidden[places] = narrow @ head
             of_head += narrow.T @ chunk
             if of_bias is not None:
                 of_bias += logits.sum(dim=0)
         of_bias = None if of_bias is None else of_bias.to(bias.dtype)
-        return ctx.words.total(of_hidden), of_head.to(head.dtype), of_bias, None, None, None, None
+        return ctx.words.total(of_hidden), of_head.to(head.dtype), of_bias, None, None, None, None, None
 
 
 def pair_scores(
@@ -179,13 +188,14 @@ def pair_scores(
     temperatures: Tensor,
     asked: Tensor,
     target: Tensor,
+    shape: LogitShape = PLAIN,
     words: Vocabulary = ALL_WORDS,
 ) -> tuple[Tensor, Tensor]:
     """The log-prob of each pair, and the entropy of each hidden state, which has no gradient.
 
     `asked` has the index of each pair's hidden state, `target` its token. `words`: those that the head has.
     """
-    found: tuple[Tensor, Tensor] = _PairScores.apply(hidden, head, bias, temperatures, asked, target, words)  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, Tensor] = _PairScores.apply(hidden, head, bias, temperatures, asked, target, shape, words)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -198,6 +208,10 @@ def _chunks(asked: Tensor, places: int, words: int) -> Iterator[tuple[slice, sli
         yield slice(start, min(start + size, places)), slice(bounds[number], bounds[number + 1])
 
 
-def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, temperatures: Tensor) -> Tensor:
+def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, shape: LogitShape, temperatures: Tensor) -> Tensor:
+    return _shaped(hidden, head, bias, shape) / temperatures[:, None]
+
+
+def _shaped(hidden: Tensor, head: Tensor, bias: Tensor | None, shape: LogitShape) -> Tensor:
     logits = torch.nn.functional.linear(hidden, head, bias)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperatures[:, None]
+    return shape.applied(logits.to(torch.promote_types(logits.dtype, torch.float32)))
