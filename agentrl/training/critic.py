@@ -145,14 +145,14 @@ class Critic:
         self.model = model
         self.optimizers = optimizers
 
-    def copy_policy(self, policy: transformers.PreTrainedModel) -> None:
-        """Begins again as a copy of the policy, whose values are 0."""
+    def copy_policy(self, policy: Mapping[str, Tensor]) -> None:
+        """Begins again as a copy of the policy with these weights, whose values are 0."""
         own = dict(self.model.named_parameters())
         heads = {id(parameter) for parameter in self._head.parameters()}
         with torch.no_grad():
-            for name, parameter in policy.named_parameters():
+            for name, tensor in policy.items():
                 if name in own and id(own[name]) not in heads:
-                    own[name].copy_(parameter)
+                    own[name].copy_(tensor)
             for parameter in self._head.parameters():
                 parameter.zero_()
 

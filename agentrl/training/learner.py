@@ -136,7 +136,7 @@ class Learner:
         self._reference: PairScorer | None = None
         self._base_is_reference = False
         self.optimizers = self._new_optimizers(self.model, settings.learning_rate)
-        self.critic = self._new_critic(directory, dtype) if settings.critic_rate else None
+        self.critic = self._new_critic(dtype) if settings.critic_rate else None
 
     def _prepared(self, scorer: AnyScorer) -> AnyScorer:
         spread = self._parallelism.apply(scorer)
@@ -149,8 +149,8 @@ class Learner:
         fresh.replace([self.accelerator.prepare_optimizer(one) for one in fresh.optimizers])
         return fresh
 
-    def _new_critic(self, directory: Path, dtype: torch.dtype) -> Critic:
-        scorer = self._prepared(ValueScorer(as_critic(load_model(directory, dtype=dtype))))
+    def _new_critic(self, dtype: torch.dtype) -> Critic:
+        scorer = self._prepared(ValueScorer(as_critic(load_model(self._base, dtype=dtype))))
         model = self.accelerator.unwrap_model(scorer).model
         return Critic(scorer, model, self._new_optimizers(model, self.settings.critic_rate))
 
@@ -165,7 +165,8 @@ class Learner:
         policy is now."""
         self.optimizers = self._new_optimizers(self.model, learning_rate)
         if self.critic is not None:
-            self.critic.copy_policy(self.model)
+            own, adapters = dict(self.model.named_parameters()), self.settings.adapters
+            self.critic.copy_policy(own if adapters is None else lora.merged(own, adapters))
             self.critic.optimizers = self._new_optimizers(self.critic.model, self.settings.critic_rate)
 
     def compare_with(self, directory: Path | None) -> None:

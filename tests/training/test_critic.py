@@ -19,6 +19,7 @@ from agentrl.training.batch import Batch, Trajectory
 from agentrl.training.checkpoints import Progress
 from agentrl.training.critic import targets_of, value_loss
 from agentrl.training.learner import Learner, LearnerSettings
+from agentrl.training.lora import Adapters
 from agentrl.training.returns import generalised_advantages
 from tests.training.conftest import make_learner
 from tests.training.test_losses import finite_difference, gradient
@@ -184,11 +185,21 @@ def test_a_step_that_is_not_finite_leaves_the_critic_as_it_was(tiny: Path) -> No
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
-def test_training_goes_on_from_a_checkpoint_with_the_same_bits(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapters", [None, Adapters(rank=2, alpha=4.0)], ids=["all weights", "adapters"])
+def test_training_goes_on_from_a_checkpoint_with_the_same_bits(
+    tiny: Path, tmp_path: Path, adapters: Adapters | None
+) -> None:
+    """The critic trains all of its weights also where the policy trains adapters."""
+
     def learner_at(directory: Path) -> Learner:
-        return Learner(directory, LearnerSettings(critic_rate=1e-3, learning_rate=1e-3))
+        return Learner(directory, LearnerSettings(critic_rate=1e-3, learning_rate=1e-3, adapters=adapters))
 
     first = learner_at(tiny)
+    first.train(given(), "supervised")
+    first.new_optimizers(1e-3)
+    assert first.critic is not None
+    embedded = first.critic.tensors()["weights/model.embed_tokens.weight"]
+    assert torch.equal(embedded, first.weights()["model.embed_tokens.weight"]), "it begins as the policy is now"
     first.train(given(), LOSS)
     checkpoints.write_checkpoint(tmp_path / "kept", first, Progress(step=1, version=0))
     second = learner_at(tmp_path / "kept")

@@ -1,4 +1,4 @@
-"""Heads with a factor or a cap: in chunks as the model itself computes them, with the gradient of finite differences."""
+"""Heads with a factor or a cap: in chunks what the model itself computes, with the gradient of finite differences."""
 
 from __future__ import annotations
 
