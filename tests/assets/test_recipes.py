@@ -59,4 +59,5 @@ def test_recipes_of_losses_have_the_loss_of_their_name(name: str, kind: str, rat
 def test_the_recipe_of_evaluation_trains_nothing() -> None:
     config = recipe("evaluate").config
     assert config.training.frozen
+    assert config.training.warmup.steps == 0, "named weights are evaluated as they are"
     assert config.evaluation.every == 1
