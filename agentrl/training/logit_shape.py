@@ -8,6 +8,7 @@ Invariant: `slope` is the derivative of `applied`, so a backward pass in chunks 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,19 @@ FACTORS = {"logit_scale": ("cohere", "cohere2"), "lm_head_multiplier": ("falcon_
 DIVISORS = {"logits_scaling": ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid")}
 CAPS = {"final_logit_softcapping": ("gemma2", "gemma3_text")}
 DIRECT = frozenset(
-    {"deepseek_v3", "gpt_oss", "lfm2", "llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"}
+    {
+        "deepseek_v3",
+        "gpt_oss",
+        "lfm2",
+        "llama",
+        "mistral",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "qwen3_next",
+    }
 )
 """Types of models whose logits are those of the head."""
 
@@ -54,7 +67,7 @@ def shape_of(config: Any) -> LogitShape | None:
     return LogitShape(factor, _value(config, CAPS, kind, 0.0))
 
 
-def _value(config: Any, table: dict[str, tuple[str, ...]], kind: str, default: float) -> float:
+def _value(config: Any, table: Mapping[str, tuple[str, ...]], kind: str, default: float) -> float:
     for key, kinds in table.items():
         if kind in kinds:
             return float(getattr(config, key, None) or default)
