@@ -116,7 +116,8 @@ def test_other_hosts_get_the_url_and_its_certificates_from_the_coordinator(
     run.environ = agents
     hosts.join(TOOLS)
     run.wait_state("steward-0", "ready", within_s=READY_WITHIN_S)
-    assert run.wait_state("toolbox-0", "ready", within_s=READY_WITHIN_S).host == TOOLS, "it is ready when it has written to the database"
+    # It is ready when it has written to the database.
+    assert run.wait_state("toolbox-0", "ready", within_s=READY_WITHIN_S).host == TOOLS
 
     state = tmp_path / TOOLS / "state"
     there = state / "mongo" / "url"
