@@ -6,10 +6,14 @@
     batch_selection, poison_trials       the next step, and groups that ended former trainers
     batch_assembly, batch                from the documents of a step to token trees
     packing, micro_batch                 from token trees to rows, and to tensors
-    policy_model, tree_attention, pair_scores
-                                         the model, its attention over packed trees, log-probs of pairs
-    parallel, ranks, rank_processes
-                                         how a model and a batch are spread over ranks; their calls and processes
+    architectures, policy_model, tree_attention
+                                         what is known of models; the model, and its attention over packed trees
+    scorers, pair_scores                 a model as a function from micro-batches to columns of pairs; log-probs
+    parallel, mesh, parallel_check       how a model and a batch are spread over ranks; where each stands; what is refused
+    tensor_parallel, context_parallel, expert_parallel, pipeline, sharding
+                                         each kind of parallelism, as a change of a scorer
+    collectives, spread_tensors          what ranks exchange in a pass; tensors of which each has a part
+    ranks, rank_processes                the calls of ranks, and their processes
     activation_checkpoints, memory_limits
                                          what the backward pass computes again; smaller parts when memory is too small
     losses, corrections, optimizers, step_metrics, learner

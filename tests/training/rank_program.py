@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import torch
+from accelerate.state import AcceleratorState
 
 from agentrl.policies.loss_settings import PolicyLoss
 from agentrl.training import checkpoints
@@ -39,6 +40,8 @@ def run_jobs(jobs: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) 
 
 
 def run_job(job: Mapping[str, Any]) -> None:
+    # It keeps the precision of the job before.
+    AcceleratorState._reset_state()
     # Adam would make large differences of gradients that are nothing but rounding.
     settings = LearnerSettings(
         parallel=Sizes(**job["parallel"]),

@@ -15,13 +15,14 @@ from safetensors.torch import load_file
 
 from agentrl.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
 from agentrl.training.lora import ADAPTER_FILE, Adapters
+from agentrl.training.sharding import Keeping
 from tests.training.families import EXPERTS, SIZES
 from tests.training.rank_program import run_job, run_jobs
 
 STEPS = 5
 ENOUGH_S = 400
 TWO: dict[str, tuple[str, dict[str, Any]]] = {
-    "shard": ("dense", {"recompute": "full"}),
+    "shard": ("dense", {"recompute": "full", "keeping": Keeping(on_host=True)}),
     "tensor": ("dense", {}),
     "context": ("dense", {"recompute": "selective"}),
     "pipeline": ("dense", {}),
@@ -137,6 +138,8 @@ def two(jobs: Jobs) -> dict[str, Outcome]:
     """What two ranks left."""
     of_two = {kind: jobs.job(f"two {kind}", model, {kind: 2}, **more) for kind, (model, more) in TWO.items()}
     of_two["adapters"] = jobs.job("two adapters", "dense", {"context": 2}, steps=3, adapters=ADAPTERS)
+    narrow = {"precision": "bfloat16", "keeping": Keeping(narrow=True)}
+    of_two["narrow"] = jobs.job("two narrow", "dense", {"shard": 2}, **narrow)
     return jobs.of_ranks(2, of_two)
 
 
@@ -145,6 +148,9 @@ def test_two_ranks_train_as_one_process(jobs: Jobs, two: dict[str, Outcome]) -> 
     for kind, (model, _) in TWO.items():
         agree(two[kind], one[model])
         assert set(two[kind].listens) == {"127.0.0.1"}, "where the ranks meet, and not all addresses of the host"
+    for some, expected in zip(two["narrow"].metrics, one["dense"].metrics, strict=True):
+        assert some["loss"] == pytest.approx(expected["loss"], abs=0.01)
+        assert some["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=0.03)
     agree(two["adapters"], jobs.alone("adapters", "dense", steps=3, adapters=ADAPTERS))
 
 
