@@ -9,7 +9,7 @@
     architectures, policy_model, tree_attention
                                          what is known of models; the model, and its attention over packed trees
     scorers, pair_scores                 a model as a function from micro-batches to columns of pairs; log-probs
-    parallel, mesh, parallel_check       how a model and a batch are spread over ranks; where each stands; what is refused
+    parallel, mesh, parallel_check       how a model and a batch are spread over ranks; what a model cannot have
     tensor_parallel, context_parallel, expert_parallel, pipeline, sharding
                                          each kind of parallelism, as a change of a scorer
     collectives, spread_tensors          what ranks exchange in a pass; tensors of which each has a part
