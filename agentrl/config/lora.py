@@ -44,9 +44,9 @@ def problems_of(training: Training) -> Iterator[tuple[tuple[str, ...], str]]:
         if lora.targets or lora.alpha:
             yield path, "has no rank: write one, such as rank: 16"
         return
-    others = [name for name in ("tensor", "context", "pipeline", "expert") if getattr(training.parallel, name) > 1]
+    others = [name for name in ("tensor", "pipeline", "expert") if getattr(training.parallel, name) > 1]
     if others:
-        yield path, f"cannot be combined with training.parallel.{others[0]}; shard and replicate can"
+        yield path, f"cannot be combined with training.parallel.{others[0]}; shard, replicate and context can"
     if training.advantage == "gae":
         yield (
             path,

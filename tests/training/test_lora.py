@@ -145,7 +145,7 @@ def test_a_run_goes_on_with_what_it_trained(
     ("lora", "sentence"),
     [
         ("{alpha: 8}", "has no rank"),
-        ("{rank: 4}, parallel: {tensor: 2}", "cannot be combined with training.parallel.tensor; shard and replicate"),
+        ("{rank: 4}, parallel: {tensor: 2}", "cannot be combined with training.parallel.tensor; shard, replicate"),
         ("{rank: 4, dropout: 0.1}", "must not have dropout"),
         (
             "{rank: 4}, reference: initial, warmup: {dataset: d.jsonl, steps: 2}",
