@@ -33,6 +33,11 @@ def refuse_model(config: RunConfig) -> None:
             hint="It must have config.json, *.safetensors and tokenizer.json. Names of a hub are not downloaded.",
         )
     described = _config_of(directory)
+    if (directory / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"model.path: {directory} has adapters, which are no whole model.",
+            hint="Name the model with them merged: a published version, or `merged` of a job on demonstrations.",
+        )
     if not any(directory.glob("*.safetensors")):
         raise ConfigError(f"model.path: {directory} has no *.safetensors.", hint="Other formats are not read.")
     for file in sorted(directory.glob("*.safetensors")):

@@ -32,6 +32,8 @@ from agentrl.training.resume import CHECKPOINTS, settings_of
 
 SUPERVISED = "supervised"
 """Within the run's directory: the default output of a job on demonstrations."""
+MERGED = "merged"
+"""Within that output: the whole model, if adapters were trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,9 @@ def train_supervised(config: RunConfig, *, out: Path | None, on_step: OnStep) ->
             break
     if not saved:
         checkpoints.write_checkpoint(target, learner, Progress(step=step, version=0))
+    if settings.adapters is not None:
+        # For those who go on with the model and not with its adapters.
+        learner.save(target / MERGED)
     return Done(begin, step - progress.step, step, target)
 
 

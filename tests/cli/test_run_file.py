@@ -275,6 +275,7 @@ def test_warm_up_that_cannot_be_read_is_an_error_with_its_place(shell: Shell) ->
         (None, "embedded", "model.path: there is no directory {folder}/model."),
         ({}, "embedded", "{folder}/model is not a model: config.json: No such file or directory."),
         ({"config.json": QWEN3}, "embedded", "model.path: {folder}/model has no *.safetensors."),
+        ({"config.json": QWEN3, "adapter_config.json": "{}"}, "embedded", "has adapters, which are no whole model."),
         ({"config.json": QWEN3, **CUT_OFF}, "embedded", " is cut off: it has 79 of 86 bytes."),
         ({"config.json": QWEN3, **POINTER}, "embedded", " is no file of weights, or is cut off."),
         ({"config.json": '{"model_type": "bert"}', **WEIGHTS}, "sglang", "Models of the type 'bert' cannot be trained"),
