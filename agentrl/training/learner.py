@@ -33,10 +33,9 @@ from agentrl.training.batch import Batch, Trajectory, split_by_groups, whole_seq
 from agentrl.training.column_passes import ColumnPasses
 from agentrl.training.critic import Critic, ValueScorer, as_critic, required, value_loss
 from agentrl.training.lora import Adapters
-from agentrl.training.losses import PairFacts, Terms
 from agentrl.training.mesh import Sizes
 from agentrl.training.micro_batch import MicroBatch, collate
-from agentrl.training.optimizers import AdamW, Kind, OptimizerSet, make_optimizers
+from agentrl.training.optimizers import AdamW, Kind, OptimizerSet, optimizers_for
 from agentrl.training.packing import Row, micro_batches, rows
 from agentrl.training.pair_scores import PairScorer, Scored
 from agentrl.training.parallel import Parallelism, Plan, Precision
@@ -51,7 +50,17 @@ from agentrl.training.policy_model import (
 from agentrl.training.scorers import Scorer
 from agentrl.training.sharding import Keeping
 from agentrl.training.snapshots import Snapshot, rounded
-from agentrl.training.step_parts import Facts, Objective, Part, State, facts_of, in_smaller_parts, of_pairs
+from agentrl.training.step_parts import (
+    Facts,
+    Objective,
+    Part,
+    State,
+    facts_of,
+    gap_too_wide,
+    in_smaller_parts,
+    of_pairs,
+    terms_of,
+)
 
 log = logging.getLogger("trainer")
 AnyScorer = TypeVar("AnyScorer", bound=Scorer[Any])
@@ -145,7 +154,15 @@ class Learner:
         return prepared
 
     def _new_optimizers(self, model: transformers.PreTrainedModel, learning_rate: float) -> OptimizerSet:
-        fresh = _optimizers_of(model, self.settings, learning_rate)
+        wanted = self.settings
+        fresh = optimizers_for(
+            model,
+            wanted.optimizer,
+            learning_rate=learning_rate,
+            adamw=wanted.adamw,
+            weight_decay=wanted.weight_decay,
+            decay_all=wanted.decay_all,
+        )
         fresh.replace([self.accelerator.prepare_optimizer(one) for one in fresh.optimizers])
         return fresh
 
@@ -331,18 +348,9 @@ class Learner:
         return Part(facts, micros, self._passes().columns(micros, facts, objective), sum(map(len, packed)))
 
     def _warn_of_a_gap(self, gap: float, objective: Objective) -> None:
-        """A difference between engine and trainer moves the ratio of a whole record, and the clip of gspo is narrow."""
-        if objective == "supervised" or objective.kind != "gspo" or self._warned:
-            return
-        narrow = min(objective.clip_low, objective.clip_high)
-        if gap > narrow / 2:
+        if not self._warned and (warning := gap_too_wide(gap, objective)):
             self._warned = True
-            log.warning(
-                "Log-probs of engine and trainer differ by %.2g at age 0, more than half of the clip of gspo (%.2g); "
-                "records are clipped for that. Widen clip_low and clip_high, or compute both in the same precision.",
-                gap,
-                narrow,
-            )
+            log.warning("%s", warning)
 
     def _gradient_within_memory(
         self, part: Part, objective: Objective, *, moved: bool
@@ -380,7 +388,7 @@ class Learner:
             own = list(itertools.islice(columns, len(micros)))
             for micro, of_micro, scored in zip(micros, own, self._scorer(micros), strict=True):
                 facts, ages = of_pairs(micro, part.facts, objective, of_micro)
-                terms = _terms(scored.log_probs, facts, objective)
+                terms = terms_of(scored.log_probs, facts, objective)
                 loss = losses.total(terms, facts.weight)
                 self.accelerator.backward(loss)
                 measured.add(loss, scored, terms, facts, ages)
@@ -495,25 +503,3 @@ class Learner:
         with lora.without(self.model):
             scores: list[Scored] = self._scorer(batches)
         return scores
-
-
-def _terms(log_probs: Tensor, facts: PairFacts, objective: Objective) -> Terms:
-    if objective == "supervised":
-        return losses.supervised_terms(log_probs)
-    return losses.policy_terms(log_probs, facts, objective)
-
-
-def _optimizers_of(
-    model: transformers.PreTrainedModel, settings: LearnerSettings, learning_rate: float
-) -> OptimizerSet:
-    untyped: Any = model
-    ends = (untyped.get_input_embeddings(), untyped.get_output_embeddings())
-    return make_optimizers(
-        model.named_parameters(),
-        settings.optimizer,
-        learning_rate=learning_rate,
-        adamw=settings.adamw,
-        weight_decay=settings.weight_decay,
-        decay_all=settings.decay_all,
-        embeddings={id(parameter) for module in ends for parameter in module.parameters()},
-    )

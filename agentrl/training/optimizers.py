@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import transformers
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -106,6 +107,29 @@ class OptimizerSet:
                 if name in by_parameter
             }
             optimizer.load_state_dict(whole)
+
+
+def optimizers_for(
+    model: transformers.PreTrainedModel,
+    kind: Kind,
+    *,
+    learning_rate: float,
+    adamw: AdamW,
+    weight_decay: float,
+    decay_all: bool,
+) -> OptimizerSet:
+    """The optimizers of a whole model."""
+    untyped: Any = model
+    ends = (untyped.get_input_embeddings(), untyped.get_output_embeddings())
+    return make_optimizers(
+        model.named_parameters(),
+        kind,
+        learning_rate=learning_rate,
+        adamw=adamw,
+        weight_decay=weight_decay,
+        decay_all=decay_all,
+        embeddings={id(parameter) for module in ends for parameter in module.parameters()},
+    )
 
 
 def make_optimizers(

@@ -19,7 +19,7 @@ from agentrl.policies.loss_settings import Aggregation, PolicyLoss
 from agentrl.training import losses, memory_limits
 from agentrl.training.batch import Array, Batch, Trajectory
 from agentrl.training.corrections import MASK, Columns
-from agentrl.training.losses import Denominator, PairFacts
+from agentrl.training.losses import Denominator, PairFacts, Terms
 from agentrl.training.micro_batch import MicroBatch
 from agentrl.training.packing import Row
 
@@ -159,3 +159,24 @@ def of_pairs(
         at_cap=own.get("at_cap"),
     )
     return pairs, torch.zeros_like(micro.version) if version is None else facts.ages[version]
+
+
+def terms_of(log_probs: Tensor, facts: PairFacts, objective: Objective) -> Terms:
+    if objective == "supervised":
+        return losses.supervised_terms(log_probs)
+    return losses.policy_terms(log_probs, facts, objective)
+
+
+def gap_too_wide(gap: float, objective: Objective) -> str:
+    """Returns a warning if `gap`, the mean difference of engine and trainer at age 0, is too large for the narrow clip
+    of gspo: it moves the ratio of a whole record."""
+    if objective == "supervised" or objective.kind != "gspo":
+        return ""
+    narrow = min(objective.clip_low, objective.clip_high)
+    if gap <= narrow / 2:
+        return ""
+    return (
+        f"Log-probs of engine and trainer differ by {gap:.2g} at age 0, more than half of the clip of gspo "
+        f"({narrow:.2g}); records are clipped for that. Widen clip_low and clip_high, or compute both in the same "
+        "precision."
+    )
