@@ -164,15 +164,19 @@ async def test_the_cache_is_flushed_as_soon_as_no_call_is_in_it(server: SglangEn
         """A call that the engine paused in place. On a busy machine a call may have all its tokens before the pause."""
         call = await begun(client, "long", PROMPT, LONG)
         await server.pause("in_place")
-        if (await client.load()).running:
+        # Not by its load: the server reports that every few steps, and a paused one makes none.
+        try:
+            await client.flush(0)
+        except EngineBusyError as busy:
+            refusals.append(busy.message)
             return call
         await server.resume()
         await call
         return None
 
+    refusals = list[str]()
     call = await aeventually(held, every_s=0)
-    with pytest.raises(EngineBusyError, match="did not flush its cache"):
-        await client.flush(0)
+    assert "did not flush its cache" in refusals[-1]
     flush = asyncio.create_task(client.flush(60))
     await server.resume()
     await call
