@@ -37,7 +37,10 @@ TIMES_NOISE = 4.0
 LEAST_OF_LIMIT = 0.05
 """The share of the limit of the precision that always may differ: weights that learned more have more noise."""
 CERTAIN = 8.0
-"""The version before is told apart if its difference is this many times the error with which it can be measured."""
+"""The version before is told apart if its difference is this many times the error with which it can be measured ..."""
+OVER_ROUNDING = 2.5
+"""... and if the step changed this many times what rounding does: the writer's own rounding is in both differences, so a
+smaller step would seem to be half missing."""
 
 
 def limit_of(precision: str) -> float:
@@ -147,7 +150,7 @@ def _towards(differences: Sequence[float], steps: Sequence[float]) -> float:
     share = math.fsum(one * step for one, step in zip(differences, steps, strict=True)) / square
     # What is left if that part is taken away is noise; it decides how well the part is known.
     noise = math.fsum((one - share * step) ** 2 for one, step in zip(differences, steps, strict=True)) / len(steps)
-    return share if CERTAIN**2 * noise < square else 0.0
+    return share if max(CERTAIN**2, OVER_ROUNDING**2 * len(steps)) * noise < square else 0.0
 
 
 def _differences(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[float]:
