@@ -39,8 +39,8 @@ LEAST_OF_LIMIT = 0.05
 CERTAIN = 8.0
 """The version before is told apart if its difference is this many times the error with which it can be measured ..."""
 OVER_ROUNDING = 2.5
-"""... and if the step changed this many times what rounding does: the writer's own rounding is in both differences, so a
-smaller step would seem to be half missing."""
+"""... and if the step changed this many times what rounding does: the writer's own rounding is in both differences, so
+that a smaller step would seem to be half missing."""
 
 
 def limit_of(precision: str) -> float:

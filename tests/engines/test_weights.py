@@ -217,7 +217,7 @@ def test_the_version_before_is_refused_where_one_step_changes_less_than_the_limi
         assert "of the version before" in compare(canary, [noisy(before, noise, seed=2)]).problem()
     # Where the noise hides a step, nothing is said about it.
     assert compare(canary, [noisy(before, 1.5e-2, seed=2)]).towards_before == 0.0
-    # The writer rounds too. What it announces of a step that changes less is mostly that, and no version is refused for it.
+    # The writer rounds too. What it announces of a smaller step is mostly that, and no version is refused for it.
     for seed in range(3, 43):
         rounded, rounded_before = noisy(now, 1e-2, seed), noisy(now, 1e-2, 100 + seed)
         canary_of_rounding = Canary(ids, [rounded], "bfloat16", [rounded_before])
