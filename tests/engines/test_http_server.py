@@ -127,14 +127,20 @@ async def test_the_memory_of_the_cache_is_given_up_and_what_comes_meanwhile_wait
     client: HttpEngine, first: Weights
 ) -> None:
     sampling = Sampling(max_new_tokens=8)
-    # A call that stands cannot end before the next order comes.
-    await client.pause("in_place")
     call = asyncio.create_task(client.generate("a", [4, 5, 6], LONG, deadline_s=60))
 
-    async def taken() -> bool:
-        return not await idle(client)
+    async def standing() -> bool:
+        """A call that stands in its slot cannot end before the next order comes."""
+        nonlocal call
+        if call.done():
+            call = asyncio.create_task(client.generate("a", [4, 5, 6], LONG, deadline_s=60))
+        await client.pause("in_place")
+        stands = (await client.load()).running == 1
+        if not stands:
+            await client.resume()
+        return stands
 
-    await aeventually(taken)
+    await aeventually(standing)
     with pytest.raises(EngineBusyError, match="under way"):
         await client.release_memory()
     await client.abort("")
