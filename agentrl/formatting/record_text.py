@@ -10,7 +10,7 @@ def decisions(record: Mapping[str, Any]) -> list[str]:
     """One sentence each: what its score is made of, another score, another attempt, a verdict."""
     lines = []
     if parts := record.get("score_parts"):
-        lines.append(f"score of {', '.join(f'{name} {value:.4g}' for name, value in parts.items())}")
+        lines.append(f"parts of the score: {', '.join(f'{name} {value:.4g}' for name, value in parts.items())}")
     if before := record.get("scores_before"):
         lines.append(f"scored again; before: {', '.join(f'{score:.4g}' for score in before)}")
     rescore = record.get("rescore") or {}

@@ -46,7 +46,7 @@ async def test_the_example_of_the_page_acts_and_is_scored_by_what_its_tools_keep
     assert (record.outcome, record.turns) == ("answered", 2), record.error
     assert record.score == pytest.approx(1.2), "total and bought, by their weights"
     assert record.score_parts == {"total": 1.0, "bought": 1.0, "failed_calls": 1.0}
-    assert decisions(to_plain(record)) == ["score of total 1, bought 1, failed_calls 1"]
+    assert decisions(to_plain(record)) == ["parts of the score: total 1, bought 1, failed_calls 1"]
     assert "agentrl_state" not in stage.words.template.tokenizer.decode(engine.prompts[0].ids)
     assert [call.tool for call in await stage.tool_calls()] == ["put", "put", "agentrl_state"]
 
