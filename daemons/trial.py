@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -23,13 +24,15 @@ from typing import Any
 from agentrl.chat.template import Template
 from agentrl.config.run import RunConfig
 from agentrl.engines.embedded.embedded_engine import EmbeddedEngine
-from agentrl.errors import AgentrlError, ConfigError
+from agentrl.errors import AgentrlError, ConfigError, ExitCode
 from agentrl.http.token_server import listening
 from agentrl.rollout import chat_format, trial, user_code
 from agentrl.rollout.episode_run import EpisodeSettings, Surroundings
 from agentrl.rollout.scorers import close_scorers
+from agentrl.steward.epochs import task_of
+from agentrl.steward.settings import from_config
 from agentrl.store import datasets
-from agentrl.store.documents import Task, task_id
+from agentrl.store.documents import Task
 from agentrl.toolbox.api import build_app
 from agentrl.toolbox.client import ToolboxClient
 from agentrl.toolbox.toolbox import Toolbox
@@ -87,7 +90,7 @@ async def _try(
         episode=number,
         outcome=tried.outcome,
         error=tried.error,
-        score=None if scores is None else scores.score,
+        score=None if scores is None else scores.value,
         parts={} if scores is None else dict(scores.parts),
         turns=tried.turns,
         tokens=tried.tokens,
@@ -97,26 +100,14 @@ async def _try(
 
 def _tasks(config: RunConfig, name: str, episodes: int) -> list[Task]:
     """The first rows of the dataset, again from the beginning if there are fewer."""
-    environment = config.environments[name]
-    rows = datasets.split_of(datasets.read(environment.dataset), "train", default="train")
+    dataset = config.environments[name].dataset
+    rows = datasets.split_of(datasets.read(dataset), "train", default="train")
     if not rows:
-        raise ConfigError(f"{environment.dataset} has no rows to train on.")
+        raise ConfigError(f"{dataset} has no rows to train on.")
+    settings = from_config(config).environments[name]
     return [
-        Task(
-            id=task_id(name, "train", number // len(rows), number % len(rows)),
-            environment=name,
-            row=number % len(rows),
-            query=row.query,
-            earlier=list(row.earlier),
-            answer=row.answer,
-            scorer=row.scorer or environment.scorer,
-            answer_schema=row.answer_schema or environment.answer_schema,
-            agent_name=row.agent_name or environment.agent,
-            servers=list(environment.tools),
-            extra=row.extra,
-        )
+        task_of(name, settings, rows[number % len(rows)], split="train", epoch=0, row_number=number, place=number)
         for number in range(episodes)
-        for row in [rows[number % len(rows)]]
     ]
 
 
@@ -161,18 +152,28 @@ async def _servers_are_there(toolbox: Toolbox) -> None:
         await asyncio.sleep(LOOK_EVERY_S)
 
 
+async def _until_stopped(config: RunConfig, asked: dict[str, Any]) -> None:
+    """The servers of tools end in order when a person interrupts this."""
+    trying = asyncio.ensure_future(main(config, asked["environment"], int(asked["episodes"]), asked["replies"]))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, trying.cancel)
+    await trying
+
+
 def run(lines: Sequence[str]) -> int:
     asked = json.loads(lines[0])
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(message)s")
     began = time.monotonic()
     try:
         config = RunConfig.model_validate(asked["config"])
-        asyncio.run(main(config, asked["environment"], int(asked["episodes"]), asked["replies"]))
+        asyncio.run(_until_stopped(config, asked))
+    except asyncio.CancelledError:
+        return ExitCode.INTERRUPTED
     except AgentrlError as wrong:
         tell("failed", message=wrong.message, hint=wrong.hint, exit_code=int(wrong.exit_code))
         return int(wrong.exit_code)
     tell("done", took_s=round(time.monotonic() - began, 3))
-    return 0
+    return ExitCode.OK
 
 
 if __name__ == "__main__":

@@ -6,23 +6,19 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl.cli.child_program import messages_of, signals_for
 from agentrl.cli.options import Cli, add_command
 from agentrl.cli.run_file import RunFile, Sets, chosen_file
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ToldError, UsageError
 from agentrl.formatting.amounts import counted
 
 if TYPE_CHECKING:
-    from subprocess import Popen
-
     from agentrl.cli.progress import Progress
 
 
@@ -81,37 +77,14 @@ def _show(cli: Cli, arguments: list[str]) -> ExitCode:
     command = [sys.executable, "-m", "agentrl.training", *arguments]
     with (
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process,
-        _signals_for(process),
+        signals_for(process),
     ):
         last: dict[str, Any] = {}
         with Progress(cli) as progress:
-            for message in _messages(process):
+            for message in messages_of(process):
                 last = message
                 _show_message(cli, progress, message)
     return _ended(cli, last, process.returncode)
-
-
-@contextlib.contextmanager
-def _signals_for(process: Popen[bytes]) -> Iterator[None]:
-    """Let the job write its checkpoint and end at Ctrl-C or SIGTERM; this command waits for that.
-
-    A terminal sends Ctrl-C to both processes, `kill` only to this one. A second signal changes nothing for the job.
-    """
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM)) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
-def _messages(process: Popen[bytes]) -> Iterator[dict[str, Any]]:
-    import json
-
-    assert process.stdout is not None
-    for line in process.stdout:
-        yield json.loads(line)
 
 
 def _show_message(cli: Cli, progress: Progress, message: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl.cli.child_program import messages_of, signals_for
 from agentrl.cli.options import Cli, add_command
 from agentrl.cli.run_file import Sets
 from agentrl.errors import AgentrlError, ConfigError, ExitCode, ToldError, UsageError
@@ -70,7 +72,7 @@ def try_episodes(
                 raise
             _say_wrong(wrong)
             code = wrong.exit_code
-        if not watch:
+        if not watch or code == ExitCode.INTERRUPTED:
             return code
         _wait_for_change(file, before)
 
@@ -87,22 +89,21 @@ def _try(cli: Cli, config: RunConfig, environment: str, episodes: int, replies: 
         "replies": replies,
     }
     command = [sys.executable, "-m", "daemons.trial"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+        signals_for(process),
+    ):
         assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(json.dumps(asked).encode() + b"\n")
         process.stdin.close()
         ended: list[dict[str, Any]] = []
         last = ""
-        try:
-            for line in process.stdout:
-                message = json.loads(line)
-                last = message["event"]
-                ended += [message] if message["event"] == "ended" else []
-                _show(cli, message)
-        except KeyboardInterrupt:
-            process.terminate()
-            return ExitCode.INTERRUPTED
+        for message in messages_of(process):
+            last = message["event"]
+            ended += [message] if last == "ended" else []
+            _show(cli, message)
+    if process.returncode in (ExitCode.INTERRUPTED, -signal.SIGINT, -signal.SIGTERM):
+        return ExitCode.INTERRUPTED
     return _summary(cli, ended, last == "done", process.returncode)
 
 

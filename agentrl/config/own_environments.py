@@ -21,6 +21,8 @@ from agentrl.errors import ConfigError
 from agentrl.toolservers.function_tools import FunctionFileError, FunctionTool, tools_of
 
 KEY = "code"
+Described = dict[str, dict[str, Any]]
+"""What a file says, by environment."""
 WITHIN_S = 60.0
 """What it imports may be large."""
 
@@ -30,6 +32,7 @@ def fill_in(written: Written, base: Path) -> None:
     environments = written.value.get("environments")
     if not isinstance(environments, dict):
         return
+    files: dict[Path, Described] = {}
     for name, given in list(environments.items()):
         at = ("environments", str(name))
         if isinstance(given, str):
@@ -37,7 +40,7 @@ def fill_in(written: Written, base: Path) -> None:
             written.sources[(*at, KEY)] = written.sources.get(at, "")
             written.directories[(*at, KEY)] = written.directories.get(at, base)
         if isinstance(given, dict) and isinstance(given.get(KEY), str) and given[KEY]:
-            _fill_in(written, str(name), given, base)
+            _fill_in(written, str(name), given, base, files)
 
 
 def names_in(path: Path) -> tuple[str, ...]:
@@ -45,12 +48,15 @@ def names_in(path: Path) -> tuple[str, ...]:
     return tuple(_described(path, path.name))
 
 
-def _fill_in(written: Written, name: str, given: dict[str, Any], base: Path) -> None:
+def _fill_in(written: Written, name: str, given: dict[str, Any], base: Path, files: dict[Path, Described]) -> None:
+    """`files` are those that were asked already."""
     at = ("environments", name)
     where = written.sources.get((*at, KEY)) or f"environments.{name}.{KEY}"
     beside = written.directories.get((*at, KEY), base)
     path = Path(os.path.normpath(beside / Path(given[KEY]).expanduser()))
-    environment = _environment(path, name, where)
+    if path not in files:
+        files[path] = _described(path, where)
+    environment = _environment(files[path], path, name, where)
     source = f"{path.name}:{environment['line']}"
     found = environment["keys"] | {"agent": name} | ({"scorer": name} if environment["scored"] else {})
     tools = _tools(path, environment["tools"], where)
@@ -61,8 +67,8 @@ def _fill_in(written: Written, name: str, given: dict[str, Any], base: Path) -> 
     _put(written, written.value["environments"], at, found, source, path.parent)
     rollout = written.value.setdefault("rollout", {})
     code = rollout.get("code") or []
-    files = [code] if isinstance(code, str) else list(code)
-    rollout["code"] = files if str(path) in files else [*files, str(path)]
+    named = [code] if isinstance(code, str) else list(code)
+    rollout["code"] = named if str(path) in named else [*named, str(path)]
 
 
 def _put(
@@ -105,9 +111,8 @@ def _tools(path: Path, wanted: list[str], where: str) -> list[FunctionTool]:
     return found
 
 
-def _environment(path: Path, name: str, where: str) -> dict[str, Any]:
-    """What the file says of the environment of this name, or of its only one."""
-    found = _described(path, where)
+def _environment(found: Described, path: Path, name: str, where: str) -> dict[str, Any]:
+    """What the file says of the environment of this name."""
     if name in found:
         return found[name]
     known = ", ".join(found)
@@ -116,7 +121,7 @@ def _environment(path: Path, name: str, where: str) -> dict[str, Any]:
     raise ConfigError(f"{where}: {path.name} declares no environment {name!r}.", hint=f"It declares {known}.")
 
 
-def _described(path: Path, where: str) -> dict[str, dict[str, Any]]:
+def _described(path: Path, where: str) -> Described:
     if not path.is_file():
         raise ConfigError(f"{where}: there is no file {path}.", hint="It is relative to the run file.")
     command = [sys.executable, "-m", "agentrl.environments", str(path)]
@@ -134,5 +139,5 @@ def _described(path: Path, where: str) -> dict[str, dict[str, Any]]:
         said = answer.get("error") or f"its process ended with {done.returncode}"
         line = f", line {answer['line']}" if answer.get("line") else ""
         raise ConfigError(f"{where}: {path.name}{line}: {said}.")
-    described: dict[str, dict[str, Any]] = answer["environments"]
+    described: Described = answer["environments"]
     return described

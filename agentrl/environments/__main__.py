@@ -23,7 +23,7 @@ MODULE = "environment_of_the_run"
 
 def described(path: Path) -> dict[str, Any]:
     """The environments of the file, or `error` with the `line` of the file that is to blame."""
-    sys.path.insert(0, str(path.parent))
+    sys.path.append(str(path.parent))  # As in samplers, where modules beside it hide none of theirs.
     spec = spec_from_file_location(MODULE, path)
     assert spec is not None
     assert spec.loader is not None

@@ -27,7 +27,11 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
     """Further numbers to show; they add nothing to the score."""
     turns: Sequence[float] = ()
-    """What each turn of the model is worth by itself, besides the value."""
+    """What each turn of the model is worth by itself, besides the value. Turns beyond the last one given have 0."""
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return (self.value, *self.turns, *self.parts.values())
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from agentrl.environments.rubric import Score
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.policies.outcomes import Outcome
 from agentrl.rollout import answer_extraction, scorers
-from agentrl.rollout.scorers import Scores
 from agentrl.store.documents import Task
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class AgentLoop(abc.ABC):
         """The answer, out of what the model wrote in each turn."""
         return answer_extraction.extract(task.answer_schema, texts[-1]) if texts else None
 
-    async def evaluate_record(self, texts: Sequence[str], task: Task) -> float | Scores:
-        """Returns the score, or `Scores` with rewards of turns. After an UnscoredError it is called again, maybe in
+    async def evaluate_record(self, texts: Sequence[str], task: Task) -> float | Score:
+        """Returns the score, or `Score` with rewards of turns. After an UnscoredError it is called again, maybe in
         another process.
 
         A subclass may declare `evaluate_record(self, episode: EndedEpisode)` instead, to score by tool calls as well.

@@ -15,6 +15,7 @@ from agentrl.environments import rubric
 from agentrl.environments.environment import Environment, declared
 from agentrl.environments.episodes import Episode as ScoredEpisode
 from agentrl.environments.episodes import ToolCall
+from agentrl.environments.rubric import Score
 from agentrl.policies.outcomes import Outcome
 from agentrl.policies.status_tables import ToolCallStatus
 from agentrl.rollout import scorers
@@ -22,7 +23,7 @@ from agentrl.rollout.agent_loops import AgentLoop, register_loop
 from agentrl.rollout.conversation import Conversation
 from agentrl.rollout.ended_episode import EndedEpisode
 from agentrl.rollout.episode import Episode
-from agentrl.rollout.scorers import Scores, UnscoredError, register_scorer
+from agentrl.rollout.scorers import UnscoredError, register_scorer
 from agentrl.rollout.tool_agent import ToolAgent
 from agentrl.store.documents import Task
 from agentrl.toolservers.user_names import STATE_TOOL
@@ -57,13 +58,12 @@ def _loop_of(environment: Environment) -> type[AgentLoop]:
                 await episode.call_tools([Call(STATE_TOOL)])
             return outcome
 
-        async def evaluate_record(self, episode: EndedEpisode) -> float | Scores:  # type: ignore[override]
+        async def evaluate_record(self, episode: EndedEpisode) -> float | Score:  # type: ignore[override]
             task = episode.task
             answer = self.answer(episode.texts, task)
             if task.scorer != environment.name:
                 return await scorers.score(task.scorer, answer, task)
-            found = await rubric.score_of(environment.scorers, _seen(episode, answer))
-            return Scores(found.value, found.turns, found.parts)
+            return await rubric.score_of(environment.scorers, _seen(episode, answer))
 
     DeclaredLoop.__name__ = DeclaredLoop.__qualname__ = environment.name
     return DeclaredLoop

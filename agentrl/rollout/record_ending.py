@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from agentrl.environments.rubric import Score
 from agentrl.errors import DiskError, UnknownNameError
 from agentrl.policies import outcomes
 from agentrl.policies.group_closing import GroupRule
@@ -29,7 +30,7 @@ from agentrl.rollout.ended_episode import EndedEpisode
 from agentrl.rollout.episode_errors import DroppedError
 from agentrl.rollout.model_calls import Wait
 from agentrl.rollout.rescorer import Rescorer
-from agentrl.rollout.scorers import Scores, UnscoredError, scores_of
+from agentrl.rollout.scorers import UnscoredError, as_score
 from agentrl.rollout.user_code_faults import UserCodeFaults, described, scoring_of
 from agentrl.store import calls, claims, groups, tasks
 from agentrl.store.claims import Claim, Ending, Reached, Scored
@@ -76,7 +77,7 @@ def structure(
 
 async def judged(
     made: Callable[[], AgentLoop], texts: Sequence[str], task: Task, stored: Callable[[], Awaitable[EndedEpisode]]
-) -> Scores:
+) -> Score:
     """The boundary to code of users: whatever it raises is its inability to say, and ends at the same deadline.
 
     `stored` reads the whole episode. It is called for loops whose `evaluate_record` takes an episode.
@@ -85,13 +86,13 @@ async def judged(
         loop = made()
         if _takes_episode(loop):
             # A subclass may take an episode instead of texts and task, which the type of the method does not say.
-            of_episode: Callable[..., Awaitable[float | Scores]] = loop.evaluate_record
+            of_episode: Callable[..., Awaitable[float | Score]] = loop.evaluate_record
             returned = await of_episode(await stored())
         else:
             returned = await loop.evaluate_record(texts, task)
         if returned is None:
             raise UnscoredError(f"`evaluate_record` of the agent loop {task.agent_name} returned nothing.")
-        found = scores_of(returned)
+        found = as_score(returned)
     except UnscoredError:
         raise
     except UnknownNameError as unknown:
@@ -151,7 +152,7 @@ class RecordEnder:
             if judging.done() and judging.exception() is None:
                 self._scoring_worked(claim.task)
                 found = judging.result()
-                scored = Scored(record.id, ending, found.score, data, found.turns, found.parts)
+                scored = Scored(record.id, ending, found.value, data, found.turns, found.parts)
                 await self._held(lambda: self._together.act(scored))
                 return True
             # What was done is not lost while the scorer thinks.
@@ -192,7 +193,7 @@ class RecordEnder:
         # If it is another's by now, so much the better.
         await (claims.hand_back if record.resumable else claims.abandon)(self._database, record.id, owner)
 
-    async def _score(self, judging: Awaitable[Scores], claim: Claim, data: DBRecordData) -> bool:
+    async def _score(self, judging: Awaitable[Score], claim: Claim, data: DBRecordData) -> bool:
         """False if the scorer cannot say now."""
         record, task = claim.record, claim.task
         try:
@@ -210,7 +211,7 @@ class RecordEnder:
         owner = self._lease.incarnation
         await self._held(
             lambda: claims.score(
-                self._database, record.id, owner, found.score, data, turn_rewards=found.turns, parts=found.parts
+                self._database, record.id, owner, found.value, data, turn_rewards=found.turns, parts=found.parts
             )
         )
         await self._insist(lambda: groups.close(self._database, task.id, self._rule, Actor.SAMPLER))
@@ -260,7 +261,7 @@ class RecordEnder:
 
         with self._wait(f"another score of {record.id}", f"scorer {task.scorer}", SCORED_AT_MOST_S):
             made = agent_loops.loop_named(task.agent_name)
-            return (await judged(lambda: made(), episode.texts, task, ended)).score
+            return (await judged(lambda: made(), episode.texts, task, ended)).value
 
     async def _stored_episode(self, claim: Claim, outcome: str) -> EndedEpisode:
         record = claim.record.id

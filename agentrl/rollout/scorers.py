@@ -14,10 +14,10 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from agentrl.environments.rubric import Score
 from agentrl.errors import AgentrlError, ConfigError, UnknownNameError
 from agentrl.rollout.math_judge import MathJudge, NoVerdictError
 from agentrl.rollout.user_code_faults import described
@@ -26,22 +26,7 @@ from agentrl.store.documents import Task
 log = logging.getLogger("scorer")
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """A score, with rewards of single turns and the parts that it was computed from."""
-
-    score: float
-    turns: Sequence[float] = ()
-    """What each turn of the model is worth by itself, besides the score. Turns beyond the last one given have 0."""
-    parts: Mapping[str, float] = field(default_factory=dict)
-    """Numbers by name that are stored and shown."""
-
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        return (self.score, *self.turns, *self.parts.values())
-
-
-Scorer = Callable[[str, str, Task], Awaitable[float | Scores] | float | Scores]
+Scorer = Callable[[str, str, Task], Awaitable[float | Score] | float | Score]
 """Answer, truth, task; between 0 and 1 unless the task means otherwise. One that waits for something is `async`."""
 SCORE_WITHIN_S = 180.0
 
@@ -74,16 +59,16 @@ def scorer_named(name: str) -> Scorer:
         raise UnknownNameError(f"There is no scorer {name!r}.", hint=f"Known are: {known}.") from None
 
 
-def scores_of(returned: object) -> Scores:
+def as_score(returned: object) -> Score:
     """What code of users returned, with its numbers as numbers. Raises what `float` raises."""
-    if isinstance(returned, Scores):
+    if isinstance(returned, Score):
         parts = {str(name): float(part) for name, part in returned.parts.items()}
-        return Scores(float(returned.score), tuple(map(float, returned.turns)), parts)
+        return Score(float(returned.value), parts, tuple(map(float, returned.turns)))
     value: Any = returned
-    return Scores(float(value))
+    return Score(float(value))
 
 
-async def score(name: str, answer: str | None, task: Task) -> float | Scores:
+async def score(name: str, answer: str | None, task: Task) -> float | Score:
     """Raises UnscoredError if the scorer cannot say, whatever the reason."""
     if answer is None:
         return 0.0
@@ -94,7 +79,7 @@ async def score(name: str, answer: str | None, task: Task) -> float | Scores:
         raise
 
 
-async def _scored(name: str, answer: str, task: Task) -> float | Scores:
+async def _scored(name: str, answer: str, task: Task) -> float | Score:
     try:
         scorer = scorer_named(name)
         async with asyncio.timeout(SCORE_WITHIN_S):
@@ -103,7 +88,7 @@ async def _scored(name: str, answer: str, task: Task) -> float | Scores:
                 returned = await returned
             if returned is None:
                 raise UnscoredError(f"The scorer {name} returned nothing; a score is a number.")
-            found = scores_of(returned)
+            found = as_score(returned)
     except TimeoutError:
         raise UnscoredError(f"The scorer {name} did not answer within {SCORE_WITHIN_S:g} s.") from None
     except UnscoredError:
@@ -117,7 +102,7 @@ async def _scored(name: str, answer: str, task: Task) -> float | Scores:
     for number in found.numbers:
         if not math.isfinite(number):
             raise UnscoredError(f"The scorer {name} answered {number}, which is no score.")
-    return found if found.turns or found.parts else found.score
+    return found if found.turns or found.parts else found.value
 
 
 @register_scorer("exact")

@@ -19,6 +19,7 @@ from pymongo import UpdateOne
 from agentrl.chat.template import Template
 from agentrl.engines.interface import Engine, Generated, Sampling
 from agentrl.engines.routing import Candidate
+from agentrl.environments.rubric import Score
 from agentrl.policies import outcomes
 from agentrl.policies.outcomes import OutcomeClass
 from agentrl.rollout import agent_loops
@@ -28,7 +29,7 @@ from agentrl.rollout.episode_errors import EndedError
 from agentrl.rollout.episode_recorder import Recorder
 from agentrl.rollout.episode_run import EpisodeSettings, Surroundings, act, make_episode
 from agentrl.rollout.record_ending import judged
-from agentrl.rollout.scorers import Scores, UnscoredError
+from agentrl.rollout.scorers import UnscoredError
 from agentrl.rollout.service_directory import ChosenToolbox, ServiceDirectory
 from agentrl.store.call_writer import Writer
 from agentrl.store.database import Database
@@ -143,7 +144,7 @@ class Tried:
 
     outcome: str
     error: str
-    scores: Scores | None
+    scores: Score | None
     """None if it is not scored; `error` says why."""
     turns: int
     tokens: int
@@ -177,7 +178,7 @@ async def try_once(around: Surroundings, task: Task, number: int, settings: Epis
 
 async def _score(
     loop: agent_loops.AgentLoop, task: Task, recorder: Recorder, ended: EndedError, texts: Sequence[str]
-) -> tuple[Scores | None, str]:
+) -> tuple[Score | None, str]:
     if outcomes.class_of(ended.outcome) is OutcomeClass.INFRASTRUCTURE:
         return None, ""
     calls = [(turn, call) for turn in range(len(texts)) for call in recorder.tool_calls_of(turn)]

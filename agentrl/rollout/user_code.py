@@ -51,6 +51,8 @@ def _run(path: Path, module: str) -> None:
     assert spec is not None, "a .py file has one"
     assert spec.loader is not None, "a .py file has one"
     made = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # It may import modules beside it; they hide none of ours.
     sys.modules[module] = made  # what it pickles or introspects is found by name
     try:
         spec.loader.exec_module(made)

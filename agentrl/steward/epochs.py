@@ -87,7 +87,7 @@ async def _next_portion(database: Database, name: str, environment: EnvironmentS
     order = datasets.order(epoch.rows, shuffle=epoch.seed, epoch=epoch.epoch)
     portion = range(epoch.inserted, min(epoch.inserted + PORTION, epoch.rows))
     fresh = [
-        _task(
+        task_of(
             name,
             environment,
             source.train[order[place]],
@@ -161,7 +161,7 @@ async def add(database: Database, name: str, environment: EnvironmentSettings, r
     # The same file again is the same tasks: a command that is repeated adds nothing.
     number = await _take_number(database, name, len(rows), datasets.digest(rows))
     fresh = [
-        _task(name, environment, row, split=ADDED, epoch=number, row_number=place, place=place)
+        task_of(name, environment, row, split=ADDED, epoch=number, row_number=place, place=place)
         for place, row in enumerate(rows)
     ]
     await tasks.insert(database, fresh)
@@ -207,12 +207,12 @@ def ids_under(prefix: str) -> dict[str, str]:
 def evaluation_tasks(name: str, environment: EnvironmentSettings, rows: Sequence[Row], version: int) -> list[Task]:
     """The held-out rows as Tasks that pin a version. Always the same rows, so that versions can be compared."""
     return [
-        _task(name, environment, row, split="eval", epoch=version, row_number=place, place=place, version=version)
+        task_of(name, environment, row, split="eval", epoch=version, row_number=place, place=place, version=version)
         for place, row in enumerate(rows)
     ]
 
 
-def _task(
+def task_of(
     name: str,
     environment: EnvironmentSettings,
     row: Row,
@@ -223,6 +223,7 @@ def _task(
     place: int,
     version: int | None = None,
 ) -> Task:
+    """A row as a task of an environment."""
     return Task(
         id=task_id(name, split, epoch, row_number),
         environment=name,

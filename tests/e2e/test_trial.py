@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from agentrl.cli import app
 from agentrl.errors import ExitCode
 from tests.environments.page import write_shopping
+from tests.waiting import PATIENCE_S
 
 CALL, ANSWER = "<tool_call>put(tea)</tool_call><tool_call>put(milk)</tool_call>", "<answer>6</answer>"
 READS = ("--set", "environments.shopping.parser=minicpm")
@@ -45,6 +47,24 @@ def test_a_model_of_its_own_answers_without_a_run(tmp_path: Path) -> None:
     (ended,) = [each for each in messages if each["event"] == "ended"]
     assert (ended["turns"], ended["outcome"]) == (1, "token_limit")
     assert ended["score"] == 0.0
+
+
+def test_an_interrupted_trial_ends_its_program_and_says_nothing_of_python(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"query": "a", "answer": "b"}\n')
+    loop = "import asyncio\nimport agentrl as rl\n@rl.agent\nasync def slow(episode):\n    await asyncio.sleep(1000)\n"
+    (tmp_path / "slow.py").write_text(f"{loop}rl.Environment('slow', dataset='rows.jsonl', agent=slow)\n")
+    command = [sys.executable, "-m", "agentrl", "--json", "try", "slow.py", "--say", "x", "-n", "1"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as trial:
+        assert trial.stdout is not None
+        for line in trial.stdout:
+            if json.loads(line)["event"] == "episode":
+                break
+        (program,) = psutil.Process(trial.pid).children()
+        trial.terminate()
+        _, said = trial.communicate(timeout=PATIENCE_S)
+    assert trial.returncode == ExitCode.INTERRUPTED
+    assert not program.is_running()
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,20 @@ async def test_the_example_of_the_page_acts_and_is_scored_by_what_its_tools_keep
     assert decisions(to_plain(record)) == ["parts of the score: total 1, bought 1, failed_calls 1"]
     assert "agentrl_state" not in stage.words.template.tokenizer.decode(engine.prompts[0].ids)
     assert [call.tool for call in await stage.tool_calls()] == ["put", "put", "agentrl_state"]
+
+
+async def test_a_sampler_finds_the_modules_beside_the_file_wherever_it_runs(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "worth_of_the_test.py").write_text("RIGHT = 0.5\n")
+    scored = "import worth_of_the_test\ndef right(episode):\n    return worth_of_the_test.RIGHT\n"
+    declares = "rl.Environment('shop', dataset='shop.jsonl', scorers=[right])\n"
+    await begin(stage, tmp_path, f"import agentrl as rl\n{scored}{declares}")
+    await stage.engine(lambda prompt: "<answer>3</answer>")
+    await stage.task(n=1)
+    async with stage.sampler():
+        assert (await stage.one()).score == 0.5
 
 
 async def test_a_loop_of_messages_trains_the_sampled_tokens(stage: Stage, tmp_path: Path) -> None:

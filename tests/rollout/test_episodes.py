@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from agentrl.environments.rubric import Score
 from agentrl.policies.outcomes import Blame, Outcome
 from agentrl.rollout.agent_loops import AgentLoop, register_loop
 from agentrl.rollout.episode import SECOND_CALL, Episode, Reply
 from agentrl.rollout.episode_run import EpisodeSettings
-from agentrl.rollout.scorers import Scores
 from agentrl.store import calls as stored_calls
 from agentrl.store.documents import Record
 from agentrl.tokens import spans as span_lists
@@ -230,8 +230,8 @@ async def test_a_task_may_name_a_loop_of_the_run(stage: Stage) -> None:
             last = await episode.model(again)
             return self.ending(last.text, episode.task)
 
-        async def evaluate_record(self, texts: Any, task: Any) -> Scores:
-            return Scores(0.25 * len(texts), turns=(0, 0.5))
+        async def evaluate_record(self, texts: Any, task: Any) -> Score:
+            return Score(0.25 * len(texts), turns=(0, 0.5))
 
     await stage.engine(lambda got: f"<answer>{len(got.ids)}</answer>")
     await stage.task(n=1, agent_name="twice")
